@@ -11,6 +11,7 @@ from actors.assembly import (
     address_rule,
     connect,
     default_endpoint,
+    open_database,
     open_images,
     url_maker,
     worker_config,
@@ -41,7 +42,7 @@ _KEEPER_TIMEOUT_S = 10.0
 async def run_router(settings: Settings) -> None:
     """With the repair of both queues in the same process: it has little to do."""
     messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
-    database = await _open_database(settings)
+    database = await _prepared_database(settings)
     archiving = open_archive(database, open_images(settings.stores))
     history = archiving.history(log=messaging.log, deliveries=messaging.deliveries)
     router = make_router(settings, messaging, database, repairs=True)
@@ -63,7 +64,7 @@ async def run_further_router(settings: Settings) -> None:
     """A further process that routes its share of the streams, and does nothing else."""
     messaging = connect(settings.log, "router", lease_s=settings.workers.lease_s)
     # Not prepared here: routing does not wait for a database.
-    database = Database(settings.stores.effective_database_url)
+    database = open_database(settings.stores)
     router = make_router(settings, messaging, database, repairs=False)
     await messaging.connected()
     async with asyncio.TaskGroup() as group:
@@ -74,7 +75,7 @@ async def run_further_router(settings: Settings) -> None:
 async def run_results(settings: Settings) -> None:
     """With janitor and archiver in the same process: they have little to do."""
     messaging = connect(settings.log, "results", lease_s=settings.workers.lease_s)
-    database = await _open_database(settings)
+    database = await _prepared_database(settings)
     metrics = metering.ResultsMetrics.of(settings.telemetry, messaging, database)
     results = make_projection(settings, messaging, database, metrics.read_model)
     images = open_images(settings.stores)
@@ -91,7 +92,7 @@ async def run_results(settings: Settings) -> None:
 async def run_projection(settings: Settings) -> None:
     """A further process that projects its share of the streams, and does nothing else."""
     messaging = connect(settings.log, "projection", lease_s=settings.workers.lease_s)
-    database = await _open_database(settings)
+    database = await _prepared_database(settings)
     metrics = metering.ResultsMetrics.of(settings.telemetry, messaging, database, says_stores=False)
     results = make_projection(settings, messaging, database, metrics.read_model)
     async with asyncio.TaskGroup() as group:
@@ -116,7 +117,7 @@ async def run_lasting_dispatcher(settings: Settings) -> None:
 async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None = None) -> None:
     """`open_cluster`: where workers of a config run; if it is not given, in Ray."""
     messaging = connect(settings.log, "dispatcher", lease_s=settings.workers.lease_s)
-    database = await _open_database(settings)
+    database = await _prepared_database(settings)
     metrics = metering.DispatcherMetrics(settings.telemetry)
     running_jobs = RunningJobs(settings.owners)
     dispatcher = make_dispatcher(
@@ -143,7 +144,7 @@ async def run_callbacks(settings: Settings, number: int = 1) -> None:
     messaging = connect(settings.log, "callbacks", lease_s=settings.workers.lease_s)
     secret = settings.stores.secret_bytes
     # Not prepared here: deliveries do not wait for a database.
-    database = Database(settings.stores.effective_database_url)
+    database = open_database(settings.stores)
     keys = ApiKeys(database)
     images = open_images(settings.stores)
     archiving = open_archive(database, images)
@@ -177,7 +178,7 @@ async def run_callbacks(settings: Settings, number: int = 1) -> None:
             group.create_task(run())
 
 
-async def _open_database(settings: Settings) -> Database:
-    database = Database(settings.stores.effective_database_url)
+async def _prepared_database(settings: Settings) -> Database:
+    database = open_database(settings.stores)
     await database.prepare_persistently()
     return database

@@ -28,6 +28,7 @@ from actors.assembly import (
     address_rule,
     default_endpoint,
     open_bus,
+    open_database,
     open_deliveries,
     open_images,
     open_log,
@@ -151,7 +152,7 @@ def build_replica(settings: Settings) -> FastAPI:
 def build_asgi(settings: Settings, *, is_in_serve: bool = False) -> FastAPI:
     """The HTTP side of one replica. It answers while it still connects in the background."""
     bus = open_bus(settings.log, f"api@{socket.gethostname()}")
-    database = Database(settings.stores.effective_database_url)
+    database = open_database(settings.stores)
     resolver = Resolver()
     sender = Sender(address_rule(settings), settings=settings.callbacks, resolve=resolver.resolve)
     services = _services(settings, bus, database, resolve=resolver.resolve, sender=sender)

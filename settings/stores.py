@@ -27,6 +27,10 @@ class StoreSettings(Group):
     database_url: SecretStr | None = None
     """The SQLAlchemy URL of the database (`postgresql+asyncpg://…`); if unset, it is SQLite in
     the data folder."""
+    database_connections: PositiveInt = 10
+    """How many connections to the database one process has at most; what needs another one waits
+    for it. The processes of HTTP and of the roles have them: a Postgres must take so many of each.
+    """
     images_url: str | None = None
     """Where images are stored (`file:///…`, `s3://…`, `gs://…`, `az://…`); if unset, in the data
     folder."""

@@ -69,8 +69,12 @@ class Database:
     or is not prepared yet.
     """
 
-    def __init__(self, url: str, *, busy_timeout_s: float = 10.0) -> None:
-        """`busy_timeout_s`: how long a statement may wait for another writer, or for the server."""
+    def __init__(self, url: str, *, connections: int = 10, busy_timeout_s: float = 10.0) -> None:
+        """`connections`: how many there are at most.
+
+        `busy_timeout_s`: how long a statement may wait for one of them, for another writer, or for
+        the server.
+        """
         self._busy_timeout_s = busy_timeout_s
         place = sa.make_url(url)
         self._is_sqlite = place.get_backend_name() == "sqlite"
@@ -81,6 +85,8 @@ class Database:
         self._engine = create_async_engine(
             url,
             connect_args={"timeout": busy_timeout_s, **driver},
+            pool_size=connections,
+            max_overflow=0,
             pool_timeout=busy_timeout_s,
             hide_parameters=True,  # errors are logged; prompts are not
             pool_pre_ping=not self._is_sqlite,  # a server that restarted costs no request

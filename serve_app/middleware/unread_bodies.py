@@ -58,7 +58,8 @@ class UnreadBodies:
 
         await self._app(scope, receive_noting, send_closing)
         if is_end_held:
-            await self._throw_away(receive)
+            if not is_read:
+                await self._throw_away(receive)
             await send({"type": "http.response.body", "body": b""})
 
     def _waits_behind(self, message: Message) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -105,6 +105,19 @@ async def test_reads_by_key_wait_for_no_writer(
             assert {job and job.submitted.owner for job in await asyncio.gather(*read)} == {
                 submitted().owner
             }
+
+
+async def test_a_process_has_so_many_connections(database_url: str) -> None:
+    """More questions than that wait for one, as long as a statement may wait."""
+    database = Database(database_url, connections=3, busy_timeout_s=0.3)
+    await database.prepare()
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(database._engine.connect())
+        with pytest.raises(DatabaseUnavailable):
+            await database.fetch(sa.select(JOBS.c.id))
+    assert await database.fetch(sa.select(JOBS.c.id)) == []
+    await database.close()
 
 
 async def test_a_value_of_a_database_that_is_away_is_unavailable(database_url: str) -> None:

@@ -21,6 +21,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_MODELS_TIMEOUT_S": (2.0, 3.5),
     "DARKROOM_NATS_URL": (None, SecretStr("nats://nats:4222")),
     "DARKROOM_NATS_CA_FILE": (None, Path("/etc/darkroom/nats/ca.crt")),
+    "DARKROOM_DATABASE_CONNECTIONS": (10, 3),
     "DARKROOM_DATABASE_URL": (None, SecretStr("postgresql+asyncpg://db/darkroom")),
     "DARKROOM_IMAGES_URL": (None, "s3://images"),
     "DARKROOM_IMAGES_RETRY_S": (10.0, 3.5),

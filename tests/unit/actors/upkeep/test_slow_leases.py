@@ -16,7 +16,7 @@ from events.store.leases import answered
 from tests.support.database import Hanging
 from tests.support.polling import eventually
 
-LEASE_S = 1.2
+LEASE_S = 1.6
 PARTS = [f"{number:03}" for number in range(100)]
 
 

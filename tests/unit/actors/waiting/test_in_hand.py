@@ -23,7 +23,7 @@ from tests.support.events import submitted
 from tests.support.polling import eventually
 
 LEASE_S = 30.0
-HOLD_S = 0.6
+HOLD_S = 1.0
 LANE = 3
 
 
