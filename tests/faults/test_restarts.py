@@ -35,7 +35,7 @@ def stale_processes(folder: Path) -> list[str]:
 
 def test_jobs_that_wait_and_run_at_ctrl_c_end_after_the_next_start(fresh: Service) -> None:
     fresh.start()
-    ids = [fresh.submit("diffusion", diffusion(steps=80, seed=n, batch_size=2)) for n in range(6)]
+    ids = [fresh.submit("diffusion", diffusion(steps=40, seed=n, batch_size=2)) for n in range(6)]
     while not any(fresh.result(job_id).get("progress") for job_id in ids):
         time.sleep(0.05)
     assert fresh.stop(signal.SIGINT) < 10
