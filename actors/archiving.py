@@ -1,4 +1,7 @@
-"""The archive, put together: apart from `assembly.py`, since workers load no SQLAlchemy."""
+"""The database and the archive, put together.
+
+Not in `assembly.py`, since workers load no SQLAlchemy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,13 @@ from events.store.database import Database
 from events.store.read_model import ReadModel
 from events.store.removal import Removal
 from events.store.uploads import Uploads
+from settings.stores import StoreSettings
 from storage.images import ImageStore
+
+
+def open_database(settings: StoreSettings) -> Database:
+    url = settings.effective_database_url
+    return Database(url, connections=settings.database_connections)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ from events.log import EventLog, WholeConsumer, WholeLog, utc_now
 from events.persistent_log import PersistentLog
 from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
-from events.store.database import Database
 from events.store.records import Endpoint
 from events.streams.log_streams import LogStreams
 from events.wire.running import RunningCounts
@@ -68,11 +67,6 @@ def open_bus(settings: LogSettings, name: str) -> Bus:
         ca_file=settings.nats_ca_file,
         log_streams=LogStreams(settings.streams),
     )
-
-
-def open_database(settings: StoreSettings) -> Database:
-    url = settings.effective_database_url
-    return Database(url, connections=settings.database_connections)
 
 
 def open_log(settings: LogSettings, bus: Bus) -> WholeLog:

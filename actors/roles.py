@@ -6,12 +6,11 @@ import asyncio
 from contextlib import suppress
 
 from actors import metering
-from actors.archiving import open_archive
+from actors.archiving import open_archive, open_database
 from actors.assembly import (
     address_rule,
     connect,
     default_endpoint,
-    open_database,
     open_images,
     url_maker,
     worker_config,

@@ -23,12 +23,11 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import DeploymentActorConfig
 
-from actors.archiving import open_archive
+from actors.archiving import open_archive, open_database
 from actors.assembly import (
     address_rule,
     default_endpoint,
     open_bus,
-    open_database,
     open_deliveries,
     open_images,
     open_log,

@@ -64,6 +64,10 @@ class Leases:
         return int((await self._database.fetch(query))[0][0])
 
 
+GIVEN_UP = "given up"
+"""Name of the task of a question that nobody waits for any more, but its driver does."""
+
+
 async def answered(question: Coroutine[Any, Any, T], *, within_s: float) -> T:
     """What the database answers to it. Raises DatabaseUnavailable.
 
@@ -80,6 +84,7 @@ async def answered(question: Coroutine[Any, Any, T], *, within_s: float) -> T:
     if asking.done():
         return asking.result()
     asking.cancel()
+    asking.set_name(GIVEN_UP)
     asking.add_done_callback(_look_at)
     raise DatabaseUnavailable("The database did not answer in time.")
 

@@ -9,7 +9,7 @@ import pytest
 
 from events.store.database import Database
 from events.store.read_model import ReadModel
-from tests.support.database import Postgres, postgres_server
+from tests.support.database import Postgres, given_up, postgres_server
 from tests.support.events import History
 
 
@@ -33,6 +33,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     database = Database(database_url)
     await database.prepare()
     yield database
+    await given_up()
     await database.close()
 
 
@@ -41,6 +42,7 @@ async def other_database(database: Database, database_url: str) -> AsyncIterator
     """The same database as another process sees it."""
     other = Database(database_url)
     yield other
+    await given_up()
     await other.close()
 
 

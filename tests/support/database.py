@@ -18,6 +18,7 @@ from uuid import uuid4
 import psutil
 
 from events.store.database import Database
+from events.store.leases import GIVEN_UP
 
 
 @asynccontextmanager
@@ -26,7 +27,16 @@ async def database_in(folder: Path) -> AsyncGenerator[Database]:
     database = Database(f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}")
     await database.prepare()
     yield database
+    await given_up()
     await database.close()
+
+
+async def given_up() -> None:
+    """Wait until the driver has given up what was: aiosqlite's close of a connection waits for ever
+    where it is cancelled once more, as it is at the end of a loop.
+    """
+    if tasks := {each for each in asyncio.all_tasks() if each.get_name() == GIVEN_UP}:
+        await asyncio.wait(tasks)
 
 
 async def stored_images(database: Database) -> list[tuple[Any, ...]]:
