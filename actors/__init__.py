@@ -1,1 +1,1 @@
-"""The long-running roles and the actors of a worker: plain classes, wrapped in `remote.py`."""
+"""The long-running roles, and the actors of a worker."""

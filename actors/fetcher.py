@@ -1,7 +1,7 @@
-"""Fetches an image from a URL that a caller sent.
+"""Fetcher: fetches an image from a URL that a caller sent.
 
-The address is checked as those of callbacks are: the name is resolved once and only a checked
-answer is connected to, for each redirect anew.
+Addresses are checked in the same way as the addresses of callbacks. For the URL and for each
+redirect, the name is resolved once, and connections are made only to checked addresses.
 """
 
 from __future__ import annotations
@@ -14,23 +14,28 @@ from urllib.parse import urljoin
 
 import httpcore
 
-from actors.callbacks.guarded_backend import GuardedBackend
-from actors.callbacks.proxy import Proxy
+from actors.callbacks.guarded_backend import GuardedBackend, Proxy
 from actors.callbacks.sender import FAILURES, own_headers, path_of
 from events.callback_address import AddressRule, Resolve
 from events.errors import AddressNotAllowed, FetchFailed
-from settings.http import FetchSettings
+from settings.constant import constant
 
 _TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp"})
 _BYTES = frozenset({"application/octet-stream", "binary/octet-stream"})
-"""What stores of files answer that were told no type. The image is decoded in any case."""
+"""Content types that file stores send for files of unknown type. The decoder of the image detects
+the real type.
+"""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CONNECT_TIMEOUT_S = constant("FETCH_CONNECT_TIMEOUT_S", 3.0)
+_MAX_REDIRECTS = constant("FETCH_MAX_REDIRECTS", 3)
 _SHOWN_CHARS = 80
 _LONGEST_LOOKUP_S = 60.0
 _MANY_PARTS = 64
-"""That many may come of one read from the connection, without a pause in between."""
+"""Number of parts after which other tasks may run. Without this pause a fast server could block the
+event loop.
+"""
 _SMALLEST_PART = 512
-"""Bytes. On average, and beside some more parts: each takes as long as many bytes do."""
+"""Smallest allowed average size of parts in bytes, because each part costs time."""
 
 
 class Fetcher:
@@ -38,24 +43,27 @@ class Fetcher:
         self,
         rule: AddressRule,
         *,
-        settings: FetchSettings,
         max_bytes: int,
         resolve: Resolve,
         proxy: Proxy | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        connect_timeout_s: float = _CONNECT_TIMEOUT_S,
+        max_redirects: int = _MAX_REDIRECTS,
     ) -> None:
         self._rule = rule
-        self._settings = settings
+        self._connect_timeout_s = connect_timeout_s
+        self._max_redirects = max_redirects
         self._max_bytes = max_bytes
         self._resolve = resolve
         self._proxy = proxy
         self._ssl_context = ssl_context or httpcore.default_ssl_context()
 
     async def fetch(self, url: str, *, timeout_s: float) -> bytes:
-        """What is at an https URL, at most so long after. Raises FetchFailed.
+        """Fetch the image at an https URL within `timeout_s`. Raises FetchFailed.
 
-        The look-up of a name takes a thread, which cannot be stopped: a fetch that is given up
-        lasts until that ends, so that whoever names slow name servers has no more threads.
+        The look-up of a name uses a thread that cannot be stopped. A fetch that is given up
+        therefore returns only after its look-up has ended, or after a minute. So the look-ups of a
+        caller with slow name servers occupy no more threads than the caller has fetches.
         """
         lookups = set[asyncio.Task[Sequence[str]]]()
         try:
@@ -71,7 +79,8 @@ class Fetcher:
             if lookups:
                 done, _ = await asyncio.wait(lookups, timeout=_LONGEST_LOOKUP_S)
                 for lookup in done:
-                    lookup.exception()  # what it has to say comes too late
+                    # The exception is read, because asyncio logs an exception that nobody has read.
+                    lookup.exception()
 
     async def _look_up(self, lookups: set[asyncio.Task[Sequence[str]]], host: str) -> Sequence[str]:
         async def resolve() -> Sequence[str]:
@@ -84,18 +93,18 @@ class Fetcher:
         return answers
 
     async def _followed(self, url: str, resolve: Resolve) -> bytes:
-        for _ in range(self._settings.max_redirects + 1):
+        for _ in range(self._max_redirects + 1):
             answer = await self._get(url, resolve)
             if isinstance(answer, bytes):
                 return answer
             try:
                 url = urljoin(url, answer)
             except ValueError as error:
-                raise FetchFailed("a redirect leads nowhere") from error
-        raise FetchFailed(f"it was redirected more than {self._settings.max_redirects} times")
+                raise FetchFailed("a redirect has no valid address") from error
+        raise FetchFailed(f"it was redirected more than {self._max_redirects} times")
 
     async def _get(self, url: str, resolve: Resolve) -> bytes | str:
-        """The image, or where its server says that it is."""
+        """The image, or the URL of a redirect."""
         target = self._rule.check_url(url)
         if target.scheme != "https":
             raise FetchFailed("the scheme must be https")
@@ -106,7 +115,7 @@ class Fetcher:
         where = httpcore.URL(
             scheme=target.scheme, host=target.host, port=target.port, target=path_of(url)
         )
-        extensions = {"timeout": {"connect": self._settings.connect_timeout_s}}
+        extensions = {"timeout": {"connect": self._connect_timeout_s}}
         async with (
             pool,
             pool.stream("GET", where, headers=own_headers(url), extensions=extensions) as answer,
@@ -127,7 +136,7 @@ class Fetcher:
             parts.append(part)
             if len(parts) % _MANY_PARTS == 0:
                 if len(parts) > 1000 + size // _SMALLEST_PART:
-                    raise FetchFailed("it comes in parts that are too small")
+                    raise FetchFailed("the server sent too many small parts")
                 await asyncio.sleep(0)
         return b"".join(parts)
 
@@ -143,5 +152,7 @@ def _require_image(status: int, headers: dict[bytes, str]) -> None:
         raise FetchFailed("its server answered with a Content-Encoding")
     media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
     if media_type not in _TYPES | _BYTES:
-        said = media_type[:_SHOWN_CHARS] or "nothing"
-        raise FetchFailed(f"its type is said to be {said!r}, and not PNG, JPEG or WebP")
+        shown_type = media_type[:_SHOWN_CHARS] or "nothing"
+        raise FetchFailed(
+            f"the server states the type {shown_type!r}, which is not PNG, JPEG or WebP"
+        )

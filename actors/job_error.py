@@ -1,10 +1,12 @@
-"""An error about one job ends that job, and never the role that met it."""
+"""Ends a job after an unexpected error about the job, so that the role continues with other
+jobs.
+"""
 
 from __future__ import annotations
 
 import logging
 
-from engine.machine_error import is_machine_error
+from engine.interface import is_machine_error
 from events.decisions import WHAT_TO_DO, GiveUp
 from events.errors import HistoryGone, JobOfLaterVersion, JobUnreadable
 from events.log import JobWriter
@@ -13,27 +15,32 @@ logger = logging.getLogger(__name__)
 
 
 def could_not_handle(error: Exception) -> str:
-    """What the caller is told of an error that nobody foresaw. The log has the error itself."""
+    """The message for the caller after an unexpected error. The message names only the type of the
+    error.
+    """
     return f"The service could not handle this job ({type(error).__name__}). {WHAT_TO_DO}"
 
 
-async def end_job(job_id: str, error: Exception, *, writer: JobWriter, action: str) -> bool:
-    """Log `error`, and end the job that it is about. True where nothing more is to be done for it.
+async def give_up_after_error(
+    job_id: str, error: Exception, *, writer: JobWriter, action: str
+) -> bool:
+    """Log `error` and end the job. Returns True if nothing is left to do for the job.
 
-    False where a later version can read the job, which is left to it, and where the machine failed:
-    then its entry comes again after its lease. One that is damaged is not
-    ended either: nobody can say what the event that is lost had made of it.
+    Returns False if only a later version can read the job, or if the machine failed. The entry is
+    then delivered again after its lease. A job with a damaged event is not ended, because the
+    damaged event may have changed the state of the job.
 
-    Raises what the log raises where it cannot be reached.
+    Raises the errors of the log if the log cannot be reached.
     """
     fields = {"action": action, "job_id": job_id}
     if isinstance(error, JobOfLaterVersion):
-        logger.debug("job is left to a later version", extra=fields)  # the projection tells of it
+        # The projection also logs this job.
+        logger.debug("a job waits for a later version", extra=fields)
         return False
     if is_machine_error(error):
         logger.error("the machine failed", exc_info=error, extra=fields)
         return False
-    logger.error("job could not be handled", exc_info=error, extra=fields)
+    logger.error("a job could not be handled", exc_info=error, extra=fields)
     try:
         job = await writer.load(job_id)
         if job is not None:
@@ -41,6 +48,6 @@ async def end_job(job_id: str, error: Exception, *, writer: JobWriter, action: s
     except HistoryGone:
         return True
     except JobUnreadable as unreadable:
-        logger.warning("job could not be ended", extra={**fields, "error": str(unreadable)})
+        logger.warning("a job could not be ended", extra={**fields, "error": str(unreadable)})
         return not isinstance(unreadable, JobOfLaterVersion)
     return True

@@ -1,7 +1,8 @@
-"""How fast it is: each script measures against what it stands on or beside, in one run.
+"""Benchmarks. Each script measures the service, beside the parts that it is built on or beside
+other programs, in one run.
 
-`harness/` is what they measure with, `peers/` what they compare with, `scenarios/` what the suite
-runs. docs/benchmarks.md says what each figure means, and how to repeat it.
+`harness/` has the tools for measuring, `peers/` the programs to compare with, and `scenarios/` the
+parts of the suite. docs/benchmarks.md explains each figure and how to repeat its measurement.
 
 usage: make bench
 """

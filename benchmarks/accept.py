@@ -1,11 +1,11 @@
-"""Submissions accepted per second, against a route that does nothing, on the same replica.
+"""Measures accepted submissions per second against a route that does nothing, on the same replica.
 
-Both go through the real ingress. Nothing runs the jobs: their worker asks for a GPU, and this Ray
-has none. What follows an acceptance (queue, read model) does run, on the same cores; how long that
-goes on after a burst is in the table. Bursts of the routes take turns, each begins quiet.
-
-The results of an open job and of one that has ended are read in the same way. With COMFYUI_URL its
-`POST /prompt` takes turns with ours; it keeps its queue in memory.
+Both routes go through the real ingress. No job runs, because the worker needs a GPU and this Ray
+has no GPU. Queue and read model work on the same cores; the table shows how long this work
+continues after a burst. Bursts of the routes alternate, and each burst starts on an idle service.
+Reads of the results of open and ended jobs are measured in the same way. If COMFYUI_URL is set,
+bursts of `POST /prompt` to that ComfyUI, which keeps its queue in memory, alternate with bursts to
+the service.
 
 usage: python -m benchmarks.accept [--rounds 5] [--json FILE]
 """
@@ -32,7 +32,9 @@ CONNECTIONS = (1, 8, 32)
 PEER_CONNECTIONS = 8
 BURST_S = 1.5
 ACCEPTED_IN_BURST = 300
-"""All bursts together stay below an endpoint's `max_queued` of 10,000."""
+"""The largest number of jobs in a burst. All bursts together submit fewer jobs than an endpoint's
+`max_queued` of 10,000.
+"""
 ANY = 1_000_000
 WARM_UP_TIMEOUT_S = 15.0
 REST_S = 5.0
@@ -74,7 +76,7 @@ class Accepted:
     per_s: float
     goes_on_s: float
     cpu_ms: dict[str, float]
-    """Of one job, by part."""
+    """The CPU time of one job in milliseconds, by part."""
 
 
 class Bench:
@@ -85,7 +87,7 @@ class Bench:
         self._port = service.service.port
         self._idle_cores: dict[str, float] = {}
         self._cpu_ms: list[dict[str, float]] = []
-        """Of an accepted job, by part, in each burst."""
+        """The CPU time of an accepted job in milliseconds by part, for each burst."""
         self._accept = {
             path: request("POST", path, key=service.service.admin_key, body=body)
             for path, body in BODIES.items()
@@ -101,7 +103,7 @@ class Bench:
             await self._report_comfyui(comfyui.URL)
 
     async def _warm_up(self) -> None:
-        """HAProxy still reloads as the service gets ready, which costs open connections."""
+        """Wait until HAProxy no longer reloads, because reloads close connections."""
         give_up_at = time.monotonic() + WARM_UP_TIMEOUT_S
         while True:
             try:
@@ -171,7 +173,7 @@ class Bench:
         )
 
     async def _report_results(self) -> None:
-        """Of a job that waits, and of one that was cancelled."""
+        """Measure reads of the results of an open and of a cancelled job."""
         open_id, ended_id = await self._submit(), await self._submit()
         await self._call("POST", f"/v1/jobs/{ended_id}/cancel")
         self._installed.settle()
@@ -207,7 +209,9 @@ class Bench:
         )
 
     async def _in_turns(self, *messages: bytes) -> Sequence[float]:
-        """The median of each, per second."""
+        """Send bursts of the messages in turns. Return the median rate of each message, per
+        second.
+        """
         rounds = [
             [(await self._burst(each, 200, PEER_CONNECTIONS)).per_s for each in messages]
             for _ in range(self._rounds)

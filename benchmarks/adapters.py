@@ -1,14 +1,12 @@
-"""What the protocols of others add to a request, and to the memory of a process that has them.
+"""Measures what the protocols of other programs add to a request and to the memory of a process.
 
-The same job goes through our own route and through each adapter's, in turns, over one connection;
-no worker has room, so nothing runs. HTTP, router, results and dispatcher run without Ray, each in a
-process of its own. What is compared is the CPU time of the HTTP process for a request, and how long
-its answer takes.
-
-Adapters that answer with pictures wait for a millisecond here, and answer that the job goes on.
-Beside them stand our own two calls: the submission, and one for the result that waits as long.
-
-The memory is that of the HTTP process before any request, with all adapters on and with none.
+The same job is sent through Darkroom's own route and through the route of each protocol, in turns,
+over one connection. No worker has room, so no job runs. HTTP, router, projection and dispatcher run
+without Ray, each in its own process. The benchmark compares the CPU time of the HTTP process per
+request and the time until the answer. Protocols that answer with images wait for one millisecond
+here, and answer that the job continues. They are compared with a submission to Darkroom and a
+request for its result that also waits for one millisecond. The memory of the HTTP process is
+measured before any request, with all protocols and without protocols.
 
 usage: python -m benchmarks.adapters [--rounds 5] [--requests 200] [--json FILE]
 """
@@ -33,7 +31,7 @@ WAIT_S = 0.001
 QUIET_TIMEOUT_S = 600.0
 BURST_TIMEOUT_S = 120.0
 MOST_MS = 1.0
-"""What an adapter may add to a request."""
+"""The largest CPU time in milliseconds that a protocol may add to a request."""
 SWITCHES = ("COMFYUI", "COMFY_V2", "WEBUI", "OPENAI")
 _MB = 1e6
 
@@ -43,14 +41,14 @@ MEMBERS = {"prompt": "a large red circle", "steps": 20, "width": 64, "height": 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A request that begins a job, and the answer that it has."""
+    """A request that submits a job, and its expected answer."""
 
     path: str
     status: int
     body: Any = None
     method: str = "POST"
     is_waiting: bool = False
-    """Its answer comes later than it was made: only its CPU time counts."""
+    """Whether the answer is delayed on purpose. Only the CPU time of such a request is compared."""
 
 
 WORKFLOW = Call("/workflow/v1/generate", 202, {"prompt": GRAPH})
@@ -70,12 +68,12 @@ ADAPTERS: tuple[tuple[Call, Call], ...] = (
         DIFFUSION,
     ),
 )
-"""Each with the route of ours that it stands beside."""
+"""Each protocol's call, with the call of Darkroom's own route with which it is compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one request."""
+    """The mean figures of a request."""
 
     cpu_ms: float
     answered_ms: float
@@ -96,7 +94,7 @@ async def _run(report: Report, rounds: int, requests: int) -> None:
     memory_mb = {}
     for name, is_on in (("none", False), ("all", True)):
         settings = {f"DARKROOM_ADAPTER_{each}": str(is_on) for each in SWITCHES}
-        settings["DARKROOM_ADAPTER_MAX_WAIT_S"] = str(WAIT_S)
+        settings["DARKROOM_TEST_ADAPTER_MAX_WAIT_S"] = str(WAIT_S)
         async with running_parts(settings, job_s=None, sync=SYNC) as parts:
             memory_mb[name] = parts.pss_bytes()["api"] / _MB
             if is_on:
@@ -116,7 +114,7 @@ class Bench:
         self._requests = requests
 
     async def rounds(self, count: int) -> Mapping[Call, Cost]:
-        """The medians of each call; all of them take turns."""
+        """Measure the calls in turns. Return the medians of each call."""
         result = await self._result_call()
         calls = (WORKFLOW, DIFFUSION, result, *(adapter for adapter, _ in ADAPTERS))
         for call in calls:
@@ -151,7 +149,7 @@ class Bench:
         return sum(self._parts.families["api"].cpu_s().values())
 
     async def _result_call(self) -> Call:
-        """Of a job that waits."""
+        """Submit a job, and return a call for its result."""
         connections = Connections(self._parts.port)
         try:
             message = request("POST", DIFFUSION.path, key=self._parts.key, body=DIFFUSION.body)

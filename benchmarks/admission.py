@@ -1,14 +1,15 @@
-"""Jobs that arrive one by one: how many rows share a call, and how soon a job joins the others.
+"""Simulates jobs that arrive one by one: the number of rows that share a call, and the time until a
+job joins others.
 
-The engine's own batcher with device calls that only tell a clock how long they take, so the figures
-are the same on every machine. Jobs arrive by a Poisson process at parts of the capacity, which is
-the rate of a full engine; each is a load, a text, 20 steps of 2 rows and a decode. The times of the
-calls are estimates, in milliseconds, for a small SD1.x on 2 cores. Measured there, a denoising call
-takes about 9, and 1.4 for each row, where 5 and 1 stand here: so the figures compare only with each
-other.
+It uses the engine's own batcher with device calls that only advance a clock, so the figures are the
+same on every machine. Jobs arrive by a Poisson process at fractions of the capacity, which is the
+rate of a full engine. Each job is a load, a text, 20 steps of 2 rows and a decode. The times of the
+calls are estimates in milliseconds for a small SD1.x on 2 cores. A measured denoising call takes
+about 9 ms, and 1.4 ms for each row. The simulation uses 5 ms and 1 ms, so its figures can only be
+compared with each other.
 
-- rows per call: those of a denoising call
-- steps missed: denoising calls that began after a job arrived and before its own first one
+- rows per call: the rows of a denoising call
+- steps missed: the denoising calls that began after a job arrived and before its own first call
 - latency: from arrival to end, in multiples of the time of a job alone
 
 usage: python -m benchmarks.admission [--jobs 2000] [--slots 16] [--json FILE]
@@ -31,7 +32,7 @@ from benchmarks.harness.graphs import STEPS
 from benchmarks.harness.latencies import percentile
 from benchmarks.harness.report import Cell, Report
 from engine.batch_limits import BatchLimits
-from engine.batcher import Batcher, Execution, Member, Request
+from engine.batcher import BatchedRun, Batcher, Execution, Request
 
 LOADS = (0.2, 0.5, 0.8, 0.95)
 MAX_ROWS = 32
@@ -39,17 +40,17 @@ MAX_ROWS = 32
 
 @dataclass
 class Device:
-    """The time, in milliseconds, and the rows of every denoising call."""
+    """A simulated device: its clock in milliseconds, and the rows of every denoising call."""
 
     now_ms: float = 0.0
     rows: list[int] = field(default_factory=list)
     starts_ms: list[float] = field(default_factory=list)
-    """When each denoising call began."""
+    """The start time of each denoising call."""
 
 
 @dataclass(eq=False)
 class Call(Request):
-    """Device work of a job that takes `call_ms`, and `row_ms` for each row."""
+    """Device work of a job. A call takes `call_ms`, and additionally `row_ms` for each row."""
 
     device: Device
     call_ms: ClassVar[float]
@@ -97,7 +98,9 @@ class Denoise(Call):
 class Job:
     arrived_ms: float
     missed: int = 0
-    """The denoising calls between its arrival, or the free slot that it waited for, and its own."""
+    """The number of denoising calls between the arrival of the job and its first call. If the job
+    waited for a slot, the number counts from the time at which it got the slot.
+    """
     ended_ms: float = math.nan
 
     def run(self, device: Device, since_ms: float) -> Execution:
@@ -113,7 +116,7 @@ class Job:
 
 
 def simulate(arrivals_ms: Sequence[float], slots: int) -> tuple[Device, list[Job]]:
-    """All jobs to their ends, at most `slots` of them at once."""
+    """Run all jobs to their ends, at most `slots` jobs at the same time."""
     device, batcher = Device(), Batcher(BatchLimits(MAX_ROWS))
     coming = deque(Job(at) for at in arrivals_ms)
     jobs, running, stepped_ms = list(coming), 0, 0.0
@@ -129,7 +132,7 @@ def simulate(arrivals_ms: Sequence[float], slots: int) -> tuple[Device, list[Job
             job = coming.popleft()
             running += 1
             since_ms = job.arrived_ms if job.arrived_ms > stepped_ms else device.now_ms
-            batcher.join(Member(job.run(device, since_ms), leave))
+            batcher.join(BatchedRun(job.run(device, since_ms), leave))
         stepped_ms = device.now_ms
         batcher.step()
     return device, jobs

@@ -1,12 +1,12 @@
-"""One engine and many jobs: how much they gain by sharing UNet calls, and what the engine costs.
+"""Measures how much jobs on one engine gain by sharing UNet calls, and what the engine costs.
 
-64 px images in 20 steps. What is compared takes turns, so that a busy machine slows both alike:
+Jobs are 64 px images in 20 steps. Compared runs alternate, so that a busy machine slows both
+equally. The benchmark measures:
 
-- 16 jobs at once, against the same one after another; 8 with mixed samplers, steps and guidance
-- 16 jobs with 8 LoRAs at once, against 16 without any
-- what 16 jobs at once take outside the networks, per job and step
-
-The suite has the same engine beside the service, diffusers and ComfyUI.
+- 16 equal jobs at once, and one after the other; the same for 8 jobs with different samplers, steps
+  and guidance
+- 16 jobs with 8 LoRAs at once, and 16 jobs without LoRAs
+- the time of 16 jobs at once outside the networks, per job and step
 
 usage: python -m benchmarks.batching [--checkpoint FILE] [--device cpu] [--rounds 5] [--json FILE]
 """
@@ -64,7 +64,7 @@ def main() -> None:
             models = args.checkpoint.parents[1]
         engine = _engine(models, args.device)
         bench = Bench(engine, models, args.checkpoint.name if args.checkpoint else CHECKPOINT)
-        bench.together(MANY)  # loads the checkpoint, and the engine learns what a row takes
+        bench.together(MANY)  # loads the checkpoint and measures the memory of a row
         bench.together(MANY)
         _report_sharing(bench, report, args.rounds)
         if args.checkpoint is None:
@@ -82,7 +82,7 @@ def _engine(models: Path, device: str) -> Engine:
 
 
 class Bench:
-    """Jobs on one engine; every call makes them with fresh seeds and texts."""
+    """Runs jobs on one engine. Each job has a new seed and text."""
 
     def __init__(self, engine: Engine, models: Path, checkpoint: str) -> None:
         self._engine = engine
@@ -90,7 +90,7 @@ class Bench:
         self._checkpoint = checkpoint
 
     def together(self, jobs: int) -> float:
-        """Seconds."""
+        """Run the jobs at once. Return the time in seconds."""
         return self._at_once([{}] * jobs)
 
     def in_turn(self, jobs: int) -> float:
@@ -146,12 +146,16 @@ def _report_overhead(bench: Bench, report: Report) -> None:
         total = bench.together(MANY)
     outside_ms = (total - sum(spent)) / (MANY * STEPS) * 1000
     report.table(
-        f"Outside the networks, {MANY} jobs at once", {"ms a job and step": ".3f"}, [[outside_ms]]
+        f"Dependencies the networks, {MANY} jobs at once",
+        {"ms a job and step": ".3f"},
+        [[outside_ms]],
     )
 
 
 def _compared(one: Callable[[], float], other: Callable[[], float], rounds: int) -> list[float]:
-    """Medians of both, which take turns; median, least and most of what the other takes of one."""
+    """Run both in turns. Return the median of each, and the median, minimum and maximum of their
+    ratio.
+    """
     pairs = [(one(), other()) for _ in range(rounds)]
     gains = [theirs / ours for ours, theirs in pairs]
     medians = [statistics.median(each) for each in zip(*pairs, strict=True)]
@@ -160,7 +164,9 @@ def _compared(one: Callable[[], float], other: Callable[[], float], rounds: int)
 
 @contextmanager
 def _network_seconds() -> Iterator[list[float]]:
-    """Filled with the seconds of each call of a network, meanwhile."""
+    """Yield a list to which the seconds of each network call are added until the end of the
+    context.
+    """
     spent: list[float] = []
     began: list[float] = []
 
@@ -177,7 +183,7 @@ def _network_seconds() -> Iterator[list[float]]:
         modules.register_module_forward_hook(after),
     ]
     decode = AutoencoderKL.decode
-    AutoencoderKL.decode = _timed(decode, spent)  # it has no forward of its own
+    AutoencoderKL.decode = _timed(decode, spent)  # this class has no forward method
     try:
         yield spent
     finally:

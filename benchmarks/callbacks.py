@@ -1,12 +1,12 @@
-"""10,000 callbacks to 100 receivers of which 30 hang: what do the hung ones cost the others?
+"""Measures how 30 hanging receivers of 100 delay 10,000 callbacks to the others.
 
-A nats-server, the callbacks role with its settings as they come, and the receivers, each in a
-process of its own. The jobs are in the log before; the clock of a callback starts when it is put on
-the queue. They become due spread over a minute, then, with new servers, all at once.
-
-After its breaker has opened a hung receiver is to get few tries: their share is taken of all tries
-between the first opening and the last delivery to a healthy receiver. A breaker opens when as many
-tries as its setting says have run out of time.
+A nats-server, the callbacks role with its default settings, and the receivers run in separate
+processes. The jobs are already in the log. The latency of a callback counts from the time at which
+it is put on the queue. Callbacks become due over a minute, and then, in a second run with new
+processes, all at once. A hanging receiver should get few attempts after its circuit breaker has
+opened. So the benchmark counts the share of these attempts among all attempts between the first
+opening of a breaker and the last delivery to a healthy receiver. The time of an opening is
+computed: a breaker opens when the configured number of attempts has timed out.
 
 usage: python -m benchmarks.callbacks
 """
@@ -29,6 +29,8 @@ from typing import Any
 
 import psutil
 
+from actors.callbacks.hosts import BreakerLimits
+from actors.callbacks.sender import TIMEOUT_S
 from benchmarks.harness.receivers import address
 from benchmarks.harness.report import print_hardware, print_table
 from events.bus.bus import Bus
@@ -38,9 +40,7 @@ from events.decisions import Cancel, Submit
 from events.ids import new_id
 from events.log import JobWriter
 from events.types import Flavour, Submitted
-from events.wire.callback_keys import key_by
-from serve_app.local.nats_server import NatsServer
-from settings.callbacks import CallbackSettings
+from local.nats_server import NatsServer
 
 CALLBACKS = 10_000
 HOSTS = 100
@@ -50,9 +50,9 @@ GIVE_UP_S = 600.0
 
 _ROLE = """
 import asyncio
-from actors.roles import run_callbacks
+from actors.roles.callbacks import run
 from settings.settings import Settings
-asyncio.run(run_callbacks(Settings.load()))
+asyncio.run(run(Settings.load()))
 """
 
 
@@ -71,9 +71,9 @@ class Arrival:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     due: dict[str, float]
-    """When each callback of a healthy host was due, by job."""
+    """The time at which each callback to a healthy host became due, by job id."""
     arrivals: list[Arrival]
-    """At all hosts, every try."""
+    """Every attempt, to healthy and to hanging hosts."""
     role_cpu_s: float
 
 
@@ -116,7 +116,7 @@ async def _deliver(nats_url: str, folder: Path, *, over_s: float) -> Outcome:
             "DARKROOM_CALLBACK_ALLOW_NETWORKS": "127.0.0.0/8",
         }
         async with _process("-c", _ROLE, env={**os.environ, **role}) as callbacks:
-            due = await _queue(JetStreamCallbackQueue(bus), hosts, port, over_s=over_s)
+            due = await _queue(JetStreamCallbackQueue(bus), hosts, over_s=over_s)
             healthy = {job_id for job_id, host in hosts.items() if host >= HUNG}
             await _until_left(bus, healthy)
             times = psutil.Process(callbacks.pid).cpu_times()
@@ -139,7 +139,7 @@ async def _process(*arguments: str, **options: Any) -> AsyncGenerator[Process]:
 
 
 async def _ended_jobs(bus: Bus, port: int) -> dict[str, int]:
-    """The host of each new job, in turns."""
+    """Add ended jobs to the log, with the hosts in turn. Return the host of each job."""
     writer, room = JobWriter(JetStreamLog(bus)), asyncio.Semaphore(AT_ONCE)
 
     async def add(host: int) -> str:
@@ -171,9 +171,9 @@ def _url(host: int, port: int) -> str:
 
 
 async def _queue(
-    queue: JetStreamCallbackQueue, hosts: dict[str, int], port: int, *, over_s: float
+    queue: JetStreamCallbackQueue, hosts: dict[str, int], *, over_s: float
 ) -> dict[str, float]:
-    """When each was put on the queue."""
+    """Put the callbacks on the queue over `over_s` seconds. Return the time of each, by job id."""
     due: dict[str, float] = {}
     began, room = time.monotonic(), asyncio.Semaphore(AT_ONCE)
 
@@ -181,15 +181,14 @@ async def _queue(
         await asyncio.sleep(began + over_s * number / len(hosts) - time.monotonic())
         async with room:
             due[job_id] = time.time()
-            url = _url(hosts[job_id], port)
-            await queue.add(key_by(job_id, callback_url=url, owner="benchmark"))
+            await queue.add(job_id)
 
     await asyncio.gather(*(add(number, job_id) for number, job_id in enumerate(hosts)))
     return due
 
 
 async def _until_left(bus: Bus, job_ids: set[str]) -> None:
-    """Until none of the jobs has an entry on the callback queue."""
+    """Wait until none of these jobs has an entry on the callback queue."""
     queue, give_up_at = JetStreamCallbackQueue(bus), time.monotonic() + GIVE_UP_S
     while left := job_ids & await queue.job_ids():
         if time.monotonic() > give_up_at:
@@ -215,13 +214,13 @@ def _figures(outcome: Outcome) -> list[list[str]]:
 
 
 def _share(arrivals: list[Arrival], *, until: float) -> str:
-    settings = CallbackSettings()
+    failures = BreakerLimits().failures
     opened: dict[int, float] = {}
     for host in range(HUNG):
         times = sorted(each.at for each in arrivals if each.host == host)
-        if len(times) >= settings.breaker_failures:
-            nth = times[settings.breaker_failures - 1]
-            opened[host] = nth + settings.timeout_s
+        if len(times) >= failures:
+            nth = times[failures - 1]
+            opened[host] = nth + TIMEOUT_S
     if not opened or min(opened.values()) > until:
         return "-"
     inside = [each for each in arrivals if min(opened.values()) < each.at <= until]

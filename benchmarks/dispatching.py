@@ -1,10 +1,10 @@
-"""What it costs the dispatcher to give a job to a worker, whatever else there is.
+"""Measures the cost of dispatching a job, by the number of workers and owners.
 
-The real dispatcher runs in a process of its own, on a nats-server, without Ray, HTTP and database
-work: jobs are put into log and queue as bytes, at a rate or all at once. Its workers are simulated,
-and only acknowledge what they were given. What is told is CPU time, less that at rest.
-
-nats-server syncs every two minutes here: a dispatch writes nothing that waits for the disk.
+The real dispatcher runs in its own process with a nats-server, without Ray, HTTP and projection.
+Jobs are written to the log and the queue as bytes, at a rate or all at once. The workers are
+simulated and only acknowledge their entries. The figures are the CPU time minus the CPU time of the
+idle process. nats-server syncs its files every two minutes here, because a dispatch does not wait
+for the disk.
 
 usage: python -m benchmarks.dispatching [--workers 16,1000] [--owners 1,1000] [--jobs 5000]
            [--rate 0] [--json FILE]
@@ -97,7 +97,9 @@ class Bench:
         return self.cores
 
     async def work_off(self, jobs: int, *, owners: int, rate_per_s: float) -> list[Cell]:
-        """Of a job: the CPU time of dispatcher and nats-server; and how long all took."""
+        """Dispatch the jobs. Return the CPU time of dispatcher and nats-server per job in µs, and
+        the total time in seconds.
+        """
         mine = [(new_id(), f"owner-{number % owners}") for number in range(jobs)]
         moulds = {owner: Mould(utc_now(), is_open=True, owner=owner) for _, owner in mine}
         for job_id, owner in mine:
@@ -119,7 +121,9 @@ class Bench:
         return [*costs, took_s]
 
     async def _until(self, stream: str, *, stored: int, left: int) -> None:
-        """So many were ever stored there, and so many are left."""
+        """Wait until the stream has stored `stored` messages in total and still has `left`
+        messages.
+        """
         give_up_at = time.monotonic() + _TIMEOUT_S
         while True:
             state = (await self.client.jetstream().stream_info(stream)).state
@@ -155,11 +159,11 @@ async def _dispatching(workers: int) -> AsyncGenerator[Bench]:
 
 
 async def _note_error(_error: Exception) -> None:
-    """The server is not up yet: `connect` tries again."""
+    """Ignore the error. The server has not started yet, and `connect` tries again."""
 
 
 async def _ready(client: Client, log: Path) -> None:
-    """Until it reads every lane."""
+    """Wait until the queue has a consumer, and some seconds more."""
     give_up_at = time.monotonic() + _READY_TIMEOUT_S
     while True:
         try:

@@ -1,17 +1,17 @@
-"""What a job costs as the past, the queue, the load and the number of workers grow.
+"""Measures what a job costs as stored jobs, the queue, the load and the number of workers grow.
 
-HTTP, router, results and dispatcher run without Ray, each in a process of its own; the workers are
-simulated, and end a job after 50 ms. Into each state the same jobs are offered over HTTP, and the
-CPU time of each part is divided by their number, less what it takes at rest. Where nothing grows,
-the rows of a table are alike.
+HTTP, router, projection and dispatcher run without Ray, each in its own process. The workers are
+simulated and end a job after 50 ms. In each state the same jobs are sent over HTTP. The CPU time of
+each part, minus the CPU time of the idle part, is divided by the number of jobs. If the cost does
+not grow, the rows of a table are equal.
 
-- stored: after so many ended jobs, which router and results have followed
-- queued: behind so many jobs that wait, and no worker has room
-- rate: so many jobs a second
-- workers: so many workers on one dispatcher
+nats-server syncs its files every two minutes here. With `--sync always`, as in `darkroom up`, it
+would take hours to create the states. The states are:
 
-nats-server syncs every two minutes here, or the states would take hours to make; with
-`--sync always` it does what that of `darkroom up` does.
+- stored: a number of ended jobs, which router and projection have read
+- queued: a number of waiting jobs, while no worker has room
+- rate: a number of jobs per second
+- workers: a number of workers of one dispatcher
 
 usage: python -m benchmarks.growth [--stored 1000,100000] [--queued 1000,100000] [--rates 1,10,100]
            [--workers 64,1000] [--time-s 20] [--sync 2m] [--json FILE]
@@ -45,7 +45,7 @@ WORKERS = 64
 IDLE_S = 5.0
 QUIET_TIMEOUT_S = 6 * 3600.0
 ANY_QUEUE = 2**40
-PARTS = ("api", "router", "results", "dispatcher", "nats-server")
+PARTS = ("api", "router", "projection", "dispatcher", "nats-server")
 _MB = 1e6
 
 
@@ -67,7 +67,7 @@ class Growth:
         self._followed: list[list[Cell]] = []
 
     async def run(self, args: argparse.Namespace) -> None:
-        """Tells what it has found, also where it does not come to its end."""
+        """Measure all states. The results are printed also if the run is interrupted."""
         try:
             if args.stored:
                 await self._stored(args.stored)
@@ -99,13 +99,15 @@ class Growth:
             await self._grow("queued", parts, marks, is_open=True)
 
     async def _grow(self, state: str, parts: Parts, marks: Sequence[int], *, is_open: bool) -> None:
-        """Cast jobs until there are as many as each mark says, and measure there."""
+        """Store jobs until each of the numbers in `marks` is reached, and measure at each
+        number.
+        """
         there = 0
         for mark in marks:
             before = parts.cpu_s()
             await _cast(parts, mark - there, is_open=is_open)
             cpu_s = used(before, parts.cpu_s())
-            costs = [1000 * cpu_s[part] / (mark - there) for part in ("router", "results")]
+            costs = [1000 * cpu_s[part] / (mark - there) for part in ("router", "projection")]
             row: list[Cell] = [f"{there:,} to {mark:,} {state}", *costs]
             self._followed.append(row)
             there = mark
@@ -167,24 +169,24 @@ class Growth:
             self._report.table(title, columns, rows)
         self._report.table(
             "CPU of a job that was put into the log, to follow it: ms",
-            {"jobs": "", "router": ".2f", "results": ".2f"},
+            {"jobs": "", "router": ".2f", "projection": ".2f"},
             self._followed,
         )
 
 
 def _by_part(values: Mapping[str, float]) -> list[float]:
-    """In the order of the columns, and their sum."""
+    """The figures in the order of the columns, and their sum."""
     return [*(values[part] for part in PARTS), sum(values.values())]
 
 
 async def _cast(parts: Parts, count: int, *, is_open: bool) -> None:
-    """Put jobs into the log, and wait until they are followed."""
+    """Write jobs to the log, and wait until router and projection have read them."""
     mould = Mould(utc_now(), is_open=is_open)
     first = await publish(parts.nats_url, mould, [new_id() for _ in range(count)])
     last, read_model = first - 1 + count * mould.events, ReadModel(parts.database)
     while True:
         await parts.settle(timeout_s=QUIET_TIMEOUT_S)
-        if await read_model.checkpoint() >= last:
+        if await read_model.offset() >= last:
             return
 
 

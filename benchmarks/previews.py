@@ -1,11 +1,11 @@
-"""One engine: how much longer a job takes that shows what its picture looks like so far.
+"""Measures how much longer a job with previews takes on one engine.
 
-A job alone with previews and without them takes turns, so that a busy machine slows both alike; so
-does a job that runs beside such a one. Previews come every second, as the service has it, unless
-`--period-s` says otherwise.
+Jobs with and without previews alternate, so that a busy machine slows both equally. The same is
+measured for a job that runs beside a job with previews. Previews are made at the engine's
+default interval.
 
-usage: python -m benchmarks.previews [--side 512] [--steps 40] [--rounds 9] [--period-s 1]
-       [--device cpu] [--json FILE]
+usage: python -m benchmarks.previews [--side 512] [--steps 40] [--rounds 9] [--device cpu]
+       [--json FILE]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from engine.options import DeviceOptions
 from engine.reports import EngineEvent, Errored, Finished, Progress
 
 MOST = 1.03
-"""What a job with previews may take of one without."""
+"""The largest allowed ratio of the time with previews to the time without them."""
 COLUMNS = {
     "what takes longer": "",
     "without": ".3f",
@@ -53,13 +53,12 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=512)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--period-s", type=float, default=1.0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     report = Report("previews")
     title = (
-        f"{args.side} px in {args.steps} steps, a preview every {args.period_s:g} s at most: "
+        f"{args.side} px in {args.steps} steps, with previews: "
         f"seconds, medians of {args.rounds}; a ratio of {MOST:g} is allowed"
     )
     report.table(title, COLUMNS, _rows(args))
@@ -70,9 +69,7 @@ def _rows(args: argparse.Namespace) -> list[list[Cell]]:
     with tempfile.TemporaryDirectory(prefix="darkroom-") as name:
         models = ModelsFolder(Path(name) / "models")
         make_models(models.root)
-        options = DeviceOptions(
-            device=args.device, threads=os.cpu_count(), preview_period_s=args.period_s
-        )
+        options = DeviceOptions(device=args.device, threads=os.cpu_count())
         engine = Engine(models=models, options=options)
         engine.start()
         bench = Bench(engine, Catalogue(models), side=args.side, steps=args.steps)
@@ -88,17 +85,17 @@ def _rows(args: argparse.Namespace) -> list[list[Cell]]:
 
 @dataclass
 class Told:
-    """Of one job: when it ended, and how often its picture was shown."""
+    """The measurements of one job."""
 
     took_s: float = 0.0
     cpu_s: float = 0.0
-    """Of the process until then, all jobs that ran at once."""
+    """The CPU time of the process until the end of all jobs that ran together."""
     previews: int = 0
     ended: SimpleQueue[EngineEvent] = field(default_factory=SimpleQueue)
 
 
 class Bench:
-    """Jobs on one engine; every call makes them with fresh seeds and texts."""
+    """Runs jobs on one engine. Each job has a new seed and text."""
 
     def __init__(self, engine: Engine, catalogue: Catalogue, *, side: int, steps: int) -> None:
         self._engine = engine
@@ -111,13 +108,13 @@ class Bench:
         return self.jobs([has_previews])[0]
 
     def beside(self, has_previews: bool) -> Told:
-        """A job without previews, beside one that has them or has not."""
+        """Run a job without previews, beside a job with or without them."""
         other, told = self.jobs([has_previews, False])
         told.previews = other.previews
         return told
 
     def jobs(self, previews: Sequence[bool]) -> list[Told]:
-        """All at once."""
+        """Run the jobs concurrently."""
         began, cpu_began = time.perf_counter(), time.process_time()
         told = [self._submitted(each, began) for each in previews]
         for each in told:

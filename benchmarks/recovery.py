@@ -1,8 +1,8 @@
-"""Seconds until the service goes on after a part of it was killed.
+"""Measures the seconds until the service continues after the kill of one of its processes.
 
-The engine: from its kill in the middle of a job to the job's next step. The HTTP replica: the
-longest time for which a caller who asks again and again, each time over a new connection, gets no
-answer but an error.
+For the engine, the time is from its kill during a job to the next step of the job. For the HTTP
+replica, it is the longest time between two answers to a caller who repeats a request, each time
+over a new connection.
 
 usage: python -m benchmarks.recovery [--rounds 3] [DARKROOM_NAME=value ...]
 """
@@ -39,7 +39,7 @@ ASK_PERIOD_S = 0.02
 TIMEOUT_S = 120.0
 TORCH_BYTES = 450 * 1024**2
 QUIET_S = 5.0
-"""Between two kills, for what was killed to be whole again."""
+"""The pause in seconds after a recovery, before the next kill."""
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*")
     args = parser.parse_args()
     settings = {"DARKROOM_MAX_COST": "2000"} | dict(each.split("=", 1) for each in args.settings)
-    standby = settings.get("DARKROOM_STANDBY_ENGINE") != "false"
+    standby = settings.get("DARKROOM_TEST_STANDBY_ENGINE") != "false"
     print_hardware()
     with tempfile.TemporaryDirectory(prefix="darkroom-") as name:
         folder = Path(name)
@@ -67,7 +67,9 @@ def _row(part: str, times_s: list[float]) -> tuple[str, str, str]:
 
 
 def _engine_back_s(service: Service, *, standby: bool) -> float:
-    """With a substitute that is ready, if there is to be one."""
+    """Kill the engine during a job. Return the seconds until the next step. With `standby`, wait
+    before the kill until the standby is ready.
+    """
     with _client(service) as http:
         answer = http.post("/diffusion/v1/generate", json=BODY).raise_for_status()
         job = {"request_id": answer.json()["request_id"]}
@@ -111,7 +113,9 @@ def _replica_back_s(service: Service) -> float:
 
 
 def _kill(service: Service, title: str, *, socket: str = "") -> None:
-    """The first process of that title, which has a socket with such a name."""
+    """Kill the first process whose command line contains `title` and that has a socket whose name
+    contains `socket`.
+    """
     for process in psutil.Process(service.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             sockets = [each.laddr for each in process.net_connections("unix")]
@@ -122,7 +126,7 @@ def _kill(service: Service, title: str, *, socket: str = "") -> None:
 
 
 def _have_torch(service: Service) -> int:
-    """How many of the engine's processes have loaded all that they need, by their memory."""
+    """Return the number of engine processes that have loaded torch, as their memory shows."""
     count = 0
     for process in psutil.Process(service.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):

@@ -1,11 +1,12 @@
-"""Scores how well `darkroom-shapes`, or another that learnt the same, draws what a prompt asks for,
-through the engine.
+"""Scores how well the pictures of `darkroom-shapes`, or of another model of the same shapes, match
+their prompts.
 
-The combinations of shape, colour and background are held out of the training, and captions and
-seeds are new. A judge without a network recognises what is on a picture. The first table says how
-often it is right about pictures that were drawn from scenes.
+The pictures are made through the engine. Their combinations of shape, colour and background are not
+in the training data, and captions and seeds are new. A judge without a network recognises the
+content of a picture. The first table shows the share of drawn pictures that the judge recognises
+correctly.
 
-usage: python -m benchmarks.shapes_score [--prompts 200] [--per-sampler 8] [--checkpoint FILE]
+usage: python -m benchmarks.shapes_score [--prompts 200] [--per-sampler 100] [--checkpoint FILE]
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ CLASSES = {"one shape": (1, 0, 0), "two shapes": (0, 1, 0), "three shapes": (0, 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Scenes, and what a user would write for each."""
+    """Scenes, and a prompt for each scene."""
 
     scenes: Scenes
     prompts: Sequence[str]
@@ -97,7 +98,7 @@ def _task(counts: Sequence[int], n: int) -> Task:
 
 
 def _floats(picture: Pictures) -> NDArray[np.float32]:
-    # The engine truncates.
+    # The engine rounds down, so half a step is added.
     return ((picture + 0.5) / 256).astype(np.float32)
 
 
@@ -146,7 +147,8 @@ def _of_shape(scenes: Scenes, scores: Sequence[Score], shape: int) -> list[float
 GUIDANCE: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("cfg 5", {}),
     ("cfg 1", {"cfg_scale": 1.0}),
-    ("cfg 5, clip_skip 2", {"clip_skip": 2}),  # no language model is read at another layer
+    # a language model has no alternative layer for clip_skip
+    ("cfg 5, clip_skip 2", {"clip_skip": 2}),
 )
 
 
@@ -164,7 +166,9 @@ def _report_guidance(
 
 
 def _report_negative(studio: Studio, n: int) -> None:
-    """The share of shapes in a colour, when no colour is asked for and when it is warned of."""
+    """Report the share of shapes in a colour, without a negative prompt and with this colour as
+    negative prompt.
+    """
     prompts = [f"a {SHAPE_NAMES[row % len(SHAPE_NAMES)]}" for row in range(n)]
     warned = [COLOUR_NAMES[row % len(COLOUR_NAMES)] for row in range(n)]
     shared = {"steps": STEPS, "cfg_scale": CFG}

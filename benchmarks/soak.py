@@ -1,8 +1,9 @@
-"""Half an hour at 0.7 of what the service can do: does anything grow?
+"""Checks whether any resource grows in half an hour at 0.7 of the service's capacity.
 
-Jobs arrive by a Poisson process. Every so often the service's memory (PSS), open files, threads,
-processes and consumers of its log are read. Each is flat if its last third is not above the second
-by more than a tenth: the first third is for caches and pools to fill.
+Jobs arrive by a Poisson process. The service's memory (PSS), open files, threads, processes and
+NATS consumers are read periodically. A figure counts as flat if its median in the last third of the
+time is at most a tenth above its median in the second third. In the first third, caches and pools
+fill.
 
 usage: python -m benchmarks.soak [--time-s 1800] [--part 0.7] [--json FILE]
            [DARKROOM_NAME=value ...]
@@ -33,10 +34,10 @@ _MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the service has at one time, over all of its processes."""
+    """The resources of all processes of the service at one time."""
 
     memory_of: dict[str, float]
-    """MB by part."""
+    """The memory in MB by part."""
     memory_mb: float
     files: int
     threads: int
@@ -89,7 +90,7 @@ async def _run(bench: Bench, time_s: float, part: float) -> bool:
 
 
 def growth(readings: Sequence[dict[str, float]]) -> dict[str, float]:
-    """By how much the median of each figure in the last third is above that in the second."""
+    """Return the growth of the median of each figure from the second third to the last."""
     third = max(1, len(readings) // 3)
     grown = {}
     for name in readings[0]:
@@ -125,7 +126,7 @@ def _tell_load(report: Report, measured: Measured, rate_per_s: float) -> None:
 
 
 def _tell_memory(report: Report, readings: Sequence[Reading]) -> None:
-    """Part by part, at the end of each third: what grows is to be found, not only seen."""
+    """Report the memory of each part at the end of each third, to find the part that grows."""
     ends = [readings[len(readings) * third // 3 - 1].memory_of for third in (1, 2, 3)]
     report.table(
         "Memory (PSS) in MB at the end of each third",

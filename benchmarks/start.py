@@ -1,7 +1,8 @@
-"""How long `darkroom up` takes: until it is ready, until the first picture, and to stop.
+"""Measures how long `darkroom up` takes until it is ready, until the first picture, and to stop.
 
-On a fresh data folder, then on the same one again. The first picture is one small job submitted as
-soon as the service is ready: it waits for the worker, which imports torch and loads the checkpoint.
+The service runs on an empty data folder, then on the same folder again. The first picture is a
+small job that is submitted as soon as the service is ready. The job waits for the worker, which
+imports torch and loads the checkpoint.
 
 usage: python -m benchmarks.start
 """
@@ -14,11 +15,11 @@ import time
 from pathlib import Path
 
 import psutil
+from darkroom_client import Darkroom
 
 from benchmarks.harness.graphs import graph
 from benchmarks.harness.report import print_hardware, print_table
 from examples.service import Service
-from serve_app.cli.remote.client import Client
 
 STOP_TIMEOUT_S = 60.0
 
@@ -42,10 +43,8 @@ def _life(service: Service, seed: int) -> list[str]:
     began = time.monotonic()
     service.start()
     ready_s = time.monotonic() - began
-    with Client(service.url, service.admin_key) as client:
-        job_id = client.submit("workflow", {"prompt": graph(seed)})["request_id"]
-        while not client.result(job_id, "workflow", wait_s=60)["status"]:
-            pass
+    with Darkroom(service.url, service.admin_key) as darkroom:
+        darkroom.wait(darkroom.workflow(graph(seed)))
     first_s = time.monotonic() - began
     family = [psutil.Process(service.pid), *psutil.Process(service.pid).children(recursive=True)]
     began = time.monotonic()

@@ -1,7 +1,8 @@
-"""The service under load, beside what does the same without one: every scenario, in minutes.
+"""Measures the service under load, beside programs without a service, in every scenario. A run
+takes minutes.
 
-Jobs are 64 px images in 20 steps of the tiny checkpoint, as ComfyUI graphs over HTTP; the service
-has its settings as they come, but for the limits of one owner. What is compared takes turns.
+Jobs are 64 px images in 20 steps of the tiny checkpoint, as ComfyUI graphs over HTTP. The service
+has default settings, except for the limits of one owner. Compared programs alternate.
 
 usage: python -m benchmarks.suite [--only idle,sweep] [--load-s 15] [--device cpu] [--json FILE]
            [--smoke] [DARKROOM_NAME=value ...]

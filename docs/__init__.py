@@ -1,1 +1,3 @@
-"""The pages of the documentation, and the programs that fill in what the code itself knows."""
+"""The pages of the documentation, and the programs that generate parts of the pages from the
+code.
+"""

@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site: see `hooks` in mkdocs.yml."""
+"""The hooks that MkDocs calls while it builds the site; mkdocs.yml names this file."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - MkDocs passes all of them
-    """Fill in what is generated, and turn links to files into links to pages."""
+    """Replace the markers of generated parts, and convert links to files into links to pages."""
     path = page.file.src_uri
     return fill(relink(markdown, _SOURCES.get(path, DOCS + path)))

@@ -1,1 +1,4 @@
-"""Inference without a server: graphs, nodes, samplers, batches. Only `diffusion` imports torch."""
+"""Inference without a server: graphs, nodes, samplers and batches.
+
+Only the package `engine.diffusion` imports torch.
+"""

@@ -1,4 +1,4 @@
-"""Which runs may be on the device: those whose needs of memory fit beside each other."""
+"""Decides which runs may use the device at the same time, by the memory that they need."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+JOB_MEMORY_BYTES = 2 * 2**30
+"""The largest estimated size of the images, latents and texts of all jobs on the device together.
+A job that does not fit waits. The memory of models and of their calls is not counted.
+"""
 _MOST_OVERTAKES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """What an engine holds, and what waits for room. The needs of runs are estimates."""
+    """The memory use of an engine in bytes. The needs of runs are estimates."""
 
     models_bytes: int
     running_bytes: int
     """The needs of the runs on the device."""
     waiting_bytes: int
-    """The needs of the runs that wait for their turn."""
+    """The needs of the runs in the queue."""
     budget_bytes: int
-    """What the runs on the device may need together; 0 is any number."""
+    """The largest memory that the runs on the device may need together; 0 means no limit."""
 
 
 @dataclass(slots=True)
@@ -34,20 +38,20 @@ class _Place(Generic[T]):
     need_bytes: int
     is_exclusive: bool
     overtakes: int = 0
-    """How many runs have passed it in the queue."""
+    """The number of runs that have overtaken this run in the queue."""
     started_at: float = 0.0
-    """When it came on the device, by the monotonic clock."""
+    """The time at which the run started on the device, by the monotonic clock."""
 
 
 class Admission(Generic[T]):
-    """First come, first served, within `budget_bytes`; where nothing runs, any run may start.
+    """Admits runs in order of arrival, as long as their needs fit into `budget_bytes`.
 
-    A budget of 0 is none: then all may run beside each other.
+    If nothing runs, any run may start. 0 means no limit.
 
-    A run that fits beside those that run may pass one that does not. Each run is passed a limited
-    number of times, so that a large one comes to its turn. An exclusive run is never passed: it
-    starts when no other run is left, and keeps all others back until it has ended, for
-    `exclusive_s` at most: then it is a run like the others.
+    A run that fits may overtake a run that does not fit. Each run is overtaken at most
+    `_MOST_OVERTAKES` times, so that a large run does not wait without end. An exclusive run is
+    never overtaken, and starts when no other run is left. No other run starts until the exclusive
+    run has ended or `exclusive_s` has passed.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class Admission(Generic[T]):
         self._running: list[_Place[T]] = []
 
     def memory(self, models_bytes: int) -> EngineMemory:
-        """The needs of the runs, beside what models take."""
+        """Return the memory that models take and the memory that the runs need."""
         return EngineMemory(
             models_bytes=models_bytes,
             running_bytes=sum(place.need_bytes for place in self._running),
@@ -73,28 +77,28 @@ class Admission(Generic[T]):
         )
 
     def enter(self, run: T, need_bytes: int, *, is_exclusive: bool = False) -> None:
-        """Put a run at the end of the queue."""
+        """Add a run to the end of the queue."""
         self._waiting.append(_Place(run, need_bytes, is_exclusive))
 
     def leave(self, run: T) -> None:
-        """Forget a run that has ended, or that no longer waits."""
+        """Remove a run that has ended, or that no longer waits."""
         self._waiting = [place for place in self._waiting if place.run != run]
         self._running = [place for place in self._running if place.run != run]
 
     @property
     def joined(self) -> list[T]:
-        """The exclusive runs on the device that others are beside."""
+        """The exclusive runs that now share the device with other runs."""
         if len(self._running) < 2:
             return []
         return [place.run for place in self._running if place.is_exclusive]
 
     @property
     def has_exclusive(self) -> bool:
-        """Whether an exclusive run is there, on the device or before it."""
+        """Whether an exclusive run is on the device or in the queue."""
         return any(place.is_exclusive for place in (*self._running, *self._waiting))
 
     def admit(self) -> T | None:
-        """The next run that may start, or None. It counts as running from then on."""
+        """Return the next run that may start, or None. The run counts as running from now on."""
         passed: list[_Place[T]] = []
         for place in self._waiting:
             if self._fits(place):

@@ -1,4 +1,4 @@
-"""How many rows one device call may have, from the memory that earlier calls took."""
+"""Limits the number of rows of a device call, from the memory that earlier calls took."""
 
 from __future__ import annotations
 
@@ -15,52 +15,41 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _REMEMBERED_KEYS = 512
 _CALLS_TO_GROW = 100
-_ROWS_OF_A_JOB = 2
-"""Of a UNet call: an image with guidance."""
-_FEWEST_JOBS = 4
-"""Where calls have room for fewer, so many take turns: a long job keeps no short one waiting."""
-
-
-def jobs_in(rows: int) -> int:
-    """How many jobs are to run at once where a UNet call has so many rows.
-
-    They meet in one call. More of them would only make each other late.
-    """
-    return max(_FEWEST_JOBS, rows // _ROWS_OF_A_JOB)
 
 
 class MemoryProbe(Protocol):
     """Measures the memory of a device."""
 
     def available_bytes(self) -> int:
-        """How much further calls may take, including what earlier calls gave back."""
+        """Return the memory that further calls may take. Freed memory is included."""
 
     def start(self) -> None:
-        """Note how much is in use now."""
+        """Note the amount of memory that is in use now."""
 
     def peak_growth_bytes(self) -> int:
-        """How much more than at `start` was in use at the highest point since then."""
+        """Return the largest growth of the memory in use since `start`."""
 
 
 @dataclass(slots=True)
 class _Measurements:
     row_bytes: float = 0.0
     most_rows: int = 0
-    """The rows of the largest call that was measured."""
+    """The number of rows of the largest measured call."""
     cap: int | None = None
-    """The row limit since memory ran out; None: it never did."""
+    """The row limit since memory ran out, or None if memory never ran out."""
     full_calls: int = 0
-    """How many calls have had so many rows since the limit was set."""
+    """The number of calls with at least `cap` rows since the limit was set."""
     seen_rows: set[int] = field(default_factory=set)
     """The numbers of rows that calls have had."""
 
 
 class BatchLimits:
-    """Row limits by the kind of call. The first call of a kind has one request, the next as many
-    rows as fit into memory, up to `row_limit`.
+    """Row limits by the kind of call.
 
-    Only `share` of the available memory is used, because the bytes per row may vary. Where memory
-    ran out, the limit is halved. It grows again row by row, for others may have taken the memory.
+    The first call of a kind has one request. Later calls have as many rows as fit into memory, up
+    to `row_limit`. Only `share` of the available memory is used, because the bytes per row may
+    vary. When memory runs out, the limit becomes half of the rows of that call. The limit then
+    grows again row by row, because possibly another process took the memory for a time.
     """
 
     def __init__(
@@ -72,9 +61,9 @@ class BatchLimits:
         self._measurements: OrderedDict[Hashable, _Measurements] = OrderedDict()
 
     def max_rows(self, key: Hashable, wanted: float = math.inf) -> int:
-        """How many rows a call of this kind may have.
+        """Return the number of rows that a call of this kind may have.
 
-        Where so many are `wanted` as a call has had before, the memory is not looked at.
+        If an earlier call had at least `wanted` rows, the memory is not measured again.
         """
         measured = self._measurements.get(key)
         if self._probe is None:
@@ -87,9 +76,9 @@ class BatchLimits:
         return self.fitting_rows(key)
 
     def fitting_rows(self, key: Hashable) -> int:
-        """How many rows of this kind fit beside what is in memory now, as far as was measured.
+        """Return the number of rows of this kind that fit into the memory that is free now.
 
-        Any thread may ask.
+        Without a measurement, the result is the row limit. Any thread may call this method.
         """
         measured = self._measurements.get(key)
         if measured is None:
@@ -102,19 +91,19 @@ class BatchLimits:
         return min(limit, max(measured.most_rows, fitting))
 
     def is_first(self, key: Hashable, rows: int) -> bool:
-        """Whether no call of this kind with so many rows is remembered."""
+        """Whether no call of this kind with that number of rows was noted."""
         measured = self._measurements.get(key)
         return measured is None or rows not in measured.seen_rows
 
     def halve(self, key: Hashable, rows: int) -> None:
-        """Allow calls of this kind half of `rows` for now: with so many, memory ran out."""
+        """Limit calls of this kind to half of `rows`, because `rows` did not fit into memory."""
         measured = self._of(key)
         measured.cap, measured.full_calls = max(1, rows // 2), 0
         measured.most_rows = min(measured.most_rows, measured.cap)
 
     @contextmanager
     def measured(self, key: Hashable, rows: int) -> Iterator[None]:
-        """Notes the call that runs inside, and measures it if it is larger than all before it."""
+        """Note the call that runs inside. Measure the call if it is the largest so far."""
         measured = self._of(key)
         measured.seen_rows.add(rows)
         with self._probed(measured, rows):
@@ -123,7 +112,7 @@ class BatchLimits:
             self._grow(measured)
 
     def _grow(self, measured: _Measurements) -> None:
-        """Allow one more row after many calls with as many as are allowed."""
+        """Raise the limit by one row after many calls that reached the limit."""
         measured.full_calls += 1
         if measured.full_calls >= _CALLS_TO_GROW and measured.cap is not None:
             cap = measured.cap + 1
@@ -150,12 +139,14 @@ class BatchLimits:
 
 
 def _asked(question: Callable[[], T]) -> T | None:
-    """What a probe answers; None where it fails.
+    """Return the result of `question`, or None if it raises.
 
-    A device that fails says so in its next call, too, and that one belongs to a run.
+    The error can be ignored: if the device has failed, the next call fails too and reports it.
     """
     try:
         return question()
-    except Exception:  # noqa: BLE001 - of the device, or of the machine
-        _log.warning("memory was not measured", exc_info=True, extra={"action": "measure"})
+    except Exception:  # noqa: BLE001 - the device or the machine may raise anything
+        _log.warning(
+            "the memory of a call was not measured", exc_info=True, extra={"action": "measure"}
+        )
         return None

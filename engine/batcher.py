@@ -1,7 +1,7 @@
 """Continuous batching by step: one device call serves all requests that wait for the same weights.
 
 Each member of the batch is a run: a generator that yields its new requests and receives their
-answers. After each call the members that it served advance, so any member can join or leave between
+answers. After each call, the served runs advance. A run can join or leave between any
 two calls.
 """
 
@@ -31,10 +31,12 @@ class Request(ABC):
     activity: ClassVar[ActivityKind] = ActivityKind.CALL
     stage: ClassVar[Stage | None] = None
     rows: int
-    """How many rows of a device call it takes."""
+    """The number of rows that the request takes in a device call."""
     goes_ahead: bool = False
-    """Whether it goes ahead of the steps of other runs: what a run needs before its first step, so
-    that it joins the next one of the others, and what follows its last.
+    """Whether the request is served before the steps of other runs.
+
+    This is true for the work before a run's first step, so that the run soon shares calls with
+    other runs. It is also true for the work after the last step.
     """
 
     @property
@@ -45,12 +47,15 @@ class Request(ABC):
     @classmethod
     @abstractmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Any]:
-        """The result of each request in order, or its Exception. Raises if all requests fail."""
+        """Return the result or the Exception of each request, in order.
+
+        An exception that is raised applies to all requests.
+        """
 
 
 @dataclass(eq=False, slots=True)
-class Turn(Request):
-    """A place in the queue for a run that does without the device now, and gave way to others."""
+class YieldRequest(Request):
+    """A request without a device call, which is answered after the requests before it."""
 
     rows: int = 0
 
@@ -64,63 +69,72 @@ class Turn(Request):
 
 
 Answer: TypeAlias = tuple[Request, Any]
-"""A request and its result, or the Exception that it failed with."""
+"""A request and its result, or the Exception with which the request failed."""
 Work: TypeAlias = Generator[Request, Any, T]
 """A generator that yields requests, receives their results and returns a T."""
 Execution: TypeAlias = Generator[list[Request], list[Answer], None]
-"""A run: it yields its new requests and receives the answers to earlier ones."""
+"""A run: it yields its new requests and receives the answers to earlier requests."""
 
 
 @dataclass(eq=False, slots=True)
-class Member:
-    """One run in the batch. `on_end` is called once, with the error that ended it or with None."""
+class BatchedRun:
+    """One run in the batch.
+
+    `on_end` is called once, with the error that ended the run, or with None.
+    """
 
     execution: Execution
     on_end: Callable[[Exception | None], None]
-    is_alone: bool = False
-    """Whether it shares no device call with other runs."""
+    is_unbatched: bool = False
+    """Whether the run shares no device call with other runs."""
     on_active: OnActive = ignore_active
     stages: StageClock = field(default_factory=StageClock)
 
 
 @dataclass(eq=False, slots=True, frozen=True)
 class _Waiting:
-    """A request in the queue, with what it said when it came."""
+    """A request in the queue, and its properties at the time when it was added."""
 
-    member: Member
+    member: BatchedRun
     request: Request
     key: Hashable
     rows: int
 
     def may_join(self, other: _Waiting) -> bool:
-        """Whether one call may serve both."""
+        """Whether one call may serve both requests."""
         if type(self.request) is not type(other.request) or self.key != other.key:
             return False
-        return self.member is other.member or not (self.member.is_alone or other.member.is_alone)
+        return self.member is other.member or not (
+            self.member.is_unbatched or other.member.is_unbatched
+        )
 
 
 @dataclass(slots=True)
 class Batcher:
-    """Chooses the requests of the next call: those with the key of the first in the queue.
+    """A queue of requests, which are served in device calls.
 
-    What begins or ends a run goes ahead of the queue, but only a few calls in a row. What is left
-    of the runs that a call served goes to the end of the queue, so that a run of many requests
-    keeps no other waiting.
+    A call serves requests with the first request's key. Served runs then go to the end of the
+    queue. Requests with `goes_ahead` come first, but for at most `_MOST_CALLS_AHEAD` calls in a row
+    while other requests wait.
     """
 
     limits: BatchLimits = field(default_factory=lambda: BatchLimits(32))
     activity: ActivityMonitor = field(default_factory=ActivityMonitor)
     free_memory: Callable[[Stage | None], bool] = lambda _stage: False
-    """Makes memory free when it ran out in a call of that stage; returns whether there was any."""
+    """Frees memory after a call of that stage ran out of memory. Returns whether memory was freed.
+    """
     _queue: list[_Waiting] = field(default_factory=list)
     _calls_ahead: int = 0
-    """How many calls in a row have gone ahead of the queue."""
+    """The number of calls in a row that began with a request with `goes_ahead`."""
     _denoise_key: Hashable = None
-    """Of the last call of a denoising model."""
+    """The key of the last call of a denoising model."""
 
     @property
     def denoise_rows(self) -> int:
-        """How many rows fit into a denoising call like the last one; any thread may ask."""
+        """The number of rows that fit into a call like the last denoising call.
+
+        Any thread may read this number.
+        """
         return self.limits.fitting_rows(self._denoise_key)
 
     @property
@@ -128,29 +142,29 @@ class Batcher:
         """Whether no request waits."""
         return not self._queue
 
-    def join(self, member: Member) -> None:
-        """Start a run. Its requests take part from the next call on."""
+    def join(self, member: BatchedRun) -> None:
+        """Start a run. The next call may serve its requests."""
         self._advance(member, None)
 
-    def wake(self, member: Member) -> None:
-        """Advance a run that waits for something else than the device."""
+    def wake(self, member: BatchedRun) -> None:
+        """Advance a run that waits for something other than the device."""
         self._advance(member, [])
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: BatchedRun) -> None:
         """Remove a run and close its generator, without calling its `on_end`."""
         self._drop_requests(member)
         try:
             member.execution.close()
-        except Exception:  # noqa: BLE001 - the others go on
+        except Exception:  # noqa: BLE001 - the other runs go on
             _log.exception("a run did not close", extra={"action": "run_close"})
 
     def step(self) -> None:
-        """Advance the runs whose requests are next, after the device call that serves them."""
+        """Make the next device call, and advance the runs that it serves."""
         for member, received in self._answers().items():
             self._advance(member, received)
 
-    def _answers(self) -> dict[Member, list[Answer]]:
-        """The answers of the next call, by run. Nothing else holds them."""
+    def _answers(self) -> dict[BatchedRun, list[Answer]]:
+        """Make the next call and return its answers by run. The batcher keeps no answer."""
         group = self._pick()
         results = self._run(group)
         if not results:
@@ -158,7 +172,7 @@ class Batcher:
         taken, served = set(group), {waiting.member for waiting in group}
         left = [each for each in self._queue if each not in taken]
         self._queue = sorted(left, key=lambda each: each.member in served)
-        answers: dict[Member, list[Answer]] = {}
+        answers: dict[BatchedRun, list[Answer]] = {}
         call_rows = sum(each.rows for each in group)
         names = {each.member.stages.name for each in group} - {""}
         for waiting, result in zip(group, results, strict=True):
@@ -184,7 +198,7 @@ class Batcher:
         return group
 
     def _first(self) -> _Waiting:
-        """The request that the next call is for."""
+        """The request that determines the key of the next call."""
         ahead = next((each for each in self._queue if each.request.goes_ahead), None)
         rest = next((each for each in self._queue if not each.request.goes_ahead), None)
         if ahead is not None and (rest is None or self._calls_ahead < _MOST_CALLS_AHEAD):
@@ -195,13 +209,14 @@ class Batcher:
         return rest
 
     def _run(self, group: list[_Waiting]) -> Sequence[Any]:
-        """The results in order.
+        """Return the results in order.
 
-        None at all if memory ran out, and there is more of it now or the next group is smaller.
+        If memory ran out and was freed, or the row limit was lowered, the result is empty. The
+        requests then stay in the queue for another call.
         """
         requests = [waiting.request for waiting in group]
-        if isinstance(requests[0], Turn):
-            return Turn.run_batch([requests[0]])
+        if isinstance(requests[0], YieldRequest):
+            return YieldRequest.run_batch([requests[0]])
         key, rows = group[0].key, sum(each.rows for each in group)
         is_first = self.limits.is_first(key, rows)
         if requests[0].stage is Stage.DENOISE:
@@ -211,7 +226,7 @@ class Batcher:
         try:
             with self.limits.measured(key, rows):
                 return _results(requests)
-        except BaseException as error:  # noqa: BLE001 - its run ends with it, see `_advance`
+        except BaseException as error:  # noqa: BLE001 - the run ends with the error, see `_advance`
             is_full = is_out_of_memory(error)
             if is_full and self.free_memory(requests[0].stage):
                 return []
@@ -220,26 +235,27 @@ class Batcher:
             if is_full:
                 self.limits.halve(key, rows)
                 return []
-        return [self._run_alone(waiting) for waiting in group]
+        return [self._run_singly(waiting) for waiting in group]
 
-    def _run_alone(self, waiting: _Waiting) -> Any:
+    def _run_singly(self, waiting: _Waiting) -> Any:
         request = waiting.request
         self.activity.begin(request.activity, [waiting.member.on_active])
         try:
             (result,) = _results([request])
-        except BaseException as error:  # noqa: BLE001 - its run ends with it
+        except BaseException as error:  # noqa: BLE001 - the run ends with the error
             return _of_a_run(error)
         return result
 
-    def _advance(self, member: Member, answers: list[Answer] | None) -> None:
+    def _advance(self, member: BatchedRun, answers: list[Answer] | None) -> None:
         self.activity.begin(ActivityKind.NODE, [member.on_active])
         try:
-            # Before its first yield, a generator accepts only None.
+            # Before its first yield, a generator accepts only None, so `answers` is None in the
+            # first call.
             fresh = member.execution.send(answers)  # type: ignore[arg-type]
             waiting = [_waiting(member, request) for request in fresh]
         except StopIteration:
             member.on_end(None)
-        except Exception as error:  # noqa: BLE001 - the run ends with it, the others go on
+        except Exception as error:  # noqa: BLE001 - the run ends with the error, the others go on
             self.leave(member)
             member.on_end(error)
         else:
@@ -247,12 +263,16 @@ class Batcher:
                 member.stages.begin(each.request.stage)
             self._queue += waiting
 
-    def _drop_requests(self, member: Member) -> None:
+    def _drop_requests(self, member: BatchedRun) -> None:
         self._queue = [each for each in self._queue if each.member is not member]
 
 
-def _waiting(member: Member, request: Request) -> _Waiting:
-    """The request in the queue. Raises EngineError for one that cannot be told from others."""
+def _waiting(member: BatchedRun, request: Request) -> _Waiting:
+    """Return the request as an entry of the queue.
+
+    Raises EngineError if the key of the request is not hashable, or the number of its rows is not
+    an integer.
+    """
     try:
         key, rows = request.key, index(request.rows)
         hash(key)
@@ -262,7 +282,7 @@ def _waiting(member: Member, request: Request) -> _Waiting:
 
 
 def _results(requests: Sequence[Request]) -> Sequence[Any]:
-    """The results of a call. Raises EngineError if there is not one for each request."""
+    """Return the results of a call. Raises EngineError if a request has no result, or several."""
     kind = type(requests[0])
     results = kind.run_batch(requests)
     if len(results) != len(requests):
@@ -271,15 +291,18 @@ def _results(requests: Sequence[Request]) -> Sequence[Any]:
 
 
 def _of_a_run(error: BaseException) -> Exception:
-    """The error as one that ends a run, and not the thread, as SystemExit would."""
+    """Return an error that ends only the run.
+
+    An error such as SystemExit would end the device thread, so it is replaced.
+    """
     if isinstance(error, Exception):
         return error
     return EngineError(f"{type(error).__name__}: {error}")
 
 
 def _round_robin(candidates: Iterable[_Waiting]) -> list[_Waiting]:
-    """One request of each run before the second of any, so that no run crowds out the others."""
-    turns: dict[Member, int] = {}
+    """Order the requests: the first request of each run, then the second of each run, and so on."""
+    turns: dict[BatchedRun, int] = {}
     placed = []
     for waiting in candidates:
         turn = turns.get(waiting.member, 0)

@@ -1,4 +1,4 @@
-"""The memory of the container that this process runs in, as its control group has it."""
+"""The memory of the container in which this process runs, read from its control group."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ _FILES = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-"""The files of a limit and of what is used, of version 2 and of version 1."""
+"""The files with the limit and with the used memory, in versions 2 and 1 of control groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerMemory:
     limit_bytes: int
-    """Version 1 has a huge number where there is no limit."""
+    """A huge number if there is no limit and the control group has version 1."""
     used_bytes: int
 
 
 def container_memory(root: Path = _ROOT) -> ContainerMemory | None:
-    """None where there is no control group, or it has no limit."""
+    """The memory of the container; None without a control group or without a limit."""
     for limit, used in _FILES:
         try:
             return ContainerMemory(int((root / limit).read_text()), int((root / used).read_text()))
-        except (OSError, ValueError):  # no such version, or "max"
+        # An error means that the system has another version of cgroups, or that the limit is "max".
+        except (OSError, ValueError):
             continue
     return None

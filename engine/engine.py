@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.activity import Activity, ModelUse, OnActive, ignore_active
-from engine.admission import Admission
-from engine.batch_limits import BatchLimits, jobs_in
-from engine.batcher import Batcher, Member
+from engine.admission import JOB_MEMORY_BYTES, Admission
+from engine.batch_limits import BatchLimits
+from engine.batcher import BatchedRun, Batcher
 from engine.errors import (
     Cancelled,
     DeviceFailed,
@@ -22,17 +23,26 @@ from engine.errors import (
     MachineFailed,
     ModelsUnavailable,
     OutOfMemory,
+    is_machine_error,
 )
 from engine.executor import BODIES, execute
 from engine.graph.declarations import NodeType
-from engine.graph.graph import Graph
+from engine.graph.graph import Graph, Node
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.machine_error import is_machine_error
 from engine.meter import TYPES, Meter
 from engine.options import DeviceOptions
-from engine.reports import EngineEvent
-from engine.run import Run
+from engine.reports import (
+    EngineEvent,
+    Errored,
+    Finished,
+    ImageReady,
+    LatentReady,
+    Note,
+    Progress,
+    SavedLatent,
+)
+from engine.stages import MOST_BESIDE, StageClock
 
 if TYPE_CHECKING:
     from engine.diffusion.device import Device
@@ -41,17 +51,26 @@ _log = logging.getLogger(__name__)
 _Command: TypeAlias = Callable[[], None]
 _STOP_TIMEOUT_S = 60.0
 _ADMIT_PERIOD_S = 1.0
+_MAX_ROWS = 32
+_ROWS_OF_A_JOB = 2
+"""The rows of an image with guidance in a UNet call."""
+_FEWEST_JOBS = 4
+"""The smallest number of jobs to run at once. If a call has room for fewer jobs, the jobs are
+served in turns, so that a long job does not delay a short one.
+"""
 
 
 class Engine:
-    """Runs graphs on one device, all that are submitted at the same time.
+    """Runs all submitted graphs on one device at the same time.
 
-    To make an engine is cheap; `start` imports torch. `max_rows` is the largest number of latents
-    in one UNet call; there are fewer when memory is short. `limits` apply during a run as well, for
-    the sizes of files and outputs are not known before. Runs wait while they and those that run
-    would need more than `job_memory_bytes` together. An exclusive run keeps others back for
-    `exclusive_s` at most. A run reports one `Progress` in each `progress_period_s` at most, and its
-    last step. `more_nodes` are those of packages.
+    Creating an engine is cheap; `start` imports torch.
+
+    `max_rows` is the largest number of rows in one UNet call. A call has fewer rows when memory is
+    short. `limits` are also checked during a run, because the sizes of files and outputs are not
+    known before. A run waits while the runs on the device and this run together would need more
+    than `job_memory_bytes`. Other runs wait for an exclusive run for at most `exclusive_s`. A run
+    reports `Progress` at most once in `progress_period_s`, and always at its last step.
+    `more_nodes` are the node types of installed packages.
     """
 
     def __init__(
@@ -59,8 +78,8 @@ class Engine:
         *,
         models: ModelsFolder,
         options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
-        max_rows: int = 32,
-        job_memory_bytes: int = 2 * 2**30,
+        max_rows: int = _MAX_ROWS,
+        job_memory_bytes: int = JOB_MEMORY_BYTES,
         exclusive_s: float = math.inf,
         progress_period_s: float = 0.0,
         limits: Limits | None = None,
@@ -80,10 +99,10 @@ class Engine:
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._admission: Admission[Run] = Admission(job_memory_bytes, exclusive_s=exclusive_s)
         self._waiting: dict[Run, Callable[[], None]] = {}
-        """What starts each run that waits for its turn."""
-        self._members: dict[Run, Member] = {}
+        """The function that starts each waiting run."""
+        self._members: dict[Run, BatchedRun] = {}
         self._open: dict[Run, Callable[[], None]] = {}
-        """The runs that have not ended, and what tells an exclusive one that others are there."""
+        """The runs that have not ended, each with its `on_joined` callback."""
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._submit_lock = threading.Lock()
@@ -110,7 +129,7 @@ class Engine:
         *,
         on_event: Callable[[EngineEvent], None],
         first_index: Mapping[str, int] | None = None,
-        is_alone: bool = False,
+        is_unbatched: bool = False,
         is_exclusive: bool = False,
         input_files: Mapping[str, bytes] | None = None,
         on_active: OnActive = ignore_active,
@@ -120,18 +139,23 @@ class Engine:
         limits: Limits | None = None,
         name: str = "",
     ) -> Run:
-        """Start a run of a graph. Any thread may call this; it never waits for the device.
+        """Start a run of a graph. Any thread may call this method, which never waits.
 
         `on_event` is called on the device thread, so it must not block. `first_index` has the index
-        of each output node's first image; without it, images are counted in the order of the graph.
-        A run that `is_alone` shares no device call with others. One that `is_exclusive` starts when
-        no other run is left, and no other starts until it has ended or has had its time; then
-        `on_joined` is called, on the device thread, and again for each run that starts beside it.
-        `input_files` has the bytes of each file that the graph reads. `on_active` is called on the
-        device thread, too; see `OnActive`. While a run has `max_untaken` results that were not
-        taken by `Run.take_result`, no node of it starts; 0 is any number. One that `has_previews`
-        reports now and then what its picture looks like. `limits` hold for it in the place of the
-        engine's. `name`: see `StageClock`. Raises EngineError once the engine has stopped.
+        of the first image of each output node. Without it, images are counted in the order of the
+        graph. `input_files` has the bytes of each file that the graph reads. `on_active` is also
+        called on the device thread; see `OnActive`.
+
+        A run that `is_unbatched` shares no device call with other runs. A run that `is_exclusive`
+        starts when no other run is left. No other run starts until the exclusive run has ended or
+        `exclusive_s` has passed. If another run then starts beside the exclusive run, the
+        `on_joined` of the exclusive run is called on the device thread.
+
+        While `max_untaken` results of the run are not yet taken by `Run.take_result`, none of its
+        nodes starts; 0 means no limit. A run that `has_previews` reports previews of its image.
+        `limits` replace the limits of the engine for this run. `StageClock` explains `name`.
+
+        Raises EngineError if the engine has stopped.
         """
         new = partial(self._new_run, first_index=first_index, max_untaken=max_untaken)
         run = new(graph, limits or self._limits, on_event, has_previews=has_previews)
@@ -140,29 +164,42 @@ class Engine:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
             self._open[run] = on_joined
-            start = partial(self._join, run, input_files or {}, on_active, is_alone=is_alone)
+            start = partial(
+                self._join, run, input_files or {}, on_active, is_unbatched=is_unbatched
+            )
             self._inbox.put(partial(self._enter, run, start, is_exclusive=is_exclusive))
         return run
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it runs nothing any more, for whatever reason."""
+        """Whether the engine has stopped, for any reason."""
         return self._stopped.is_set()
 
     @property
     def activity(self) -> Activity:
-        """What the device thread does now."""
+        """The current activity of the device thread."""
         return self._batcher.activity.now
 
     @property
     def jobs(self) -> int:
-        """How many runs at once suit it. While some wait, no further ones: those that do not wait,
-        or all that are there where an exclusive run keeps them back, for that is over soon.
+        """The number of runs that the engine should have at once.
+
+        If no run waits, this is the result of `suggested_concurrency_for` for the number of rows
+        that fit into a call. If runs wait and one run is exclusive, it is the number of all runs.
+        If runs wait only for memory, it is the number of runs that do not wait, and at least 1.
         """
         if self._waiting:
             ahead = 0 if self._admission.has_exclusive else len(self._waiting)
             return max(1, len(self._open) - ahead)
-        return jobs_in(self._batcher.denoise_rows)
+        return self.suggested_concurrency_for(self._batcher.denoise_rows)
+
+    @staticmethod
+    def suggested_concurrency_for(rows: int = _MAX_ROWS) -> int:
+        """The number of jobs to run at once if a UNet call has `rows` rows.
+
+        These jobs share one call. Each further job would only delay the others.
+        """
+        return max(_FEWEST_JOBS, rows // _ROWS_OF_A_JOB)
 
     @property
     def model_use(self) -> ModelUse:
@@ -177,14 +214,14 @@ class Engine:
                     self._run_commands()
                     if not self._batcher.idle:
                         self._batcher.step()
-        except BaseException:  # noqa: BLE001 - the thread has no caller, and the log has it
+        except BaseException:  # noqa: BLE001 - the thread has no caller, so the error is logged
             _log.exception("the device thread ended", extra={"action": "device_end"})
         finally:
             self._batcher.activity.end()
             self._abandon()
 
     def _run_commands(self) -> None:
-        """Run all commands that have come. Wait for one if no request waits for the device."""
+        """Run all commands in the inbox. Wait for a command if no request waits for the device."""
         if self._batcher.idle:
             self._batcher.activity.rest()
             try:
@@ -199,13 +236,13 @@ class Engine:
             command()
 
     def _close(self) -> None:
-        """Accept no more runs, and end the loop. After this no `submit` adds one."""
+        """Accept no more runs, and end the loop. After this call, `submit` raises EngineError."""
         with self._submit_lock:
             self._stopped.set()
         self._inbox.put(_wake)
 
     def _abandon(self) -> None:
-        """End every open run, whatever has ended the loop."""
+        """End every open run after the end of the loop."""
         self._close()
         for run in list(self._open):
             if run in self._members:
@@ -222,17 +259,16 @@ class Engine:
             _log.info("a run waits for its turn", extra=extra)
 
     def _admit(self) -> None:
-        """Start every run that may start now."""
         while not self._stopped.is_set() and (run := self._admission.admit()) is not None:
             for joined in self._admission.joined:
                 self._open[joined]()
             try:
                 self._waiting.pop(run)()
-            except Exception as error:  # noqa: BLE001 - the run ends with it
+            except Exception as error:  # noqa: BLE001 - the run ends with the error
                 self._end(run, error)
 
     def _join(
-        self, run: Run, input_files: Mapping[str, bytes], on_active: OnActive, *, is_alone: bool
+        self, run: Run, input_files: Mapping[str, bytes], on_active: OnActive, *, is_unbatched: bool
     ) -> None:
         assert self._device is not None
         preview = self._on_preview(run)
@@ -249,7 +285,7 @@ class Engine:
             bodies=BODIES | self._own_bodies,
             meter=Meter(run.graph, run.limits, TYPES | self._own_types),
         )
-        member = Member(execution, partial(self._end, run), is_alone, on_active, run.stages)
+        member = BatchedRun(execution, partial(self._end, run), is_unbatched, on_active, run.stages)
         self._members[run] = member
         self._batcher.join(member)
 
@@ -281,14 +317,14 @@ class Engine:
         self._admission.leave(run)
         error = error and self._diagnosed(error)
         if isinstance(error, DeviceFailed) and error.is_lost:
-            self._close()  # or the other runs would fail, too
+            self._close()  # The device is lost, so every other run would fail as well.
         try:
             run.end(error)
         except Exception:  # noqa: BLE001 - a submitter's callback must not end the device thread
             _log.exception("callback failed", extra={"action": "run_end"})
 
     def _diagnosed(self, error: Exception) -> Exception:
-        """The error of a run that has left, with what may be the reason besides the run."""
+        """Return the error of a run, or an error that names a cause outside the run."""
         if is_machine_error(error) and not isinstance(error, ModelsUnavailable):
             return MachineFailed(f"The machine failed: {error}")
         if isinstance(error, OutOfMemory) and self._members:
@@ -297,4 +333,184 @@ class Engine:
 
 
 def _wake() -> None:
-    """A command that does nothing. It ends the wait for a command."""
+    """An empty command. It only ends the wait for a command."""
+
+
+OnEvent: TypeAlias = Callable[[EngineEvent], None]
+
+
+class Run:
+    """A run of a graph. `on_event` is called on the device thread.
+
+    The last event is Finished or Errored.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        limits: Limits,
+        on_event: OnEvent,
+        *,
+        on_cancel: Callable[[Run], None],
+        on_take: Callable[[Run], None],
+        first_index: Mapping[str, int] | None = None,
+        max_untaken: int = 0,
+        has_previews: bool = False,
+        progress_period_s: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.graph = graph
+        self.limits = limits
+        self.has_previews = has_previews
+        self.untaken = 0
+        """The number of reported results that are not yet taken. Only the device thread changes
+        this number."""
+        self.stages = StageClock()
+        """The time of each stage of the run. Only the device thread changes this object."""
+        self._on_event = on_event
+        self._on_cancel = on_cancel
+        self._on_take = on_take
+        self._max_untaken = max_untaken
+        self._progress_period_s = progress_period_s
+        self._now = now
+        self._next_progress_at = now()
+        self._next_node_at = now() + progress_period_s
+        self._node: Node | None = None
+        self._images = _ImageOrder(graph, first_index)
+        self._steps_done = 0
+        self._total_steps = graph.total_steps
+        self._images_reported = 0
+        self._notes: dict[Note, None] = {}
+        self._ended = False
+
+    def cancel(self) -> None:
+        """Cancel the run. Any thread may call this method.
+
+        The event Errored(Cancelled) follows unless the run has ended.
+        """
+        self._on_cancel(self)
+
+    def take_result(self) -> None:
+        """Note that a result was taken. Any thread may call this method."""
+        self._on_take(self)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the number of results that are not yet taken has reached its limit."""
+        return 0 < self._max_untaken <= self.untaken
+
+    def report_steps(self, count: int) -> None:
+        """Report that `count` more sampler steps are done, unless the last report is too recent.
+
+        The last step is always reported, because the work after it may take long.
+        """
+        self._steps_done += count
+        now = self._now()
+        if now >= self._next_progress_at or self._steps_done == self._total_steps:
+            self._report_progress(now)
+
+    def note_node(self, node: Node) -> None:
+        """Note that the node is running.
+
+        The node is reported if the last report is older than the progress period. No node is
+        reported if the progress period is 0.
+        """
+        self._node = node
+        if self._progress_period_s and (now := self._now()) >= self._next_node_at:
+            self._report_progress(now)
+
+    def note(self, note: Note) -> None:
+        """Add a note to the report at the end of the run."""
+        self._notes[note] = None
+
+    def report_preview(self, jpeg: bytes) -> None:
+        self._report(self._progress(jpeg))
+
+    def _report_progress(self, now: float) -> None:
+        self._next_progress_at = self._next_node_at = now + self._progress_period_s
+        self._report(self._progress())
+
+    def _progress(self, preview: bytes | None = None) -> Progress:
+        return Progress(
+            self._steps_done,
+            self._total_steps,
+            node_id=self._node.id if self._node is not None else "",
+            class_type=self._node.class_type if self._node is not None else "",
+            rows=self.stages.last_rows,
+            images=self._images_reported,
+            preview=preview,
+        )
+
+    def report_images(self, node_id: str, images: Sequence[Any]) -> None:
+        """Report the images of an output node, each (height, width, 3) uint8, or its latents."""
+        for ready in self._images.add(node_id, images):
+            self._images_reported += 1
+            self.untaken += 1
+            self._report(ready)
+
+    def end(self, error: Exception | None) -> None:
+        """Report the end of the run: success if `error` is None."""
+        if error is None:
+            last: EngineEvent = self._finished()
+        elif isinstance(error, EngineError):
+            last = Errored(error)
+        else:
+            last = Errored(EngineError(f"{type(error).__name__}: {error}"))
+        self._report(last)
+        self._ended = True
+
+    def _finished(self) -> Finished:
+        stage_s = {str(stage): round(s, 4) for stage, s in self.stages.seconds.items()}
+        rows = self.stages.rows_per_call
+        return Finished(
+            self._images_reported,
+            stage_s,
+            None if rows is None else round(rows, 2),
+            steps=self._steps_done,
+            beside=tuple(sorted(self.stages.beside - {self.stages.name}))[:MOST_BESIDE],
+            notes=tuple(self._notes),
+        )
+
+    def _report(self, event: EngineEvent) -> None:
+        if not self._ended:
+            self._on_event(event)
+
+
+class _ImageOrder:
+    """Gives images the same indexes in every attempt, although nodes may end in another order.
+
+    Without `first_index`, images are counted in the order of the graph's output nodes. The images
+    of a node are then kept until all earlier output nodes have their images.
+    """
+
+    def __init__(self, graph: Graph, first_index: Mapping[str, int] | None) -> None:
+        self._graph = graph
+        self._first_index = first_index
+        self._expected = [node.id for node in graph.outputs]
+        self._held: dict[str, Sequence[Any]] = {}
+        self._next_index = 0
+        if first_index is not None and (missing := set(self._expected) - set(first_index)):
+            raise ValueError(f"first_index lacks {sorted(missing)}")
+
+    def add(self, node_id: str, images: Sequence[Any]) -> list[ImageReady | LatentReady]:
+        """Add the images of a node. Returns the events that can be reported now."""
+        if self._first_index is not None:
+            return self._numbered(node_id, images, self._first_index[node_id])
+        self._held[node_id] = images
+        ready: list[ImageReady | LatentReady] = []
+        while self._expected and self._expected[0] in self._held:
+            next_id = self._expected.pop(0)
+            ready += self._numbered(next_id, self._held.pop(next_id), self._next_index + len(ready))
+        self._next_index += len(ready)
+        return ready
+
+    def _numbered(
+        self, node_id: str, images: Sequence[Any], first: int
+    ) -> list[ImageReady | LatentReady]:
+        seed = self._graph.seed_of(node_id)
+        return [
+            LatentReady(index, node_id, each.samples, seed)
+            if isinstance(each, SavedLatent)
+            else ImageReady(index, node_id, each, seed)
+            for index, each in enumerate(images, first)
+        ]

@@ -1,42 +1,69 @@
-"""What can go wrong in the engine.
+"""The exceptions that the engine raises. Each class has a `code` for callers.
 
-EngineError
-├── GraphInvalid           the workflow is invalid, so no part of it runs
-├── ParametersInvalid      the diffusion request is invalid; it has one entry per field
-├── CheckpointUnavailable  a model file is missing, damaged or of a kind that is not supported
-├── ModelsUnavailable      the models folder cannot be read now
-├── InputFileUnavailable   a file that a node needs is missing or cannot be read
-├── TooLarge               a node would make more images or pixels than the limits allow
-├── OutOfMemory            the device has too little memory for the work
-├── NodeFailed             a node's body raised
-├── DeviceFailed           the device failed, whatever it was asked for
-├── MachineFailed          the machine lacked files, threads or room on a disk
-└── Cancelled              the run was cancelled
+EngineError                engine_failed       the engine could not run the request
+├── GraphInvalid           invalid_input       the workflow is invalid, so no part of it runs
+├── ParametersInvalid      invalid_input       the diffusion request has invalid fields
+├── InputFileUnavailable   invalid_input       a file of a node is missing or cannot be read
+├── TooLarge               invalid_input       a node would make more than the limits allow
+├── CheckpointUnavailable  model_unavailable   a model file is missing, damaged or not supported
+├── ModelsUnavailable      models_unreadable   the models folder cannot be read now
+├── OutOfMemory            out_of_memory       the device has too little memory for the work
+├── NodeFailed             node_failed         the body of a node raised
+├── DeviceFailed           device_failed       the device failed; the request is not the cause
+├── MachineFailed          machine_failed      the machine lacked files, threads or disk space
+├── ExtensionInvalid       extension_invalid   an installed package of nodes cannot be used
+└── Cancelled              cancelled           the run was cancelled
 
-Every error survives pickling, because it travels from the engine's process to the job's.
+Every error can be pickled, because it is sent from the process of the engine to the job actor.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeAlias
 
+ErrorCode: TypeAlias = Literal[
+    "cancelled",
+    "device_failed",
+    "engine_failed",
+    "extension_invalid",
+    "invalid_input",
+    "machine_failed",
+    "model_unavailable",
+    "models_unreadable",
+    "node_failed",
+    "out_of_memory",
+]
 SHOWN_FIELDS = 50
-"""The most fields whose errors are told at once."""
+"""The largest number of fields in one error report."""
 _MAX_TEXT_CHARS = 500
 _INT_LIMIT = 2**64
+COST_TOO_HIGH = "cost_too_high"
+"""The type of the error of a graph that exceeds a limit."""
+_FIELD_OF_LIMIT = {
+    "max_cost": "steps",
+    "max_live_bytes": "width",
+    "max_conditioning_rows": "prompt",
+    "max_tokens": "prompt",
+    "max_merged_models": "prompt",
+    "max_outputs": "batch_size",
+}
+"""The field of a diffusion request that the caller must change to meet each limit."""
 
 
 class EngineError(Exception):
-    """The engine could not run what it was given."""
+    """The engine could not run the request."""
+
+    code: ClassVar[ErrorCode] = "engine_failed"
+    beside_others: bool = False
+    """Whether another run on the device may have caused the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """The error of one field of a request."""
-
     type: str
     message: str
     field: str
@@ -47,6 +74,8 @@ class GraphInvalid(EngineError):
 
     `type` and the types in `node_errors` are ComfyUI's names, so that its clients can read them.
     """
+
+    code = "invalid_input"
 
     def __init__(
         self,
@@ -68,7 +97,7 @@ class GraphInvalid(EngineError):
         return _encodable_text(f"{self.message}: {self.details}" if self.details else self.message)
 
     def body(self) -> dict[str, Any]:
-        """The body of the error response. It is always valid JSON, whatever the caller sent."""
+        """The body of the error response. The body is valid JSON for every request."""
         error = {
             "type": self.type,
             "message": self.message,
@@ -78,12 +107,21 @@ class GraphInvalid(EngineError):
         safe: dict[str, Any] = encodable({"error": error, "node_errors": self.node_errors})
         return safe
 
+    def of_parameters(self) -> EngineError:
+        """The error that names fields of a diffusion request in place of nodes of its graph."""
+        if self.type != COST_TOO_HIGH:
+            return self
+        field = _FIELD_OF_LIMIT[self.extra_info["limit"]]
+        return ParametersInvalid((FieldError(self.type, self.details, field),))
+
 
 class ParametersInvalid(EngineError):
-    """Fields of a request are invalid. Of many bad ones it has the first `SHOWN_FIELDS`."""
+    """Fields of a request are invalid. The error shows the first `SHOWN_FIELDS` fields."""
+
+    code = "invalid_input"
 
     def __init__(self, fields: tuple[FieldError, ...], count: int | None = None) -> None:
-        """`count`: how many fields are bad; None if `fields` are all."""
+        """`count` is the number of invalid fields; None means that `fields` has all of them."""
         self.fields = fields[:SHOWN_FIELDS]
         self.count = len(fields) if count is None else count
         super().__init__(self.fields, self.count)
@@ -95,24 +133,34 @@ class ParametersInvalid(EngineError):
 class CheckpointUnavailable(EngineError):
     """A model file is missing, damaged or of a kind that is not supported."""
 
+    code = "model_unavailable"
+
 
 class ModelsUnavailable(EngineError):
-    """The models folder cannot be read now. That says nothing of what was asked for."""
+    """The models folder cannot be read now. The request itself may be valid."""
+
+    code = "models_unreadable"
 
 
 class InputFileUnavailable(EngineError):
     """A file that a node needs is missing or cannot be read."""
 
+    code = "invalid_input"
+
 
 class TooLarge(EngineError):
     """A node would make more images or pixels than the limits allow."""
+
+    code = "invalid_input"
 
 
 class OutOfMemory(EngineError):
     """The device's memory does not hold this job: lower the width, height or batch size."""
 
+    code = "out_of_memory"
+
     def __init__(self, message: str | None = None, beside_others: bool = False) -> None:
-        """`beside_others`: other runs were there, and may have held the memory."""
+        """`beside_others`: whether other runs were on the device and possibly used the memory."""
         self.beside_others = beside_others
         super().__init__(message or type(self).__doc__, beside_others)
 
@@ -124,9 +172,9 @@ _ALLOCATORS = ("out of memory", "not enough memory", "can't allocate memory", "b
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python, numpy, Pillow or torch says that memory ran out.
+    """Whether an error of Python, numpy, Pillow or torch reports that memory ran out.
 
-    torch's errors are told by their texts: those of the CPU's allocators are plain RuntimeErrors.
+    torch's errors are recognized by their texts, because its CPU allocators raise RuntimeError.
     """
     if isinstance(error, RuntimeError):
         return any(phrase in str(error) for phrase in _ALLOCATORS)
@@ -134,7 +182,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_caused_by(error: BaseException | None, is_one: Callable[[BaseException], bool]) -> bool:
-    """Whether `is_one` is true of the error itself, or of one that it was raised from."""
+    """Whether `is_one` is true for the error itself or for an error in its chain of causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if is_one(error):
@@ -145,7 +193,9 @@ def is_caused_by(error: BaseException | None, is_one: Callable[[BaseException], 
 
 
 class NodeFailed(EngineError):
-    """A node's body raised. In the same process, `__cause__` is the original exception."""
+    """The body of a node raised. In the same process, `__cause__` is the original exception."""
+
+    code = "node_failed"
 
     def __init__(self, node_id: str, class_type: str, message: str) -> None:
         self.node_id = node_id
@@ -158,7 +208,9 @@ class NodeFailed(EngineError):
 
 
 class DeviceFailed(EngineError):
-    """The device failed. If it `is_lost`, nothing works on it until the process is another one."""
+    """The device failed. If the device `is_lost`, only another process can use it again."""
+
+    code = "device_failed"
 
     def __init__(self, message: str, is_lost: bool) -> None:
         self.is_lost = is_lost
@@ -169,18 +221,65 @@ class DeviceFailed(EngineError):
 
 
 class MachineFailed(EngineError):
-    """The machine lacked files, threads or room on a disk, whatever it was asked for."""
+    """The machine lacked files, threads or disk space. The request is not the cause."""
+
+    code = "machine_failed"
+
+
+_MACHINE_ERRNOS = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EROFS,
+        errno.ESTALE,
+    }
+)
+_NO_THREAD = "can't start new thread"
+
+
+def is_machine_error(error: BaseException | None) -> bool:
+    """Whether the error itself, or an error in its chain of causes, is a failure of the machine."""
+    return is_caused_by(error, _is_of_the_machine)
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    match error:
+        case MachineFailed():
+            return True
+        case OSError(errno=number):
+            return number in _MACHINE_ERRNOS
+        case RuntimeError():
+            return _NO_THREAD in str(error)
+        case _:
+            return False
+
+
+class ExtensionInvalid(EngineError):
+    """An installed package of nodes cannot be used. The process then does not start."""
+
+    code = "extension_invalid"
 
 
 class Cancelled(EngineError):
     """The run was cancelled."""
+
+    code = "cancelled"
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)
 
 
 def encodable(value: Any) -> Any:
-    """The value without what strict JSON cannot hold: NaN, lone surrogates, huge integers."""
+    """Return the value with text in place of values that strict JSON cannot hold.
+
+    These are NaN, infinity, integers of more than 64 bits and objects of other types. Lone
+    surrogates are escaped, and long texts are shortened.
+    """
     match value:
         case str():
             return _encodable_text(value)

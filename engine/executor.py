@@ -1,12 +1,12 @@
-"""Runs a graph: its nodes in order, and more of them while one waits for the device.
+"""Runs the nodes of a graph in order, and starts later nodes while a node waits for the device.
 
-Nodes run in the order of `run_order`, by which the memory of a graph is estimated. While the node
-that the order has come to waits for the device, ready nodes behind it start as well, so that they
-share its calls. They hold no more than `overlap_bytes` of the graph. So what is alive at once is
-never more than the estimate, which counts the order alone, and `overlap_bytes` together.
+Nodes run in the order of `run_order`, which is also the basis of the memory estimate of a graph.
+While the current node waits for the device, later nodes that are ready start as well, so that the
+nodes share device calls. The later nodes use at most `Graph.overlap_bytes`. The memory estimate
+assumes strict order, so the values alive at once never exceed the estimate plus `overlap_bytes`.
 
-Nodes that need no device give way to other runs every few milliseconds. Until they are done, the
-requests of the run are kept back, for then it does not depend on time which of them share a call.
+Between nodes that need no device, other runs are served every few milliseconds. The requests of the
+run are yielded only after these nodes. So the requests that share a call do not depend on timing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Mapping
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from engine.batcher import Answer, Execution, Request, Turn, Work
+from engine.batcher import Answer, Execution, Request, Work, YieldRequest
 from engine.errors import EngineError, NodeFailed, OutOfMemory, is_out_of_memory
 from engine.graph.declarations import Body
 from engine.graph.graph import Graph, Node, run_order
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.diffusion.context import Context
 
 OnOutput: TypeAlias = Callable[[str, Any], None]
-"""Called with the id of an output node and its images or latents."""
+"""A function that is called with the id of an output node and its images or latents."""
 
 _TURN_S = 0.01
 
@@ -46,12 +46,15 @@ def execute(
     bodies: Mapping[str, Body] = BODIES,
     meter: Meter | None = None,
 ) -> Execution:
-    """Yield the new requests of the nodes and receive their answers. Closing it closes the nodes.
+    """Yield the new requests of the nodes and receive the answers to them.
 
-    `on_node` is called when a node starts and when it ends, `on_turn` with each that works, at its
-    start and with every answer. While it `is_full`, no node starts, and
-    where none is left it waits for an empty list of answers. Raises NodeFailed, the EngineError
-    that a node failed with, or TooLarge where a node goes beyond a limit of the `meter`.
+    Closing the generator closes the nodes. `on_node` is called when a node starts and when a node
+    ends. `on_turn` is called with a node when the node starts and before the node gets an answer.
+    While `is_full` is true, no node starts. If no other node is running at that time, the generator
+    yields an empty list and waits for an empty list of answers.
+
+    Raises NodeFailed, the EngineError with which a node failed, or TooLarge if a node exceeds a
+    limit of the `meter`.
     """
     nodes = _Nodes(
         graph,
@@ -76,8 +79,11 @@ def execute(
 
 
 def _next_turn() -> Generator[list[Request], list[Answer], list[Answer]]:
-    """Wait until all other runs have had a turn. Returns the answers that came meanwhile."""
-    turn = Turn()
+    """Yield until the requests that other runs have queued are served.
+
+    Returns the answers that arrive meanwhile.
+    """
+    turn = YieldRequest()
     came = yield [turn]
     while not any(request is turn for request, _ in came):
         came += yield []
@@ -116,12 +122,12 @@ class _Nodes:
                 self._consumers[source] = self._consumers.get(source, 0) + 1
         self._places = {node.id: place for place, node in enumerate(self._order)}
         self._reached = 0
-        """The place of the first node in the order that has not ended."""
+        """The index in the order of the first node that has not ended."""
         self._ended: set[str] = set()
         self._ahead_bytes: dict[str, int] = {}
-        """What each node takes that was started before the order had come to it."""
+        """The memory in bytes of each node that was started earlier than in the order."""
         self._ready: list[int] = []
-        """The places of the nodes that are ready, in order."""
+        """The indices of the nodes that are ready, in ascending order."""
         self._sorter = TopologicalSorter({node.id: node.sources for node in self._order})
         self._sorter.prepare()
         self._find_ready()
@@ -133,11 +139,10 @@ class _Nodes:
 
     @property
     def has_startable(self) -> bool:
-        """Whether a node may start now."""
         return self._startable() is not None
 
     def start_ready(self) -> list[Request]:
-        """Start nodes for some milliseconds. Returns the requests that they make."""
+        """Start ready nodes for at most some milliseconds. Returns the requests of these nodes."""
         requests: list[Request] = []
         give_way_at = time.monotonic() + _TURN_S
         while (place := self._startable()) is not None:
@@ -151,9 +156,9 @@ class _Nodes:
         return requests
 
     def resume(self, answers: list[Answer]) -> list[Request]:
-        """Give nodes their answers, which are taken off the list so that nothing else holds them.
+        """Give nodes their answers. Returns the next requests of the nodes.
 
-        Returns the next requests of the nodes.
+        The answers are removed from the list, so that the list keeps no reference to them.
         """
         requests: list[Request] = []
         while answers:
@@ -161,13 +166,13 @@ class _Nodes:
         return requests
 
     def close(self) -> None:
-        """Close the nodes that wait for the device. Raises NodeFailed where one will not."""
+        """Close the nodes that wait for the device. Raises NodeFailed if a node does not close."""
         failure: EngineError | None = None
         while self.in_flight:
             _, (node, work) = self.in_flight.popitem()
             try:
                 work.close()
-            except BaseException as error:  # noqa: BLE001 - the others must be closed as well
+            except BaseException as error:  # noqa: BLE001 - the other nodes must be closed as well
                 failure = _failure(node, error)
                 failure.__cause__ = error
         if failure is not None:
@@ -186,7 +191,7 @@ class _Nodes:
         return []
 
     def _call(self, node: Node, links: Mapping[str, Any]) -> Any:
-        """Call the body. Where memory runs out, again once what nobody uses is dropped."""
+        """Call the body. If memory runs out, drop unused values and call the body again."""
         while True:
             try:
                 return self._bodies[node.class_type](self._context, **node.literals, **links)
@@ -211,7 +216,9 @@ class _Nodes:
         if not isinstance(request, Request):
             work.close()
             raise NodeFailed(
-                node.id, node.class_type, f"its body yielded {type(request).__name__}, no Request"
+                node.id,
+                node.class_type,
+                f"the body yielded {type(request).__name__}, which is not a Request",
             )
         self.in_flight[request] = (node, work)
         return [request]
@@ -259,7 +266,10 @@ class _Nodes:
 
 
 def _failure(node: Node, error: BaseException) -> EngineError:
-    """The error of a run that a body has ended, also by what would end a thread or a process."""
+    """Return the error of the run after the body of a node raised `error`.
+
+    An exception such as SystemExit, which would end the device thread, becomes NodeFailed.
+    """
     if isinstance(error, EngineError):
         return error
     if is_out_of_memory(error):

@@ -1,21 +1,20 @@
-"""What a workflow's caller sends along for its images: the text chunks of their PNG files."""
+"""The extra data of a workflow request, which becomes text chunks of its PNG files."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import SHOWN_FIELDS, FieldError, GraphInvalid, ParametersInvalid, encodable
+from engine.errors import SHOWN_FIELDS, FieldError, ParametersInvalid, encodable
 
 _MAX_KEYWORD_CHARS = 79
 _FIELD = "extra_data.extra_pnginfo"
 
 
 def pnginfo_of(extra_data: object) -> dict[str, Any]:
-    """The member `extra_pnginfo`, empty if there is none: values of JSON by their PNG keywords.
+    """Return the member `extra_pnginfo`, JSON values by PNG keyword. The default is empty.
 
-    Raises ParametersInvalid if it is no object, or a name in it is no keyword of a text chunk.
+    Raises ParametersInvalid if the member is not an object, or if a name is not a PNG keyword.
     """
     if extra_data is None:
         return {}
@@ -33,34 +32,11 @@ def pnginfo_of(extra_data: object) -> dict[str, Any]:
     return dict(pnginfo)
 
 
-def require_size(pnginfo: Mapping[str, Any], max_bytes: int) -> None:
-    """Raises ParametersInvalid if it has more than `max_bytes` as compact JSON in UTF-8."""
-    written = json.dumps(pnginfo, ensure_ascii=False, separators=(",", ":"))
-    size = len(written.encode())
-    if size > max_bytes:
-        message = f"has {size} bytes as JSON, at most {max_bytes} are taken"
-        raise ParametersInvalid((FieldError("too_long", message, _FIELD),))
-
-
-def require_metadata_size(texts: Iterable[object], *, images: int, max_bytes: int) -> None:
-    """Raises GraphInvalid if so many images have more than `max_bytes` of these texts together.
-
-    Each image has all of them, as JSON in ASCII.
-    """
-    size = images * sum(len(json.dumps(text)) for text in texts)
-    if size > max_bytes:
-        details = (
-            f"{images} images have {size} bytes of it, at most {max_bytes} are taken: shorten the "
-            "texts of the prompt, or save fewer images"
-        )
-        raise GraphInvalid("too_much_metadata", "The images say too much of themselves", details)
-
-
 def _is_keyword(name: Any) -> bool:
-    """Whether it is the keyword of a PNG text chunk; that of an iTXt chunk is Latin-1 as well.
+    """Whether `name` is a valid keyword of a PNG text chunk.
 
     https://www.w3.org/TR/png-3/#11keywords: 1 to 79 printable characters of Latin-1, with single
-    spaces between them.
+    spaces between them. This applies to iTXt chunks too.
     """
     return (
         isinstance(name, str)
@@ -72,5 +48,8 @@ def _is_keyword(name: Any) -> bool:
 
 
 def _wrong_keyword(name: Any) -> FieldError:
-    message = "must have 1 to 79 printable characters of Latin-1, for a PNG file names its texts so"
+    message = (
+        "must have 1 to 79 printable characters of Latin-1, because a PNG file uses them as "
+        "keywords of its texts"
+    )
     return FieldError("invalid_keyword", message, f"{_FIELD}.{encodable(str(name)[:100])}")

@@ -1,7 +1,7 @@
-"""Meter: holds a run to the limits of its graph, with the sizes that its values turn out to have.
+"""Checks the limits of a graph during its run, with the actual sizes of its values.
 
-A graph is accepted by what its nodes declare. The sizes of files, the factors of upscale models and
-the tokens of texts show only while it runs, so its cost is added up once more.
+A graph is accepted with estimated sizes. The sizes of files, the factors of upscale models and the
+tokens of texts are known only during the run, so the cost is computed again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from engine.errors import NodeFailed, TooLarge
 from engine.graph.cost import (
     CHANNELS,
+    SIZED_TYPES,
     ConditioningShape,
     DeepLatentShape,
     ImageShape,
@@ -24,10 +25,9 @@ from engine.graph.cost import (
     SigmasShape,
     saturated,
 )
-from engine.graph.costing import Ledger, NodeTypes
 from engine.graph.declarations import Float, Input, Int, String
-from engine.graph.default_shapes import SIZED_TYPES
 from engine.graph.graph import Graph, Node
+from engine.graph.ledger import Ledger, NodeTypes
 from engine.graph.limits import Limits
 from engine.nodes import NODE_TYPES
 from engine.nodes.sides import CELL
@@ -36,7 +36,10 @@ TYPES = {declared.class_type: declared for declared in NODE_TYPES}
 
 
 class Meter:
-    """The cost of the nodes of one run so far. Each method raises TooLarge beyond a limit."""
+    """The cost of the nodes of one run so far.
+
+    Each method raises TooLarge if a limit is exceeded.
+    """
 
     def __init__(self, graph: Graph, limits: Limits, types: NodeTypes = TYPES) -> None:
         self._types = types
@@ -51,17 +54,17 @@ class Meter:
         self._require_limits()
 
     def end(self, node: Node, outputs: Sequence[Any]) -> None:
-        """Count what a node has made."""
-        told = zip(self._types[node.class_type].outputs, self._ledger.shapes_of(node), strict=True)
+        """Count the outputs of a node."""
+        pairs = zip(self._types[node.class_type].outputs, self._ledger.shapes_of(node), strict=True)
         found = [
             measured(value, shape) if name in SIZED_TYPES else shape
-            for value, (name, shape) in zip(outputs, told, strict=False)
+            for value, (name, shape) in zip(outputs, pairs, strict=False)
         ]
         self._ledger.end(node, found)
         self._require_limits()
 
     def _require_ranges(self, node: Node) -> None:
-        """As before a run, for the values that only the run tells."""
+        """Check the linked values of a node against the ranges of its inputs."""
         declared = self._types[node.class_type]
         values = self._ledger.values(node)
         try:
@@ -74,11 +77,11 @@ class Meter:
 
     def _require_limits(self) -> None:
         if excess := self._ledger.excess(self._limits):
-            raise TooLarge(f"The job turned out to be too large: {excess.message}.")
+            raise TooLarge(f"The job is larger than was estimated: {excess.message}.")
 
 
 def require_range(name: str, declared: Input, value: Any, limits: Limits) -> None:
-    """Raise ValueError for a value that could not stand in the place of the input."""
+    """Raise ValueError if the value is not in the range of the input."""
     least: float
     most: float
     match declared:
@@ -88,16 +91,17 @@ def require_range(name: str, declared: Input, value: Any, limits: Limits) -> Non
             least, most = declared.min, declared.max
         case String() if len(value) > limits.max_text_chars:
             raise ValueError(
-                f"{name} has {len(value)} characters, at most {limits.max_text_chars} are taken"
+                f"{name} has {len(value)} characters, but at most {limits.max_text_chars} are "
+                "allowed"
             )
         case _:
             return
     if not least <= value <= most:
-        raise ValueError(f"{name} is {value}, and must be {least:g} to {most:g}")
+        raise ValueError(f"{name} is {value}, but must be from {least:g} to {most:g}")
 
 
 def measured(value: Any, shape: Shape) -> Shape:
-    """The shape of an output, where the node's estimate of it was `shape`."""
+    """Return the measured shape of an output. `shape` is the estimate."""
     match shape:
         case LatentShape():
             height, width = value.samples.shape[-2:]

@@ -6,42 +6,39 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
-WeightStreaming: TypeAlias = Literal["auto", "off"]
 
 
 @dataclass(frozen=True, slots=True)
 class UnetOptions:
-    """How UNets are stored and called. Attention is always torch's own (SDPA)."""
+    """Options for the storage and the calls of UNets. Attention is always torch's SDPA."""
 
     precision: Precision = "auto"
     """The precision of the weights; `auto` is float16 on a GPU and float32 on a CPU. Transformers
-    and language models take bfloat16 for float16. CLIP's text encoders and VAEs always use float32.
+    and language models use bfloat16 instead of float16. CLIP's text encoders and VAEs always use
+    float32.
     """
     channels_last: bool = False
     """Whether convolutions use the memory format that a GPU's tensor cores read best."""
     compiler: str | None = None
-    """The backend of torch.compile, for example `inductor`; None compiles nothing. The first steps
-    of each image size then take about a minute. UNets that FreeU has changed are not compiled.
+    """The backend of torch.compile, for example `inductor`; None compiles nothing. With a backend,
+    the first steps of each image size take about a minute. UNets that FreeU has changed are not
+    compiled.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceOptions:
-    """The device of an engine, and how much of its memory models may take."""
+class DeviceOptions(UnetOptions):
+    """Options for the device of an engine, for the memory of its models, and for its UNets."""
 
     device: str = "cpu"
-    """torch's name of the device; `auto` is the first GPU, or the CPU if there is none."""
+    """torch's name of the device; `auto` is the first GPU, or the CPU if there is no GPU."""
     threads: int | None = None
-    """How many threads torch uses on a CPU; None leaves this to torch."""
-    cache_bytes: int = 8 * 2**30
-    """The largest size of all loaded models together."""
-    text_cache_bytes: int = 128 * 2**20
-    """The largest size of all encoded texts together."""
+    """The number of threads that torch uses on a CPU; None means torch's default."""
+    cache_bytes: int | None = None
+    """The largest size of all loaded models together. None means three quarters of this engine's
+    share of the GPU's memory, or 8 GiB on a CPU."""
+    gpu_share: float = 1.0
+    """The share of a GPU that the engine may use, 0 to 1."""
     step_seed_offset: int = 0
-    """Added to the seed for the noise that samplers draw in their steps."""
-    preview_period_s: float = 1.0
-    """Of each run that is to have previews, one is made in that time at most."""
-    unets: UnetOptions = UnetOptions()
-    weight_streaming: WeightStreaming = "auto"
-    """Whether networks of transformers and language models that do not fit on a GPU are streamed to
-    it layer by layer."""
+    """The number that is added to the seed for the noise of a sampler's steps. With 0, the noise of
+    the first step equals the noise at the start, as in ComfyUI up to 0.3 on a CPU."""

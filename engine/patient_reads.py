@@ -1,6 +1,7 @@
-"""PatientReads: reads of files that may hang, as those of a network mount whose server is away.
+"""Reads files with a time-out, because a read of a network mount may hang without its server.
 
-A thread in such a read cannot be ended. So there is one at most, and nobody waits for it for long.
+A thread in such a read cannot be ended. So there is at most one such thread, and callers wait only
+for a limited time for a read.
 """
 
 from __future__ import annotations
@@ -25,13 +26,9 @@ T = TypeVar("T")
 _may_wait = ContextVar("_may_wait", default=True)
 
 
-class WouldWait(Exception):
-    """Within `without_waiting`, something has to be read first."""
-
-
 @contextmanager
 def without_waiting() -> Generator[None]:
-    """What is called within waits for no read, and raises WouldWait instead."""
+    """Within this context, a call that would wait for a read raises BlockingIOError instead."""
     token = _may_wait.set(False)
     try:
         yield
@@ -57,8 +54,8 @@ class PatientReads:
         clock: Callable[[], float] = time.monotonic,
         subject: str = "The models folder",
     ) -> None:
-        """`ttl_s`: how long what was read is used again. `timeout_s`: how long a read may take
-        before what was read the last time is used. `subject`: of the error text.
+        """`ttl_s` is the time for which a result is reused. `timeout_s` is the time that a read may
+        take before its previous result is used. `subject` is the subject of the error message.
         """
         self._subject = subject
         self._ttl_s = ttl_s
@@ -66,31 +63,32 @@ class PatientReads:
         self._clock = clock
         self._lock = threading.Lock()
         self._values: dict[Hashable, tuple[float, Any]] = {}
-        """When each was read, and what it was then."""
+        """The time of each read and its result."""
         self._reads: OrderedDict[Hashable, _Read] = OrderedDict()
-        """The one at hand, and those that wait for it."""
+        """The current read, and the reads that wait for its end."""
         self._began_at: float | None = None
-        """When the read at hand began; None while the thread does not run."""
+        """The time at which the current read began; None while the thread does not run."""
         self._is_silent = False
 
     def last(self, key: Hashable) -> Any | None:
-        """What was read under `key` the last time; None if nothing was."""
+        """Return the last value that was read under `key`; None if there is no value."""
         with self._lock:
             return self._values.get(key, (0.0, None))[1]
 
     def forget(self, key: Hashable) -> None:
-        """Keep no longer what was read under `key`."""
         with self._lock:
             self._values.pop(key, None)
 
     def read(self, key: Hashable, function: Callable[[], T], *, ttl_s: float | None = None) -> T:
-        """What `function` returns or raises; callers with the same `key` share one call of it.
+        """Return the result of `function`. Concurrent callers with the same `key` share one call.
 
-        `ttl_s`: how long it is used again; None is as long as all that is read.
+        `ttl_s` is the time for which the result is reused; None means the default of this reader.
 
-        Where it does not return in time or raises an OSError, what it returned the last time.
-        FileNotFoundError is raised: it says that a file is gone. Raises ModelsUnavailable where
-        nothing was read yet, and WouldWait.
+        If `function` does not return in time or raises an OSError, its previous result is
+        returned. FileNotFoundError is passed on, because it means that a file was removed.
+
+        Raises ModelsUnavailable if there is no previous result. Raises BlockingIOError inside
+        `without_waiting` if the call would wait.
         """
         try:
             return self.read_now(key, function, ttl_s=ttl_s)
@@ -104,7 +102,7 @@ class PatientReads:
     def read_now(
         self, key: Hashable, function: Callable[[], T], *, ttl_s: float | None = None
     ) -> T:
-        """The same, but ModelsUnavailable is raised also where it was read before."""
+        """Like `read`, but raise ModelsUnavailable even if there is a previous result."""
         ttl_s = self._ttl_s if ttl_s is None else ttl_s
         with self._lock:
             read_at, value = self._values.get(key, (float("-inf"), None))
@@ -115,7 +113,7 @@ class PatientReads:
             wait_s = self._time_left_s()
         if not done.done() and wait_s > 0:
             if not _may_wait.get():
-                raise WouldWait
+                raise BlockingIOError
             wait([done], wait_s)
         if not done.done():
             self._note_silence()
@@ -129,15 +127,20 @@ class PatientReads:
         return result
 
     def _begin(self, key: Hashable, function: Callable[[], Any]) -> Future[Any]:
+        if self._began_at is None:
+            # The thread first waits for the lock, which the caller holds. If the thread cannot
+            # start, nothing has changed, so the next call starts a thread.
+            threading.Thread(target=self._work, name="models-folder", daemon=True).start()
+            self._began_at = self._clock()
         if key not in self._reads:
             self._reads[key] = _Read(key, function, Future())
-        if self._began_at is None:
-            self._began_at = self._clock()
-            threading.Thread(target=self._work, name="models-folder", daemon=True).start()
         return self._reads[key].done
 
     def _time_left_s(self) -> float:
-        """Nobody waits for a read that is overdue, nor for one behind it."""
+        """Return the seconds that callers may still wait for the current read.
+
+        The result is not positive if the read is overdue.
+        """
         assert self._began_at is not None
         return self._began_at + self._timeout_s - self._clock()
 
@@ -146,7 +149,7 @@ class PatientReads:
             value, error = None, None
             try:
                 value = read.function()
-            except Exception as raised:  # noqa: BLE001 - it is raised again where it was asked for
+            except Exception as raised:  # noqa: BLE001 - it is raised again in the caller
                 error = raised
             with self._lock:
                 del self._reads[read.key]
@@ -154,7 +157,9 @@ class PatientReads:
                     self._values[read.key] = (self._clock(), value)
                 if self._is_silent:
                     self._is_silent = False
-                    logger.info("models folder answers", extra={"action": "models_folder"})
+                    logger.info(
+                        "the models folder answers again", extra={"action": "models_folder"}
+                    )
             if error is None:
                 read.done.set_result(value)
             else:
@@ -171,7 +176,7 @@ class PatientReads:
             is_news, self._is_silent = not self._is_silent, True
         if is_news:
             fields = {"action": "models_folder", "of": self._subject, "timeout_s": self._timeout_s}
-            logger.warning("models folder does not answer", extra=fields)
+            logger.warning("the models folder does not answer", extra=fields)
 
     def _unavailable(self, reason: str) -> ModelsUnavailable:
         return ModelsUnavailable(f"{self._subject} cannot be read: {reason}. Try again.")

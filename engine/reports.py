@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +21,20 @@ class Progress:
     done: int
     total: int
     node_id: str = field(default="", compare=False)
-    """The node under way."""
+    """The node that is running."""
     class_type: str = field(default="", compare=False)
     rows: int | None = field(default=None, compare=False)
-    """In the last denoising call, those of other runs included; None before the first."""
+    """The number of rows of the last denoising call, including rows of other runs. None before the
+    first call."""
     images: int = field(default=0, compare=False)
-    """How many results were reported."""
+    """The number of results that were reported."""
     preview: bytes | None = field(default=None, compare=False, repr=False)
-    """What the picture looks like so far, as a JPEG; None where there is nothing new to see."""
+    """A preview of the image as a JPEG; None if there is no new preview."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageReady:
-    """An image is ready. `pixels` is (height, width, 3); `seed` is the seed of its sampler."""
+    """An image is ready. `pixels` is (height, width, 3); `seed` is as in `Graph.seed_of`."""
 
     index: int
     node_id: str
@@ -42,7 +44,7 @@ class ImageReady:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentReady:
-    """A batch of latents is ready. `samples` is (batch, 4, height / 8, width / 8)."""
+    """A batch of latents is ready. `samples` is (batch, channels, height / 8, width / 8)."""
 
     index: int
     node_id: str
@@ -51,11 +53,11 @@ class LatentReady:
 
 
 class Note(StrEnum):
-    """What a run did otherwise than it was asked to, of which it still made its results."""
+    """A deviation from the request in a run that still made its results."""
 
     VAE_TILED = "vae_tiled"
     """Memory ran out, so an image was decoded or encoded tile by tile. Its pixels differ a little
-    from those of the whole."""
+    from the pixels of an image that is decoded or encoded as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,11 @@ class Finished:
     stage_s: Mapping[str, float] = field(default_factory=dict, compare=False)
     """The seconds of each stage; see `StageClock`."""
     rows_per_call: float | None = field(default=None, compare=False)
-    """Rows in a denoising call, those of other runs included; None where there was no call."""
+    """The mean number of rows in a denoising call, including rows of other runs. None if there was
+    no call."""
     steps: int = field(default=0, compare=False)
-    """Of its samplers."""
     beside: tuple[str, ...] = field(default=(), compare=False)
-    """The names of runs that shared device calls with it; see `StageClock`."""
+    """The names of the runs that shared device calls with this run; see `StageClock`."""
     notes: tuple[Note, ...] = field(default=(), compare=False)
 
 
@@ -83,7 +85,7 @@ class Errored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedLatent:
-    """A batch of latents as an output node returns it; `samples` is as in `LatentReady`."""
+    """A batch of latents that an output node returns; `samples` is as in `LatentReady`."""
 
     samples: NDArray[np.float32]
 
@@ -93,7 +95,7 @@ EngineEvent: TypeAlias = Progress | ImageReady | LatentReady | Finished | Errore
 
 @dataclass(slots=True)
 class PassedSigmas:
-    """Reports steps as a sampler passes the sigmas of its schedule."""
+    """Reports steps when a sampler passes the sigmas of its schedule."""
 
     on_steps: Callable[[int], None]
     steps: int

@@ -1,4 +1,4 @@
-"""How long a run is in each stage of making an image."""
+"""Measures the time of a run in each stage of making an image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 from enum import StrEnum
 
 MOST_BESIDE = 64
-"""How many runs are noted of those that were in the same calls."""
+"""The largest number of names of other runs that a clock keeps."""
 
 
 class Stage(StrEnum):
@@ -22,36 +22,38 @@ class Stage(StrEnum):
 class StageClock:
     """Adds up, for each stage, the time in which a run waits for device work of that stage.
 
-    So the turns of other runs count, and requests that overlap count once. Only the device thread
-    uses it.
+    The time in which other runs are served is included. The common time of overlapping requests
+    counts once. Only the device thread uses the clock.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        """`now`: seconds."""
+        """`now` returns a time in seconds."""
         self.seconds: dict[Stage, float] = {}
-        """Of each stage that there was, in the order in which they ended first."""
+        """The seconds of each stage, in the order in which the stages first ended."""
         self._now = now
         self._open: Counter[Stage] = Counter()
         self._since: dict[Stage, float] = {}
         self._rows = 0
         self._calls = 0.0
         self.last_rows: int | None = None
-        """Rows in the last denoising call, those of other runs included; None before the first."""
+        """The number of rows in the last denoising call, including rows of other runs. None before
+        the first call."""
         self.name = ""
-        """By which it is known to the runs that share calls with it; empty: it is not."""
+        """The name of the run in `beside` of other runs. An empty name is left out."""
         self.beside: set[str] = set()
-        """The names of the runs that were in its calls, its own included."""
+        """The names of the runs in the calls of this run, including its own name."""
 
     @property
     def rows_per_call(self) -> float | None:
-        """Rows in a denoising call of this run, those of other runs included; None without a call.
+        """The mean number of rows in a denoising call of this run; None without a call.
 
-        It is the harmonic mean: so the mean of jobs that have as many rows each is that of calls.
+        The rows of other runs in the call are included. The mean is the harmonic mean, weighted by
+        the rows of this run.
         """
         return self._rows / self._calls if self._calls else None
 
     def begin(self, stage: Stage | None) -> None:
-        """A request was made; its work belongs to no stage where that is None."""
+        """Note that a request was made. None means that the request has no stage."""
         if stage is not None:
             if not self._open[stage]:
                 self._since[stage] = self._now()
@@ -60,8 +62,10 @@ class StageClock:
     def end(
         self, stage: Stage | None, *, rows: int, call_rows: int, names: Set[str] = frozenset()
     ) -> None:
-        """It was answered: `rows` of the `call_rows` of its call were its own. `names`: of the runs
-        in it.
+        """Note that a request was answered.
+
+        The request had `rows` of the `call_rows` rows of the call. `names` are the names of the
+        runs in the call.
         """
         if stage is None:
             return

@@ -1,1 +1,1 @@
-"""What happened: event types, the job's state folded from them, the log, the read models."""
+"""The domain layer: event types, the state of jobs, the event log, and the read models."""

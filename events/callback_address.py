@@ -1,30 +1,139 @@
-"""Which addresses a callback may go to. Pure: names are resolved by a function that is given.
+"""Decides to which addresses a callback may be sent. The functions are pure, apart from the name
+resolver, which is a parameter.
 
-A callback makes this service send a request where a caller says, so it must not reach what only
-this service can reach (OWASP: server-side request forgery). The rule holds twice: when a job is
-accepted, and again for the address that is connected to, since a name may resolve to another
-address by then.
+A callback is a request of this service to an address that a caller chose. It must not reach systems
+that only this service can reach (OWASP: server-side request forgery). The rule is checked when a
+job is accepted. The address of each connection is checked again, because the name may then resolve
+to another address.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 import idna
 
-from events.callback_networks import LOOPBACK, Address, Network, Own, forms, is_public, literal
 from events.errors import AddressNotAllowed
+from settings.constant import constant
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+# These are the special ranges of the IANA registry
+# (https://www.iana.org/assignments/iana-ipv4-special-registry), multicast, class E, and the public
+# address of Azure's host agent (168.63.129.16).
+_DENIED_IPV4 = tuple(
+    IPv4Network(text)
+    for text in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "168.63.129.16/32",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.31.196.0/24",
+        "192.52.193.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "192.175.48.0/24",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
+)
+# IPv6 has one public block. https://www.iana.org/assignments/iana-ipv6-special-registry lists the
+# special ranges inside this block. Some ranges embed an IPv4 address (Teredo, 6to4).
+_PUBLIC_IPV6 = IPv6Network("2000::/3")
+_DENIED_IPV6 = tuple(
+    IPv6Network(text)
+    for text in ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")
+)
+LOOPBACK = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The addresses at which this service, and the services that it uses, listen.
+
+    A service at a loopback or wildcard address counts as listening at every address of this
+    machine.
+    """
+
+    services: Sequence[tuple[str, int]] = ()
+    """The host and the port of each service. The host is a name or an address."""
+    interfaces: Callable[[], Collection[Address]] = tuple
+    """Returns the addresses of this machine. Called for each check, because the addresses
+    change.
+    """
+
+    def listens_at(self, address: Address, port: int | None) -> bool:
+        return any(
+            address == own or (_is_here(own) and (_is_here(address) or self.has(address)))
+            for host, own_port in self.services
+            if port in {own_port, None} and (own := literal(host)) is not None
+        )
+
+    def names_at(self, port: int) -> Generator[str]:
+        """The names of services that listen at `port`."""
+        return (host for host, own in self.services if own == port and literal(host) is None)
+
+    def has(self, address: Address) -> bool:
+        """Whether the address belongs to an interface of this machine other than loopback."""
+        return not address.is_loopback and address in self.interfaces()
+
+
+def literal(host: str) -> Address | None:
+    """The address in `host`, or None if `host` is a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def forms(address: Address) -> Generator[Address]:
+    """The address, and the IPv4 address that is embedded in it, if any."""
+    yield address
+    if isinstance(address, IPv6Address):
+        embedded = address.ipv4_mapped or address.sixtofour
+        if embedded is None and address in _NAT64:
+            embedded = IPv4Address(int(address) & 0xFFFFFFFF)
+        if embedded is not None:
+            yield embedded
+
+
+def is_public(address: Address) -> bool:
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _DENIED_IPV4)
+    return address in _PUBLIC_IPV6 and not any(address in network for network in _DENIED_IPV6)
+
+
+def _is_here(address: Address) -> bool:
+    return address.is_loopback or address.is_unspecified
+
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
-"""Host name -> its addresses. Raises OSError where it has none."""
+"""A function that returns the addresses of a host name.
 
+It raises OSError if the name has no address.
+"""
+
+CONNECT_TIMEOUT_S = constant("CALLBACK_CONNECT_TIMEOUT_S", 3.0)
+"""The time-out in seconds for a connection to a receiver."""
 LONGEST_URL = 2048
 LONGEST_PUT_URL = 4096
-"""Of one that is signed with a short-lived role, which has a token of its own."""
+"""The largest length of a presigned upload's URL in characters. It is larger than `LONGEST_URL`,
+because a URL that is signed with short-lived credentials also contains a session token.
+"""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _FIRST_FREE_PORT = 1024
 _LOCALHOST = "localhost"
@@ -39,7 +148,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a callback goes. `host` is in lower case, an IPv6 literal without its brackets."""
+    """The destination of a callback. `host` is in lower case; an IPv6 literal has no brackets."""
 
     scheme: str
     host: str
@@ -47,15 +156,18 @@ class Target:
 
     @property
     def address(self) -> Address | None:
-        """The address where the host is a literal, None where it is a name."""
+        """The address if the host is a literal, or None if the host is a name."""
         return literal(self.host)
 
 
 class AddressRule:
-    """`allow_networks` opens networks that are not public; `ports` replaces 80, 443 and 1024 up.
+    """Decides which URLs and addresses may be called.
 
-    Denied in any case are `deny_networks` and where this service itself listens. The other ports of
-    this machine are opened by its very address alone, not by a network around it.
+    Public addresses are allowed, and also the addresses in `allow_networks`. `ports`, if not empty,
+    replaces the default ports, which are 80, 443 and all ports from 1024 up. `deny_networks` and
+    the addresses and ports of `own` services are always denied. Other ports of this machine's
+    addresses are allowed only if `allow_networks` contains the exact address, and not only a larger
+    network.
     """
 
     def __init__(
@@ -79,7 +191,7 @@ class AddressRule:
         )
 
     def check_url(self, url: str, *, longest: int = LONGEST_URL) -> Target:
-        """The target of `url`, its name not yet resolved. Raises AddressNotAllowed."""
+        """Check `url` and return its target. The name is not resolved. Raises AddressNotAllowed."""
         scheme, authority = _split(url, longest)
         if scheme not in _DEFAULT_PORTS:
             raise AddressNotAllowed("the scheme must be http or https")
@@ -99,9 +211,9 @@ class AddressRule:
         return target
 
     def check_ip(self, ip: str | Address, *, port: int | None = None) -> None:
-        """Raises AddressNotAllowed for an address that is denied, or neither public nor opened.
+        """Raise AddressNotAllowed if the address is denied, or is neither public nor allowed.
 
-        Without a port the address is refused where any of its ports is.
+        If `port` is None, an address is denied if any of its ports is denied.
         """
         try:
             address = ip_address(ip) if isinstance(ip, str) else ip
@@ -109,7 +221,9 @@ class AddressRule:
             raise AddressNotAllowed(f"{ip!r} is not an IP address") from error
         for each in forms(address):
             if _is_in(each, self._deny_networks):
-                raise AddressNotAllowed(f"{address} is in a network that is denied here")
+                raise AddressNotAllowed(
+                    f"{address} is in a network that this service does not allow"
+                )
             if self._own.listens_at(each, port) or (
                 self._own.has(each) and not self._is_named(each)
             ):
@@ -118,11 +232,13 @@ class AddressRule:
             raise AddressNotAllowed(f"{address} is not a public address")
 
     async def addresses(self, target: Target, resolve: Resolve) -> tuple[Address, ...]:
-        """Every address of `target` that may be connected to, in the order resolved; never empty.
+        """Return the allowed addresses of `target`, in the order of the resolver. The result is
+        never empty.
 
-        One answer that is not allowed refuses the whole name: it may be the one that is taken.
-        Only localhost, which needs no name server, may have an answer that is passed over.
-        Raises AddressNotAllowed, also where the name has no address.
+        If one address of the name is not allowed, the name is refused, because the connection may
+        use this address. For the name localhost, addresses that are not allowed are ignored,
+        because a caller cannot control the addresses of this name. Raises AddressNotAllowed, also
+        if the name has no address.
         """
         if (address := target.address) is not None:
             self.check_ip(address, port=target.port)
@@ -147,7 +263,9 @@ class AddressRule:
     async def _require_others(
         self, answers: Sequence[Address], port: int, resolve: Resolve
     ) -> None:
-        """Refuse where a service of ours that is known by its name listens."""
+        """Raise AddressNotAllowed if an answer is an address of a service in `own` that is
+        configured by name.
+        """
         for name in self._own.names_at(port):
             with suppress(OSError, ValueError):
                 if not set(answers).isdisjoint(map(ip_address, await resolve(name))):
@@ -162,9 +280,12 @@ class AddressRule:
             port = int(text)
         if self._ports and port not in self._ports:
             listed = ", ".join(str(each) for each in sorted(self._ports))
-            raise AddressNotAllowed(f"port {port} is not one of {listed}")
+            raise AddressNotAllowed(f"port {port} is not allowed: the allowed ports are {listed}")
         if not self._ports and port < _FIRST_FREE_PORT and port not in _DEFAULT_PORTS.values():
-            raise AddressNotAllowed(f"port {port} is neither 80, 443 nor {_FIRST_FREE_PORT} and up")
+            raise AddressNotAllowed(
+                f"port {port} is not allowed: the allowed ports are 80, 443, and "
+                f"{_FIRST_FREE_PORT} and above"
+            )
         return port
 
     def _is_opened(self, address: Address) -> bool:
@@ -176,25 +297,16 @@ class AddressRule:
         )
 
 
-def receiver_of(url: str) -> str:
-    """Host and port, one name however the URL is spelt; empty where it can have none.
-
-    Whether it may be called is not asked.
-    """
-    try:
-        scheme, authority = _split(url, LONGEST_PUT_URL)
-        host, port = _split_authority(authority)
-    except AddressNotAllowed:
-        return ""
-    return f"{host}:{port or _DEFAULT_PORTS.get(scheme)}"
-
-
 def _is_in(address: Address, networks: Sequence[Network]) -> bool:
     return any(address in network for network in networks)
 
 
 def _split(url: str, longest: int) -> tuple[str, str]:
-    """Scheme in lower case, and authority; stricter than RFC 3986, so that no parsers differ."""
+    """Return the scheme in lower case, and the authority.
+
+    The check is stricter than RFC 3986, so that the checked host is also the host that the HTTP
+    client reads from the URL.
+    """
     if len(url) > longest:
         raise AddressNotAllowed(f"the URL is longer than {longest} characters")
     if any(char.isspace() or not char.isprintable() for char in url):
@@ -205,7 +317,7 @@ def _split(url: str, longest: int) -> tuple[str, str]:
     if parts is None:
         raise AddressNotAllowed("the URL must have the form http://host/path or https://host/path")
     if "#" in parts["rest"]:
-        raise AddressNotAllowed("the URL has a fragment, which is never sent")
+        raise AddressNotAllowed("the URL has a fragment, which would not be sent")
     return parts["scheme"].lower(), parts["authority"]
 
 
@@ -222,7 +334,7 @@ def _split_authority(authority: str) -> tuple[str, str | None]:
 def _ipv6(literal: str) -> str:
     text = literal[1:-1]
     if "%" in text:
-        raise AddressNotAllowed("an IPv6 address with a zone is not public")
+        raise AddressNotAllowed("an IPv6 address must not have a zone")
     try:
         return str(IPv6Address(text))
     except ValueError as error:
@@ -230,12 +342,13 @@ def _ipv6(literal: str) -> str:
 
 
 def _name(host: str) -> str:
-    """A host name or a canonical IPv4 address, in lower case."""
+    """Return a host name or a canonical IPv4 address, in lower case."""
     host = host.lower()
     labels = host.split(".")
     if not host.isascii() or len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
         raise AddressNotAllowed(
-            "the host must be letters, digits, hyphens and dots; write other scripts in Punycode"
+            "the host must consist of letters, digits, hyphens and dots; write other scripts in "
+            "Punycode"
         )
     if _NUMBER.fullmatch(labels[-1]):
         return _ipv4(host)
@@ -245,7 +358,11 @@ def _name(host: str) -> str:
 
 
 def _ipv4(host: str) -> str:
-    """Systems read 127.1, 0177.0.0.1, 0x7f000001 and 2130706433 as an address; we do not."""
+    """Return a canonical IPv4 address.
+
+    Operating systems also read 127.1, 0177.0.0.1, 0x7f000001 and 2130706433 as addresses. These
+    forms are refused.
+    """
     try:
         return str(IPv4Address(host))
     except ValueError as error:
@@ -255,7 +372,9 @@ def _ipv4(host: str) -> str:
 
 
 def _check_punycode(host: str) -> None:
-    """A host that does not decode could be accepted, but httpx could never build its request."""
+    """Raise AddressNotAllowed if the Punycode in a host cannot be decoded. httpx could not build a
+    request for such a host.
+    """
     try:
         idna.decode(host)
     except UnicodeError as error:

@@ -1,7 +1,9 @@
-"""What a command adds to a job's history. Pure: `decide` reads no clock and draws no id.
+"""Decides which events a command adds to a job's history.
 
-A command that has nothing to add, or comes from an actor that is no longer the job's writer, adds
-nothing: that is an outcome, not an error.
+The functions are pure. They use no clock and no random values, and make no ids.
+
+A command that changes nothing adds no events, and a command from an actor that is no longer the
+job's writer adds no events. This is a normal outcome and not an error.
 """
 
 from __future__ import annotations
@@ -10,8 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, assert_never
 
-from events.job import Job, after_break_off, timed_out_message
-from events.job_cost import Timing
+from events.job import Job, timed_out_message, with_interrupted_attempt
 from events.result import FailureCode
 from events.types import (
     AttemptFailed,
@@ -27,10 +28,11 @@ from events.types import (
     JobEvent,
     Started,
     Submitted,
+    Timing,
 )
 
-WHAT_TO_DO = "Submit it again; if that fails too, tell the operator its id."
-"""What the caller of a job can do that the service gave up."""
+WHAT_TO_DO = "Submit the job again. If it fails again, report the id of the job to the operator."
+"""The advice to the caller of a job that the service has given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,18 @@ class Start:
 
     actor: str
     max_attempts: int
-    """How many attempts may be charged to a job whose endpoint does not say it."""
+    """The largest number of attempts that are blamed on a job. The terms of the job may have
+    another number.
+    """
     max_attempts_total: int
-    """How many may fail that the job was not spared, charged or not."""
+    """The largest number of failed attempts, whether they are blamed on the job or not. Attempts as
+    a bystander do not count.
+    """
     now: datetime
     after_attempts: int | None = None
-    """How many attempts the job had when it was handed out. If it has had another number by now,
-    somebody else has it, and nothing is added; None: whoever has it loses it."""
+    """The number of attempts when the job was dispatched. If the number has changed, another holder
+    has started the job, and nothing is added. With None the number is not checked.
+    """
     given_at: datetime | None = None
 
 
@@ -62,10 +69,12 @@ class StoreImage:
 
 @dataclass(frozen=True, slots=True)
 class FailAttempt:
-    """`final`: the next attempt would fail alike (a bad graph, a missing checkpoint).
+    """Record that the attempt of `actor` has failed.
 
-    `blame`: None where the failure is surely the job's own. Whoever sees an actor die speaks in its
-    name, so the attempt may have been said to fail before.
+    `final` means that another attempt would fail in the same way, for example because of an invalid
+    graph or a missing checkpoint. `blame` is None if the job itself certainly caused the failure.
+    After the death of an actor, the process that detects the death executes this command for the
+    actor. If the failure is already recorded, the command adds nothing.
     """
 
     actor: str
@@ -75,12 +84,14 @@ class FailAttempt:
     code: str | None = None
     """A `FailureCode`."""
     is_joined: bool = False
-    """Other jobs may have been on the engine, even where the attempt was to be exclusive."""
+    """Whether other jobs may have joined an exclusive attempt. A suspect is then not blamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailDispatch:
-    """No attempt has begun since the job had `attempts`, and the one who had it is gone."""
+    """Record that the job actor of a job died before it began an attempt, if the number of attempts
+    is still `attempts`.
+    """
 
     attempts: int
     message: str
@@ -89,15 +100,15 @@ class FailDispatch:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The service cannot handle the job, whoever runs it."""
+    """End a job that the service cannot run."""
 
     message: str
     code: FailureCode = FailureCode.SERVICE_FAILED
 
 
 @dataclass(frozen=True, slots=True)
-class Dismiss:
-    """End a job that waits for an attempt: its endpoint is removed."""
+class FailForRemovedEndpoint:
+    """End a job that waits for an attempt, because its endpoint is removed."""
 
     message: str
 
@@ -113,26 +124,26 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A caller asks; a job of which no attempt runs ends at once."""
+    """A caller requests cancellation. A job without a running attempt ends at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """An administrator ends a job at once, whoever runs it. `reason` is shown to its owner."""
+    """An administrator ends a job at once, even if it runs. `reason` is shown to its owner."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Erase:
-    """A caller wants nothing of the job's content kept. One that has not ended is cancelled."""
+    """A caller requests erasure of the job's content. A job that has not ended is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """End a job that waits for an attempt and has run out of time.
+    """End a job that waits for an attempt and has exceeded its deadline.
 
-    `why`: what kept it waiting, as a sentence for its caller.
+    `why` is the reason for the wait, as a sentence for the caller.
     """
 
     now: datetime
@@ -141,7 +152,7 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmCancel:
-    """The running actor has stopped on a caller's request."""
+    """End a job whose actor has stopped because of a request to cancel."""
 
     actor: str
 
@@ -153,18 +164,20 @@ OpenJobCommand = (
     | FailAttempt
     | FailDispatch
     | GiveUp
-    | Dismiss
+    | FailForRemovedEndpoint
     | Complete
     | Cancel
     | ConfirmCancel
     | Quarantine
 )
-"""Adds nothing to a job that has ended."""
+"""The commands that add nothing to a job that has ended."""
 Command = Submit | Erase | OpenJobCommand
 
 
 def decide(command: Command, job: Job | None) -> tuple[JobEvent, ...]:
-    """The events that `command` adds to `job`, in order; none where it changes nothing."""
+    """Return the events that `command` adds to `job`, in order, or none if the command changes
+    nothing.
+    """
     if isinstance(command, Submit):
         return () if job is not None else (command.submitted,)
     if isinstance(command, Erase):
@@ -179,7 +192,11 @@ def decide(command: Command, job: Job | None) -> tuple[JobEvent, ...]:
 
 
 def _leave(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
-    """The caller was told that it is cancelled, so whatever would end or delay it cancels it."""
+    """Decide for a job whose cancellation was requested.
+
+    The service has already answered that the job is cancelled. A command that would start, end or
+    delay the job therefore cancels the job.
+    """
     match command:
         case Cancel():
             return ()
@@ -201,9 +218,9 @@ def _decide(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
             return _fail_dispatch(command, job)
         case Cancel():
             return _cancel(job)
-        case Dismiss(message=message):
+        case FailForRemovedEndpoint(message=message):
             removed = GiveUp(message, FailureCode.ENDPOINT_REMOVED)
-            return () if job.is_attempted else (_dead_letter(removed),)
+            return () if job.has_running_attempt else (_dead_letter(removed),)
         case GiveUp() | Quarantine():
             return (_dead_letter(command),)
         case StoreImage() | FailAttempt() | Complete() | ConfirmCancel():
@@ -225,11 +242,11 @@ def _dead_letter(command: GiveUp | Quarantine) -> Failed:
 def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:
     if command.now >= job.due_at:
         return (Failed(message=timed_out_message(job), code=FailureCode.TIMEOUT),)
-    job = after_break_off(job)
-    counted = job.attempts - job.spared_attempts
+    job = with_interrupted_attempt(job)
+    counted = job.attempts - job.bystander_attempts
     terms = job.submitted.terms
     most = (terms and terms.max_attempts) or command.max_attempts
-    if job.charged_attempts >= most or counted >= command.max_attempts_total:
+    if job.blamed_attempts >= most or counted >= command.max_attempts_total:
         code = job.last_failure_code or FailureCode.ENGINE_FAILED
         return (Failed(message=_gave_up_message(job), code=code),)
     exclusive: Literal[True] | None = True if job.is_suspect else None
@@ -239,8 +256,8 @@ def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:
 
 def _gave_up_message(job: Job) -> str:
     alone = ""
-    if job.is_exclusive and job.charged_attempts:
-        alone = f", {job.charged_attempts} of them with no other job on the engine"
+    if job.is_exclusive and job.blamed_attempts:
+        alone = f", {job.blamed_attempts} of them with no other job on the engine"
     return f"Gave up after {job.attempts} attempts{alone}: {job.last_failure}"
 
 
@@ -251,16 +268,19 @@ def _fail_dispatch(command: FailDispatch, job: Job) -> tuple[JobEvent, ...]:
     if failure < command.max_failures:
         return (DispatchFailed(failure=failure, message=command.message),)
     why = command.message.removesuffix(".")
-    message = f"Gave up after it failed to be dispatched {failure} times: {why}. {WHAT_TO_DO}"
+    message = f"Gave up after the job could not be dispatched {failure} times: {why}. {WHAT_TO_DO}"
     return (_dead_letter(GiveUp(message)),)
 
 
 def _cancel(job: Job) -> tuple[JobEvent, ...]:
-    return (CancelRequested(),) if job.is_attempted else (Cancelled(),)
+    return (CancelRequested(),) if job.has_running_attempt else (Cancelled(),)
 
 
 def _erase(job: Job) -> tuple[JobEvent, ...]:
-    """Whoever runs the job meets the end and writes nothing more."""
+    """Erase the job, and end it if it has not ended.
+
+    An actor that still runs the job finds the end in the log, and writes no further events.
+    """
     erased = Erased(
         flavour=job.submitted.flavour,
         owner=job.submitted.owner,
@@ -279,10 +299,10 @@ def _write(
         case FailAttempt(message=message, final=True, code=code):
             return (Failed(message=message, code=code),)
         case FailAttempt(message=message, blame=blame, code=code):
-            if not job.is_attempted:
+            if not job.has_running_attempt:
                 return ()
             if job.is_exclusive and blame is Blame.SUSPECT and not command.is_joined:
-                blame = None  # no other job was there
+                blame = None  # No other job was on the engine, so the job is blamed.
             attempt = job.attempts
             return (AttemptFailed(attempt=attempt, message=message, blame=blame, code=code),)
         case Complete(images=images, timing=timing, beside=beside, notes=notes):

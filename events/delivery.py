@@ -1,6 +1,12 @@
-"""The state of a callback's delivery, folded from its own events; commands, and what they add.
+"""Folds a delivery's state from its events, and decides which events a command adds to it.
 
-Pure, as for jobs (`events.job`, `events.decisions`): no clock, no id, no chance.
+The functions are pure, like the functions for jobs (`events.job`, `events.decisions`). They use no
+clock and no random values, and make no ids.
+
+The number of attempts depends on the answer. The status 410 ends the delivery at once. Redirects
+and other 4xx statuses allow three attempts, because a new deployment of the receiver may correct
+them. Time-outs and the statuses 408, 425, 429 and 5xx usually pass, so they allow as many attempts
+as `delays_s` has entries.
 """
 
 from __future__ import annotations
@@ -10,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from events.delivery_policy import Delivered, Exhausted, RetryAt, SendResult, Step, next_step
 from events.job import is_readable, unreadable
 from events.types import (
     CallbackAttempted,
@@ -22,21 +27,125 @@ from events.types import (
     RedeliveryRequested,
     Submitted,
 )
+from settings.constant import constant
+
+JITTER = constant("CALLBACK_JITTER", 0.2)
+"""The largest random change of a pause, as a fraction of the pause."""
+WITHHELD_S = constant("CALLBACK_WITHHELD_S", 172_800.0)
+"""The largest time in seconds for which a circuit breaker withholds a delivery. After this time the
+delivery is given up.
+"""
+LONGEST_RETRY_AFTER_S = 3600.0
+"""The longest pause that a receiver may request with Retry-After."""
+
+_GONE = 410
+_PASSING = frozenset({408, 425, 429})
+_TRIES_OF_A_FIRM_ANSWER = 3
 
 
-def is_wanted(submitted: Submitted) -> bool:
-    """Whether a job has a delivery: somebody is called back, or its images are put somewhere."""
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """The result of one attempt: the `status` of an answer, or the `error` if there was no
+    answer.
+    """
+
+    latency_s: float
+    status: int | None = None
+    error: str | None = None
+    retry_after_s: float | None = None
+    refused: bool = False
+    """Whether nothing was sent, because the address, the URL or the image cannot be used. No
+    further attempt follows.
+    """
+    stalled: bool = False
+    """Whether this process was stalled during the attempt. Such an attempt does not count, because
+    the receiver may have answered in time.
+    """
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def is_transient(self) -> bool:
+        return self.status is None or self.status >= 500 or self.status in _PASSING
+
+    @property
+    def answered(self) -> bool | None:
+        """Whether the receiver works, even if it refused this callback; None if unknown."""
+        if self.refused or self.stalled:
+            return None
+        return self.status is not None and self.status < 500
+
+    def __str__(self) -> str:
+        return self.error or f"the receiver answered {self.status}"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The receiver accepted the callback."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAt:
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """No more attempts are made, unless another delivery is requested."""
+
+    message: str
+
+
+Step = Delivered | RetryAt | Exhausted
+
+
+def next_step(
+    sent: SendResult, *, tries: int, delays_s: Sequence[float], now: datetime, spread: float
+) -> Step:
+    """Decide the step that follows attempt number `tries`, counted from 1.
+
+    `delays_s` has the delay in seconds before each attempt. `spread` is a random factor of the
+    delay, so that deliveries that failed at the same time are not repeated at the same time.
+    """
+    if sent.is_accepted:
+        return Delivered()
+    if sent.refused or sent.status == _GONE:
+        return Exhausted(f"Stopped at attempt {tries}: {sent}.")
+    most = len(delays_s) if sent.is_transient else min(len(delays_s), _TRIES_OF_A_FIRM_ANSWER)
+    if tries >= most:
+        return Exhausted(f"Given up after {tries} attempts. The last attempt: {sent}.")
+    delay_s = delays_s[tries] * spread
+    if sent.retry_after_s is not None:
+        delay_s = max(delay_s, min(sent.retry_after_s, LONGEST_RETRY_AFTER_S))
+    return RetryAt(now + timedelta(seconds=delay_s))
+
+
+def longest_delivery_s(
+    *, delays_s: Sequence[float], jitter: float = JITTER, withheld_s: float = WITHHELD_S
+) -> float:
+    """Return the longest time in seconds that a delivery takes while the service runs.
+
+    This is the sum of the longest pauses.
+    """
+    pauses_s = sum(max(delay_s, LONGEST_RETRY_AFTER_S) for delay_s in delays_s)
+    return pauses_s * (1 + jitter) + withheld_s
+
+
+def has_delivery(submitted: Submitted) -> bool:
+    """Whether a job has a delivery: it has a callback URL, or presigned uploads for its images."""
     return submitted.callback_url is not None or bool(submitted.image_puts)
 
 
 def about_put(index: int) -> str:
-    """The name of an image that is put somewhere, among what is done before the end is told."""
+    """The name of the presigned upload of an image, as a step before the end."""
     return f"put-{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class TriesBeforeEnd:
-    """Tries to tell of something before the end of the job, which are not over."""
+    """The attempts of the current step before the end."""
 
     about: str
     tries: int
@@ -45,48 +154,56 @@ class TriesBeforeEnd:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What the delivery events of one job say so far. It is that of the job's end.
+    """The state of a delivery after its events so far.
 
-    What its caller is told of before that comes one after the other, then images are put where the
-    caller said, and then the end; see `events.wire.callbacks` and `events.wire.image_puts`.
+    Fields without another description are about the callback of the end. The callbacks before the
+    end are made one after the other, then the presigned uploads, and then the callback of the end;
+    see `events.delivery_steps`.
     """
 
     version: int = 0
     position: int = 0
     tries: int = 0
-    """Tries since the delivery was last asked for."""
+    """The number of attempts since the delivery was last requested."""
     retry_at: datetime | None = None
     withheld_at: datetime | None = None
-    """When a breaker first kept it from its receiver since it was last asked for."""
+    """The time at which a breaker first withheld the delivery since it was last requested."""
     delivered: bool = False
     exhausted: bool = False
     redeliveries: int = 0
-    """How often it was asked for once more."""
+    """The number of times that another delivery was requested."""
     over: frozenset[str] = frozenset()
-    """What was told before the end or put, or given up."""
+    """The names of the steps before the end that succeeded or were given up."""
     failures: Mapping[str, str] = field(default_factory=dict)
-    """Why what was given up of that failed the last time."""
+    """The last error of each step that was given up, by name."""
     before_end: TriesBeforeEnd | None = None
     is_at_end: bool = False
-    """The end was told, or tried to: nothing before it is told any more."""
+    """Whether the delivery has reached the callback of the end. The steps before the end are then
+    skipped.
+    """
 
     @property
     def ended(self) -> bool:
         return self.delivered or self.exhausted
 
-    def tries_to_tell(self, about: str) -> int:
-        """How often it was tried to tell of this, before the end."""
+    def attempts_of(self, about: str) -> int:
+        """The number of attempts of this step before the end."""
         before = self.before_end
         return before.tries if before is not None and before.about == about else 0
 
     @property
     def was_tried(self) -> bool:
-        """Whether it can be asked for once more. Where no try was made, it is due already."""
+        """Whether the callback of the end had an attempt or has ended, so that another delivery may
+        be requested. A delivery without an attempt is due anyway.
+        """
         return self.ended or self.tries > 0
 
 
 def fold_delivery(events: Iterable[Event], delivery: Delivery | None = None) -> Delivery:
-    """Raises JobOfLaterVersion, JobDamaged at an event that cannot be read; see `events.job`."""
+    """Return the state after `events`, starting from `delivery`.
+
+    Raises JobOfLaterVersion or JobDamaged at an event that cannot be read.
+    """
     delivery = delivery or Delivery()
     for event in events:
         if not is_readable(event) and event.position > delivery.position:
@@ -121,14 +238,14 @@ def _tried_before_end(delivery: Delivery, attempted: CallbackAttempted) -> Deliv
     assert about is not None
     if attempted.is_last:
         result = SendResult(attempted.latency_s, status=attempted.status, error=attempted.error)
-        failed = {} if result.is_taken else {about: str(result)}
+        failed = {} if result.is_accepted else {about: str(result)}
         return replace(
             delivery,
             over=delivery.over | {about},
             failures={**delivery.failures, **failed},
             before_end=None,
         )
-    tries = delivery.tries_to_tell(about) + 1
+    tries = delivery.attempts_of(about) + 1
     return replace(delivery, before_end=TriesBeforeEnd(about, tries, attempted.retry_at))
 
 
@@ -148,7 +265,7 @@ def _at_end(delivery: Delivery, event: Event) -> Delivery:
 
 @dataclass(frozen=True, slots=True)
 class RecordTry:
-    """One try was made. `spread` lengthens or shortens the pause that may follow it."""
+    """An attempt was made. `spread` is a factor of the pause that may follow."""
 
     result: SendResult
     delays_s: Sequence[float]
@@ -163,7 +280,7 @@ class RecordTry:
 
 @dataclass(frozen=True, slots=True)
 class RecordTryBeforeEnd:
-    """One try was made to tell of something before the end."""
+    """An attempt of a step before the end was made."""
 
     about: str
     tried: RecordTry
@@ -171,7 +288,7 @@ class RecordTryBeforeEnd:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpBeforeEnd:
-    """The service cannot tell of this; what follows it is told."""
+    """Give up a step before the end. Later steps still follow."""
 
     about: str
     message: str
@@ -179,9 +296,10 @@ class GiveUpBeforeEnd:
 
 @dataclass(frozen=True, slots=True)
 class EndAfterTry:
-    """End the delivery if the try that was recorded last was its last.
+    """End the delivery if the last recorded attempt was the final attempt.
 
-    A command of its own: after a conflict the try must be counted once, and the end follow it.
+    This command is separate from `RecordTry`. With one command, a conflict between the two events
+    could count the attempt twice or lose the end.
     """
 
     tried: RecordTry
@@ -189,7 +307,10 @@ class EndAfterTry:
 
 @dataclass(frozen=True, slots=True)
 class Withhold:
-    """A breaker keeps the delivery from its receiver, at most for `longest_s` in all."""
+    """Record that a breaker withholds the delivery from its receiver.
+
+    The delivery is given up when it has been withheld for `longest_s` seconds.
+    """
 
     now: datetime
     longest_s: float
@@ -197,19 +318,19 @@ class Withhold:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpDelivery:
-    """The service cannot make the callback."""
+    """Give up the callback of the end, because the service cannot make it."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndWithoutCallback:
-    """Nobody is called back, and nothing is left to be put."""
+    """End a delivery that has no callback of the end and no presigned upload left."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRedelivery:
-    """A caller asks for the delivery once more, with all its tries."""
+    """A caller requests the callback of the end again, with the full number of attempts."""
 
 
 _BeforeEnd = RecordTryBeforeEnd | GiveUpBeforeEnd
@@ -225,7 +346,9 @@ DeliveryCommand = (
 
 
 def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[DeliveryEvent, ...]:
-    """The events that `command` adds to `delivery`; none where it changes nothing."""
+    """Return the events that `command` adds to `delivery`, or none if the command changes
+    nothing.
+    """
     if isinstance(command, RequestRedelivery):
         return (RedeliveryRequested(),) if delivery.was_tried else ()
     if delivery.ended:
@@ -237,7 +360,7 @@ def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[Deliv
         case RecordTry():
             return (tried(command, attempt=delivery.tries + 1),)
         case EndAfterTry(tried=made):
-            # No try: somebody asked for the delivery once more after this one was recorded.
+            # If `tries` is 0, another delivery was requested after this attempt was recorded.
             return _end(made.step(delivery.tries), delivery.tries) if delivery.tries else ()
         case Withhold():
             return _withhold(command, delivery)
@@ -248,7 +371,7 @@ def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[Deliv
 
 
 def _before_end(command: _BeforeEnd, delivery: Delivery) -> CallbackAttempted:
-    attempt = delivery.tries_to_tell(command.about) + 1
+    attempt = delivery.attempts_of(command.about) + 1
     match command:
         case RecordTryBeforeEnd(about=about, tried=made):
             event = tried(made, attempt=attempt)
@@ -261,7 +384,7 @@ def _before_end(command: _BeforeEnd, delivery: Delivery) -> CallbackAttempted:
 
 
 def tried(command: RecordTry, *, attempt: int) -> CallbackAttempted:
-    """The event of try number `attempt`, from 1."""
+    """The event of attempt number `attempt`, counted from 1."""
     step = command.step(attempt)
     return CallbackAttempted(
         attempt=attempt,
@@ -288,7 +411,7 @@ def _withhold(command: Withhold, delivery: Delivery) -> tuple[DeliveryEvent, ...
     if command.now < delivery.withheld_at + timedelta(seconds=command.longest_s):
         return ()
     message = (
-        f"Given up after {delivery.tries} tries: the receiver was left alone, for it failed "
-        f"time after time, and {command.longest_s:g} s were over."
+        f"Given up after {delivery.tries} attempts: the receiver kept failing, so the callback was "
+        f"withheld, and {command.longest_s:g} s have passed."
     )
     return (CallbackExhausted(attempts=delivery.tries, message=message),)

@@ -1,22 +1,21 @@
-"""Errors of the service around the engine.
+"""Errors of all parts of the service except the engine.
 
 ServiceError
 ├── LogUnavailable      nothing was stored: the event log is not connected
-│   └── LogDiffers          it is otherwise than the settings say
 ├── LogFull             nothing was stored: the event log has no room
 ├── OutcomeUnknown      the event log did not answer in time; it may have stored the event
 ├── ReadTimeout         the event log did not return every event of a job in time
-├── HistoryGone         the events that a write builds on were removed from the log
-├── SegmentBroken       a segment of the archive is not what was written
-├── ArchiveBusy         a segment of the archive is being written, or could not be
+├── HistoryGone         the events before an append were removed from the log
+├── HistoryBroken       a history object is damaged
 ├── JobUnreadable       a job has an event that this process cannot read
-│   ├── JobOfLaterVersion   one of a later version, which can
-│   └── JobDamaged          one that is none
+│   ├── JobOfLaterVersion   the event was written by a later version, which can read it
+│   └── JobDamaged          a stored message is not an event
 ├── DatabaseUnavailable the database is not available
+├── OlderData           a version before 0.2.0 wrote the data
 ├── TextNotStorable     a text has characters that a database cannot store
 ├── RowRefused          the database refused a row
 ├── AddressNotAllowed   a URL that this service must not call
-└── FetchFailed         a URL has nothing that could be fetched
+└── FetchFailed         the file at a URL could not be fetched
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ class ServiceError(Exception):
 
 class LogUnavailable(ServiceError):
     """The event log is not connected; nothing was stored. Try again."""
-
-
-class LogDiffers(LogUnavailable):
-    """The event log is otherwise than DARKROOM_LOG_STREAMS says; nothing was stored."""
 
 
 class LogFull(ServiceError):
@@ -53,12 +48,8 @@ class HistoryGone(ServiceError):
     """The history of this job was removed from the event log."""
 
 
-class SegmentBroken(ServiceError):
-    """A segment of the archive is not what was written. Restore it from a backup."""
-
-
-class ArchiveBusy(ServiceError):
-    """A part of the archive is being written. What was asked for is done a little later."""
+class HistoryBroken(ServiceError):
+    """The history object of a job is not what was written. Restore it from a backup."""
 
 
 class JobUnreadable(ServiceError):
@@ -70,11 +61,22 @@ class JobOfLaterVersion(JobUnreadable):
 
 
 class JobDamaged(JobUnreadable):
-    """What the log holds of this job is damaged. Erase it, or tell the operator its id."""
+    """The events of this job in the log are damaged. Erase the job, or report its id to the
+    operator.
+    """
 
 
 class DatabaseUnavailable(ServiceError):
     """The database did not answer."""
+
+
+class OlderData(ServiceError):
+    """This data was written by a version before 0.2.0, which this version cannot read; start with
+    an empty data folder and an empty database.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(" ".join((type(self).__doc__ or "").split()))
 
 
 class TextNotStorable(ServiceError):
@@ -82,7 +84,9 @@ class TextNotStorable(ServiceError):
 
 
 class RowRefused(ServiceError):
-    """The database refused a row. What it said may quote the row, so it is not repeated."""
+    """The database refused a row. Its error message is not shown, because it may contain data of
+    the row.
+    """
 
 
 class AddressNotAllowed(ServiceError):
@@ -90,4 +94,4 @@ class AddressNotAllowed(ServiceError):
 
 
 class FetchFailed(ServiceError):
-    """What the URL names could not be fetched."""
+    """The file at the URL could not be fetched."""

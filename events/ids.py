@@ -1,4 +1,5 @@
-"""Identifiers: time-ordered job and event ids, ids derived from an idempotency key, partitions.
+"""Identifiers: time-ordered ids of jobs and events, ids derived from an idempotency key, partitions
+and lanes.
 
 UUIDv7 and UUIDv8: RFC 9562.
 """
@@ -13,21 +14,22 @@ import uuid_utils
 
 PARTITIONS = 16
 LANES = 64
-READERS = 8
-"""Of the lanes of an endpoint: reader `i` reads those with `lane % READERS == i`."""
+CONSUMERS = 8
+"""The number of consumers of an endpoint's queue. Consumer `i` gets the lanes with
+`lane % CONSUMERS == i`."""
 ID_LENGTH = 36
-"""Characters of an id as text."""
+"""The number of characters of an id as text."""
 ENDPOINT_ID = r"^[A-Za-z0-9_-]{1,64}$"
-"""Pattern of an endpoint's id: it may stand in a subject of the bus."""
+"""The pattern of an endpoint's id. Its characters are all allowed in a NATS subject."""
 
 
 def new_id() -> str:
-    """A UUIDv7: sorts by the time it was made."""
+    """A UUIDv7, which sorts by creation time."""
     return str(uuid_utils.uuid7())
 
 
 def derived_id(secret: bytes, owner: str, idempotency_key: str) -> str:
-    """A UUIDv8 that the same owner and key always give, and nobody without the secret can guess."""
+    """A UUIDv8 derived from owner and key. The id cannot be guessed without the secret."""
     message = f"{owner}\0{idempotency_key}".encode()
     digest = bytearray(hmac.new(secret, message, hashlib.sha256).digest()[:16])
     digest[6] = (digest[6] & 0x0F) | 0x80
@@ -36,7 +38,7 @@ def derived_id(secret: bytes, owner: str, idempotency_key: str) -> str:
 
 
 def is_job_id(text: str) -> bool:
-    """True only for the canonical spelling of a UUID: safe in subjects, paths and keys."""
+    """Whether the text is the canonical spelling of a UUID, and so safe in subjects and paths."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:
@@ -44,10 +46,12 @@ def is_job_id(text: str) -> bool:
 
 
 def partition_of(job_id: str) -> int:
-    """0..15, only from the id, so that one stream can be split without new subjects."""
+    """The partition 0..15 of a job, which is a part of its subjects. So a stream can be split
+    without new subjects.
+    """
     return hashlib.blake2b(job_id.encode(), digest_size=1).digest()[0] % PARTITIONS
 
 
 def lane_of(owner: str) -> int:
-    """0..63, from the owner, so that one caller's backlog keeps to one lane."""
+    """The lane 0..63 of an owner. All entries of one owner are in one lane."""
     return hashlib.blake2b(owner.encode(), digest_size=1).digest()[0] % LANES

@@ -1,4 +1,4 @@
-"""A job's state, folded from its events. Pure."""
+"""Folds the state of a job from its events. The functions are pure."""
 
 from __future__ import annotations
 
@@ -31,32 +31,38 @@ from events.types import (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the events of one job say so far."""
+    """The state of a job after its events so far."""
 
     id: str
     version: int
-    """Number of events folded."""
+    """The number of folded events."""
     position: int
-    """Stream sequence of the last event: what the next append expects."""
+    """The stream sequence of the last event. The next append expects this sequence."""
     submitted: Submitted
     submitted_at: datetime
     traceparent: str | None = None
     attempts: int = 0
-    charged_attempts: int = 0
-    """Those that failed by the job's own doing."""
-    spared_attempts: int = 0
-    """Those that failed while nothing was done for the job."""
-    is_attempted: bool = False
-    """The last attempt has not failed, as far as anybody has said."""
+    blamed_attempts: int = 0
+    """The number of attempts that failed and were blamed on the job."""
+    bystander_attempts: int = 0
+    """The number of attempts that failed with `Blame.BYSTANDER`."""
+    has_running_attempt: bool = False
+    """Whether the last attempt has started, and neither its failure nor the end of the job is
+    recorded.
+    """
     is_exclusive: bool = False
-    """The last attempt shares the engine with no other job."""
+    """Whether the last attempt is exclusive: no other job should run on the engine."""
     is_suspect: bool = False
-    """It may have broken what it ran on, so its next attempt is an exclusive one."""
+    """Whether an attempt has failed with `Blame.SUSPECT`. The next attempt of a suspect is
+    exclusive.
+    """
     actor: str | None = None
-    """The actor of the last `Started`: the only one that may write."""
+    """The actor of the last `Started`. Only this actor may write."""
     started_at: datetime | None = None
     images: tuple[ImageStored, ...] = ()
-    """By index; the first stored of an index wins."""
+    """The images, sorted by index. If several images with the same index were stored, only the
+    first is kept.
+    """
     dispatch_failures: int = 0
     last_failure: str | None = None
     last_failure_code: str | None = None
@@ -64,9 +70,11 @@ class Job:
     end: End | None = None
     ended_at: datetime | None = None
     erased: bool = False
-    """Its content is gone: `submitted` has only owner, flavour and endpoint."""
+    """Whether the job is erased. `submitted` of an erased job has only owner, flavour and
+    endpoint.
+    """
     log_bytes: int = 0
-    """What its events take in the log."""
+    """The size of all events of the job in bytes."""
 
     @property
     def deadline(self) -> datetime:
@@ -74,7 +82,10 @@ class Job:
 
     @property
     def due_at(self) -> datetime:
-        """When it is given up where it waits now: for its first attempt it may have less time."""
+        """The time at which the job expires in its present state.
+
+        Before the first attempt, the terms of the job may set an earlier time than the deadline.
+        """
         terms = self.submitted.terms
         if self.attempts or terms is None or terms.queue_timeout_s is None:
             return self.deadline
@@ -82,7 +93,10 @@ class Job:
 
     @property
     def result_bytes(self) -> int:
-        """What its files take in the image store; before its end the most that they may take."""
+        """The size of the job's image files in bytes.
+
+        Before the end of the job, the result is the largest size that the files may get.
+        """
         stored = sum(image.size_bytes for image in self.images)
         cost = self.submitted.cost
         return stored if self.end is not None or cost is None else max(stored, cost.result_bytes)
@@ -92,12 +106,12 @@ class Job:
 
 
 def fold(events: Iterable[Event], job: Job | None = None) -> Job | None:
-    """The state after `events`, continuing from `job`; None where nothing was submitted.
+    """Return the state after `events`, starting from `job`. None if the events have neither
+    `Submitted` nor `Erased`.
 
-    Events that `job` has already seen are passed over, so that folding twice changes nothing.
-
-    Raises JobOfLaterVersion, JobDamaged at an event that cannot be read: what stands behind it may
-    mean something else than this version would take it for.
+    Events that `job` already includes are skipped, so repeated folding changes nothing. Raises
+    JobOfLaterVersion or JobDamaged at an event that cannot be read, because later events may have
+    another meaning than this version assumes.
     """
     for event in from_erasure(list(events)):
         if isinstance(event.data, Unreadable) and not _has_seen(job, event):
@@ -107,21 +121,27 @@ def fold(events: Iterable[Event], job: Job | None = None) -> Job | None:
 
 
 def fold_readable(events: Iterable[Event]) -> Job | None:
-    """The state before the first event that cannot be read. It decides nothing: it is shown."""
+    """Return the state before the first event that cannot be read.
+
+    The state is for display only, not for decisions.
+    """
     return fold(takewhile(is_readable, from_erasure(list(events))))
 
 
 def fold_for_submission(events: Iterable[Event], job: Job | None = None) -> Job | None:
-    """The job that has the id already, as far as it can be read: a submission adds nothing to it.
+    """Return the readable state of a job, for a submission with the same id.
 
-    Raises JobOfLaterVersion, JobDamaged where nothing of it can be read.
+    A submission with the id of an existing job adds no event. Raises JobOfLaterVersion or
+    JobDamaged if none of the events can be read.
     """
     events = list(events)
     return fold_readable(events) or fold(events, job)
 
 
 def fold_for_erasure(events: Iterable[Event], job: Job | None = None) -> Job | None:
-    """The place of the last event, and what could be read: an erasure needs no more."""
+    """Return the state after the readable events, with the version and position of the last event,
+    for an erasure.
+    """
     for event in events:
         if isinstance(event.data, Unreadable):
             job = job and _passed(event, job)
@@ -135,23 +155,29 @@ def is_readable(event: Event) -> bool:
 
 
 def unreadable(event: Event) -> JobOfLaterVersion | JobDamaged:
-    """The error of whoever folds an event that cannot be read."""
+    """The error to raise for an event that cannot be read."""
     return JobDamaged() if isinstance(event.data, Broken) else JobOfLaterVersion()
 
 
 def from_erasure(events: Sequence[Event]) -> Sequence[Event]:
-    """The events from an `Erased` on, or all: nothing that stands before it counts."""
+    """Return the events from the first `Erased` on, or all events if the job is not erased.
+
+    Events before an erasure have no effect.
+    """
     places = (place for place, event in enumerate(events) if isinstance(event.data, Erased))
     return events[next(places, 0) :]
 
 
 def _has_seen(job: Job | None, event: Event) -> bool:
-    """Nothing comes back behind an erasure."""
+    """Whether `job` already includes the event, or was erased before the event."""
     return job is not None and (job.erased or event.position <= job.position)
 
 
 def _passed(event: Event, job: Job) -> Job:
-    """A broken event does not say its version, but it is the one that follows."""
+    """Return the job after an unreadable event. Only the position and the version change.
+
+    The version of a broken event is unknown, so it counts as the next version.
+    """
     if event.position <= job.position:
         return job
     version = max(event.version, job.version + 1)
@@ -183,7 +209,9 @@ def _first(event: Event) -> Job | None:
 
 
 def _erased(event: Event, data: Erased) -> Job:
-    """The same from this event alone as from all that stood before it."""
+    """Return the state of an erased job. The state depends only on this event, and not on earlier
+    events.
+    """
     blank = Submitted(
         flavour=data.flavour,
         owner=data.owner,
@@ -215,12 +243,12 @@ def _next(job: Job, event: Event) -> Job:
         return job
     match event.data:
         case Started() as started:
-            return _started(after_break_off(job), started, event.time)
+            return _started(with_interrupted_attempt(job), started, event.time)
         case ImageStored() as image if job.image(image.index) is None:
             images = tuple(sorted((*job.images, image), key=lambda stored: stored.index))
             return replace(job, images=images)
         case AttemptFailed(message=message, blame=blame, code=code):
-            job = _charged(job, blame)
+            job = _after_failure(job, blame)
             return replace(job, last_failure=message, last_failure_code=code)
         case DispatchFailed(failure=failure, message=message):
             job = replace(job, dispatch_failures=failure)
@@ -239,37 +267,39 @@ def _started(job: Job, started: Started, time: datetime) -> Job:
         attempts=started.attempt,
         actor=started.actor,
         started_at=job.started_at or time,
-        is_attempted=True,
+        has_running_attempt=True,
         is_exclusive=bool(started.exclusive),
     )
 
 
-def after_break_off(job: Job) -> Job:
-    """The job, if its last attempt has ended without a word: the machine died, or is not reached.
+def with_interrupted_attempt(job: Job) -> Job:
+    """Return the job after an interruption of its last attempt.
 
-    Whoever sees a job actor die by itself says so, so this is never charged.
+    The machine of an interrupted attempt died or could not be reached, so no failure was recorded.
+    (If only the job actor dies, the dispatcher records a failure.) An interruption does not
+    count in `blamed_attempts`, but the job becomes a suspect.
     """
-    if not job.is_attempted:
+    if not job.has_running_attempt:
         return job
-    job = _charged(job, Blame.SUSPECT)
+    job = _after_failure(job, Blame.SUSPECT)
     return replace(job, last_failure="the worker died", last_failure_code=None)
 
 
-def _charged(job: Job, blame: Blame | None) -> Job:
-    """The job, once its last attempt has failed."""
-    is_charged = job.is_attempted and blame is None
-    is_spared = job.is_attempted and blame is Blame.BYSTANDER
+def _after_failure(job: Job, blame: Blame | None) -> Job:
+    """Return the job after the failure of its last attempt."""
+    is_blamed = job.has_running_attempt and blame is None
+    is_bystander = job.has_running_attempt and blame is Blame.BYSTANDER
     return replace(
         job,
-        charged_attempts=job.charged_attempts + is_charged,
-        spared_attempts=job.spared_attempts + is_spared,
-        is_attempted=False,
+        blamed_attempts=job.blamed_attempts + is_blamed,
+        bystander_attempts=job.bystander_attempts + is_bystander,
+        has_running_attempt=False,
         is_suspect=job.is_suspect or blame is Blame.SUSPECT,
     )
 
 
 def sizes_of(files: Mapping[str, InputFile] | None) -> dict[str, tuple[int, int]]:
-    """Width and height of the files by their names, as far as they were recorded."""
+    """The recorded widths and heights of the files in pixels, by name."""
     return {
         name: (file.width, file.height)
         for name, file in (files or {}).items()

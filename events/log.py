@@ -1,8 +1,8 @@
-"""The event log as the rest of the service sees it, and the writer that decides on top of it."""
+"""The interface of the event log, the writers of events, and `RetryingLog`."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,22 +11,28 @@ from typing import Generic, Protocol, TypeVar, get_args
 
 from events.decisions import Command, Erase, Submit, decide
 from events.delivery import Delivery, DeliveryCommand, decide_delivery, fold_delivery
-from events.errors import ReadTimeout
+from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold, fold_for_erasure, fold_for_submission
-from events.streams.log_streams import LogPlace
+from events.retry import keep_trying
 from events.types import DeliveryEvent, Event, EventData, JobEvent
+from settings.constant import constant
+
+APPEND_TIMEOUT_S = constant("LOG_APPEND_TIMEOUT_S", 10.0)
+"""The time in seconds for which an append is repeated. If there is still no answer, OutcomeUnknown
+is raised.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
     event: Event
-    """With its position."""
+    """The event with its position in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Others wrote first; nothing was stored."""
+    """Another writer appended first, so nothing was stored."""
 
     events: tuple[Event, ...]
     """The events after the expected position."""
@@ -34,110 +40,132 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event as it was stored, byte for byte."""
+    """An event as it was stored, with its exact bytes."""
 
     sequence: int
-    """Its position in the log."""
+    """The position in the log."""
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """How much the log or a queue holds."""
+    """The size of a stream, which is a log or a queue."""
 
     messages: int
     size_bytes: int
     max_bytes: int
-    """-1: any number."""
+    """The limit of the size; -1 means no limit."""
     last_sequence: int
 
     @property
     def fill(self) -> float:
-        """0..1 of `max_bytes`."""
+        """The used part of `max_bytes`, 0..1."""
         return self.size_bytes / self.max_bytes if self.max_bytes > 0 else 0.0
 
 
 class Subscription(Protocol):
     async def next(self, timeout_s: float) -> Event | None:
-        """The next stored event; None if none came in time.
+        """Return the next stored event, or None if no event came in time.
 
-        Raises LogUnavailable if nothing can come any more: watch again.
+        Raises LogUnavailable if the subscription is lost. The caller must then call
+        `EventLog.watch` again.
         """
 
 
 class EventReader(Protocol):
     async def next(self, timeout_s: float) -> list[Event]:
-        """The next events in log order, none twice; empty if none came in time.
+        """Return the next events in log order, without repeats. The list is empty if no event came
+        in time.
 
-        With `timeout_s` 0 those that have come by now.
+        If `timeout_s` is 0, return only events that have already arrived.
         """
 
 
 class EventConsumer(Protocol):
-    """A reader of the whole log whose place is kept for it."""
+    """A reader of all events of the log. NATS stores its offset. `JetStreamConsumer` implements
+    it.
+    """
 
     async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
-        """Hand every event to `handle`, at least once, until cancelled.
+        """Pass every event to `handle`, at least once, until cancelled.
 
-        Several are handled at a time, begun in log order. One counts as handled when `handle`
-        returns.
+        Several events are handled at the same time, and their handling begins in log order. An
+        event is acknowledged when `handle` has returned.
         """
-
-
-class WholeConsumer(EventConsumer, Protocol):
-    """A consumer of the log of the jobs, which may be several streams."""
-
-    @property
-    def parts(self) -> Sequence[EventConsumer]:
-        """Of each stream, by its index; with one stream perhaps this consumer itself."""
 
 
 class EventLog(Protocol):
-    """The events of every job, one exact subject each."""
+    """The events of every job, or of the delivery of every job.
+
+    `JetStreamLog` stores the events, each job under its own subject. `JoinedLog` also reads the
+    events in history objects. `RetryingLog` waits until an outage is over.
+    """
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
-        """Store `event` durably if the job's last position is still `expected` (0: no event yet).
+        """Store `event` durably if the position of the job's last event is `expected` (0: no event
+        yet).
 
-        Raises LogUnavailable, LogFull, HistoryGone (nothing stored), OutcomeUnknown (perhaps
-        stored).
+        Raises LogUnavailable, LogFull, ReadTimeout or HistoryGone if nothing was stored, and
+        OutcomeUnknown if the event may have been stored.
         """
 
     async def read(self, job_id: str) -> list[Event]:
-        """Every event of the job that the log has, oldest first; empty if it has none.
+        """Every event of the job in the log, oldest first. The list is empty if the job has no
+        events.
 
-        What this version cannot read is among them, as `Unreadable` (see `events.types`).
-
+        Events that this version cannot read are included as `Unreadable` (see `events.types`).
         Raises LogUnavailable, ReadTimeout.
         """
 
     async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
-        """What the log has of these jobs, in order; one of which it has nothing is left out.
+        """The stored events of these jobs, in order. Jobs without events are left out.
 
-        A replica answers, so the last events may be missing. Raises LogUnavailable.
+        Any replica of the stream may answer, and a replica may lag, so the last events may be
+        missing. Raises LogUnavailable.
         """
 
     async def last(self, job_id: str) -> Event | None:
-        """The job's last event, as the leader has it. Raises LogUnavailable."""
+        """The job's last event, from the leader of the stream. None if the job has no events.
+        Raises LogUnavailable.
+        """
 
     async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
-        """Remove all events of the job but the last `keep`, or only those up to position `upto`.
+        """Remove all events of the job except the last `keep` events.
+
+        With `upto`, remove only events up to the position `upto`. Raises LogUnavailable.
+        """
+
+    def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
+        """Open a reader of all events after the offset `after`."""
+
+    def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
+        """Subscribe to the events of one job that are stored from now on."""
+
+
+class LogContents(Protocol):
+    """All stored messages of a log, also messages that cannot be decoded. `JetStreamLogContents`
+    implements it.
+
+    A read changes nothing, and counts as no delivery.
+    """
+
+    def job_ids(self) -> AsyncGenerator[list[str]]:
+        """The ids of all jobs that have a message, without repeats, in pages. Raises
+        LogUnavailable.
+        """
+
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        """See `EventLog.stored`."""
+
+    async def following(self, offset: int) -> list[StoredEvent]:
+        """The first messages after `offset`, in order. The list is empty if there are no later
+        messages.
 
         Raises LogUnavailable.
         """
 
-    def reader(self, *, after: LogPlace) -> AbstractAsyncContextManager[EventReader]:
-        """Follow the whole log from the place `after`. Events of a job come in their order."""
-
-    def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
-        """What is stored for one job from now on."""
-
-
-class WholeLog(EventLog, Protocol):
-    """The log of the jobs, which may be several streams."""
-
-    @property
-    def parts(self) -> Sequence[EventLog]:
-        """Each stream, by its index; with one stream this log itself."""
+    async def last_sequence(self) -> int:
+        """The offset of the last message that was ever stored, or 0. Raises LogUnavailable."""
 
 
 def utc_now() -> datetime:
@@ -145,7 +173,7 @@ def utc_now() -> datetime:
 
 
 class Folded(Protocol):
-    """A state with the version and position of the last event folded into it."""
+    """A state with the version and the position of its last folded event: `Job` or `Delivery`."""
 
     @property
     def version(self) -> int: ...
@@ -159,7 +187,10 @@ E = TypeVar("E", bound=EventData)
 
 
 class Writer(Generic[S]):
-    """Decides on a state and appends; after a conflict folds the new events and decides again."""
+    """Applies `decide` to the state and appends the resulting events with optimistic concurrency.
+
+    After a conflict, the writer folds the new events and calls `decide` again.
+    """
 
     def __init__(
         self,
@@ -182,7 +213,8 @@ class Writer(Generic[S]):
         *,
         traceparent: str | None = None,
     ) -> tuple[S, tuple[E, ...]]:
-        """The state after the events, and the events that this call stored.
+        """Append events until `decide` returns none. Return the new state and the events that this
+        call stored.
 
         Raises LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout, HistoryGone, JobUnreadable.
         """
@@ -210,24 +242,30 @@ class Writer(Generic[S]):
         return state, tuple(added)
 
     def _fold_news(self, conflict: Conflict, state: S, expected: int) -> S:
-        """Raises ReadTimeout if there are none: the same decision would be refused without end."""
+        """Fold the events of a conflict.
+
+        Raises ReadTimeout if the conflict has no new events. The writer would otherwise repeat the
+        same append without end.
+        """
         folded = self._fold(conflict.events, state)
         ahead: Folded | None = folded
         if ahead is None or ahead.position <= expected:
-            raise ReadTimeout("the log refused an append, but shows nothing behind it")
+            raise ReadTimeout(
+                "the log refused an append because of newer events, but a read did not return them"
+            )
         return folded
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The job after a command, and the events that the command itself added."""
+    """The job after a command, and the events that this command added."""
 
     job: Job | None
     added: tuple[JobEvent, ...]
 
 
 class JobWriter:
-    """Runs a job's commands."""
+    """Executes commands on jobs."""
 
     def __init__(
         self,
@@ -244,13 +282,16 @@ class JobWriter:
         }
 
     async def load(self, job_id: str) -> Job | None:
-        """Raises LogUnavailable, ReadTimeout, JobUnreadable."""
+        """Read and fold a job; None if the log has no events of the job.
+
+        Raises LogUnavailable, ReadTimeout, JobUnreadable.
+        """
         return fold(await self._log.read(job_id))
 
     async def submit(
         self, job_id: str, command: Submit, *, traceparent: str | None = None
     ) -> Outcome:
-        """`added` is empty if a job of this id exists already."""
+        """Submit a job. In the outcome, `added` is empty if a job with this id exists already."""
         return await self._execute(job_id, command, None, traceparent=traceparent)
 
     async def execute(self, command: Command, job: Job) -> Outcome:
@@ -259,7 +300,11 @@ class JobWriter:
     async def _execute(
         self, job_id: str, command: Command, job: Job | None, *, traceparent: str | None
     ) -> Outcome:
-        """Nothing is decided on what cannot be read; but it is found again, and can be erased."""
+        """Execute a command.
+
+        Raises JobUnreadable if an event cannot be read, unless the command submits or erases the
+        job.
+        """
         state, added = await self._writers[type(command)].write(
             job_id, job, partial(decide, command), traceparent=traceparent
         )
@@ -267,12 +312,12 @@ class JobWriter:
 
 
 class DeliveryWriter:
-    """Runs the commands of deliveries."""
+    """Executes commands on deliveries."""
 
     def __init__(
         self, log: EventLog, *, on_added: Callable[[DeliveryEvent], None] = lambda _: None
     ) -> None:
-        """`on_added` is told of each event that this writer has stored."""
+        """`on_added` is called with each event that this writer has stored."""
         self._log = log
         self._writer: Writer[Delivery] = Writer(log, fold=fold_delivery)
         self._on_added = on_added
@@ -295,3 +340,48 @@ class DeliveryWriter:
 
 def stored(event: Event, position: int, *, size_bytes: int) -> Event:
     return replace(event, position=position, size_bytes=size_bytes)
+
+
+T = TypeVar("T")
+
+
+class RetryingLog:
+    """A log that repeats each call until it succeeds, while the log is unavailable or full.
+
+    The writers of accepted jobs use it. An append is repeated with the same event id and the same
+    expected sequence, so no event is stored twice.
+    """
+
+    def __init__(self, log: EventLog, *, longest_pause_s: float = 2.0) -> None:
+        self._log = log
+        self._longest_pause_s = longest_pause_s
+
+    async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
+        return await self._persist(lambda: self._log.append(event, expected=expected))
+
+    async def read(self, job_id: str) -> list[Event]:
+        return await self._persist(lambda: self._log.read(job_id))
+
+    async def last(self, job_id: str) -> Event | None:
+        return await self._persist(lambda: self._log.last(job_id))
+
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        return await self._persist(lambda: self._log.stored(job_ids))
+
+    async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
+        await self._persist(lambda: self._log.purge(job_id, keep=keep, upto=upto))
+
+    def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
+        return self._log.reader(after=after)
+
+    def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
+        return self._log.watch(job_id)
+
+    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await keep_trying(
+            call,
+            on=(LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout),
+            first_pause_s=0.1,
+            longest_pause_s=self._longest_pause_s,
+            fields={"action": "persist"},
+        )

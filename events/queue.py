@@ -1,8 +1,8 @@
-"""The queues, as the rest of the service sees them.
+"""The interfaces of the queues; `events.bus.queues` implements them on JetStream.
 
-A queue is a projection of the log: it says what is left to do, never what was done, and can be
-built again at any time. So whoever takes an entry folds the job first. `events.bus.queues` keeps
-the queues on JetStream, `events.memory.queues` keeps them in memory for tests.
+A queue is a projection of the log and can be rebuilt at any time. A queue shows which work is left,
+but not which work was done. A holder of an entry must therefore fold the job before the holder
+acts.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from events.job import Job
-from events.wire.callback_keys import PARTS, UNDIVIDED
+from settings.constant import constant
 
+LEASE_S = constant("LEASE_S", 30.0)
+"""The time in seconds for which the actor of a job holds the entry without a renewal. After this
+time the entry is delivered again, and another actor may get the job.
+"""
+REQUEUE_PERIOD_S = constant("REQUEUE_PERIOD_S", 60.0)
+"""The seconds between two repairs of a queue. A repair puts lost entries back."""
 AT_ONCE = datetime(2000, 1, 1, tzinfo=UTC)
-"""A time that is over by every clock: what is parked until then is due now."""
+"""A time in the past by every clock. A delivery that is parked until `AT_ONCE` is due now."""
 
 
 class QueueEntry(Protocol):
-    """One job on a queue, delivered to a holder.
+    """One job on a queue, delivered to a holder. `JetStreamEntry` implements it.
 
-    An entry that is neither acknowledged nor renewed in time is delivered again. Being the holder
-    is no fence: an entry of an earlier delivery still acknowledges, returns and renews the later
-    one. The job's events decide who may write.
+    An entry that is neither acknowledged nor renewed in time is delivered again. After redelivery
+    two holders exist. Either may ack, nak or renew; only the events decide who may write.
     """
 
     @property
@@ -33,172 +38,170 @@ class QueueEntry(Protocol):
 
     @property
     def token(self) -> str:
-        """Opens this entry again in another process (`JobQueue.entry`)."""
+        """A text with which another process can reopen this entry (`JobQueue.entry`)."""
 
     @property
     def stored_at(self) -> datetime:
-        """When it was put on the queue, by the clock of the server that keeps the queue.
+        """The time at which the entry was put on the queue, by the clock of the queue's server.
 
-        That clock decides when what is parked becomes due. So an entry that was stored at or after
-        the time that its work waits for is due, however far the reader's own clock is behind.
+        The server decides by its own clock when a parked entry becomes due. So an entry that was
+        stored at or after its due time is due, even if the clock of the reader is behind.
         """
 
     async def ack(self) -> None:
-        """Take it off the queue. If the server does not answer, it is delivered again."""
+        """Remove the entry from the queue.
+
+        If the server does not confirm this, the entry may be delivered again.
+        """
 
     async def nak(self) -> None:
-        """Give it back, to be delivered again at once."""
+        """Return the entry to the queue, which delivers it again at once."""
 
     async def renew(self) -> None:
-        """Hold it for another full time."""
+        """Restart the ack wait. An entry is delivered again at the end of its ack wait."""
 
     async def hold(self, *, for_s: float) -> None:
-        """Hold it for this long, whatever is left of its time."""
+        """Let the entry be delivered again after `for_s` seconds, instead of after its ack wait."""
 
 
-class CallbackEntry(QueueEntry, Protocol):
-    @property
-    def key(self) -> str:
-        """As it was added or parked; see `events.wire.callback_keys`."""
-
-
-class EntryReader(Protocol):
-    """Takes entries off the head of a queue, for one holder."""
+class EntryConsumer(Protocol):
+    """Takes entries from the head of a queue, for one holder. `JetStreamEntries` implements it."""
 
     async def next(self, *, most: int, timeout_s: float) -> Sequence[QueueEntry]:
-        """What has come by now, else the next entries to come; empty if none came in time.
+        """Return the entries that have arrived, or wait for the next entries.
 
-        Entries come ahead, so there may be more than `most` of them, which is how many are asked
-        for where none is on its way. Raises LogUnavailable.
+        The result is empty if no entry came in time. `most` is the number of entries in a request
+        to the server. The result may have more entries, if entries of two requests have arrived.
+        Raises LogUnavailable.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job that waits or runs, as its entry on the queue tells of it to who holds no entry."""
+    """A job that waits or runs, as its entry shows it. A reader of the queue need not hold the
+    entry.
+    """
 
     job_id: str
     lane: int
     position: int
-    """On the queue: a later entry has a higher one."""
-    deadline: datetime | None
-    """None: the entry was put there by a version that did not say it."""
+    """The position on the queue. A later entry has a higher position."""
+    deadline: datetime
 
 
 class JobQueue(Protocol):
-    """Jobs that wait or run, by endpoint and lane."""
+    """Jobs that wait or run, by endpoint and lane. `JetStreamJobQueue` implements it."""
 
-    async def add(
-        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
-    ) -> None:
-        """Does nothing if the job waits or runs. Raises LogUnavailable, LogFull."""
+    async def add(self, endpoint: str, lane: int, job_id: str, *, deadline: datetime) -> None:
+        """Add an entry unless the job already has an entry. Raises LogUnavailable, LogFull."""
 
-    async def put_again(
-        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
-    ) -> None:
-        """A new entry in the place of the one that is there, whoever holds that.
+    async def put_again(self, endpoint: str, lane: int, job_id: str, *, deadline: datetime) -> None:
+        """Replace the job's entry with a new entry, even if the old entry is held.
 
-        At no time there is none. Raises LogUnavailable, LogFull.
+        The job has an entry at all times. Raises LogUnavailable, LogFull.
         """
 
     async def remove(self, endpoint: str, lane: int, job_id: str) -> None:
-        """Does nothing if there is no entry. Raises LogUnavailable."""
+        """Remove the entry if it exists. Raises LogUnavailable."""
 
     async def depth(self, endpoint: str) -> int:
-        """Entries that wait or run. May be a second old. Raises LogUnavailable."""
-
-    async def ahead(self, endpoint: str, lane: int, job_id: str) -> int | None:
-        """How many entries of the endpoint stand before this job's, whether they wait or run.
-
-        None where it has no entry. Raises LogUnavailable.
-        """
-
-    async def job_ids(self) -> set[str]:
-        """Every job that has an entry. Raises LogUnavailable."""
-
-    async def queued(self, endpoint: str, *, after: int, most: int) -> list[QueuedJob]:
-        """The first jobs of an endpoint behind a position, whether they wait or run.
-
-        Fewer than `most` only if there are no more. Raises LogUnavailable.
-        """
-
-    async def made_at(self) -> datetime:
-        """Another time once the queue was lost and made again: then positions begin anew.
+        """The number of entries of jobs that wait or run. The number may be a second old.
 
         Raises LogUnavailable.
         """
 
-    async def endpoints(self) -> set[str]:
-        """Every endpoint that has entries, or whose lanes were read. Raises LogUnavailable."""
+    async def ahead(self, endpoint: str, lane: int, job_id: str) -> int | None:
+        """The number of entries of the endpoint before the entry of this job, including running
+        jobs.
 
-    async def forget(self, endpoint: str) -> None:
-        """Remove what was made to read the lanes of an endpoint; entries stay.
-
-        Whoever reads a lane meanwhile gets LogUnavailable, and may begin again. Raises
-        LogUnavailable.
+        None if the job has no entry. Raises LogUnavailable.
         """
 
-    def reader(self, endpoint: str, number: int) -> AbstractAsyncContextManager[EntryReader]:
-        """Take the entries of some lanes (`events.ids.READERS`). Raises LogUnavailable."""
+    async def job_ids(self) -> set[str]:
+        """The id of every job that has an entry. Raises LogUnavailable."""
+
+    async def queued(self, endpoint: str, *, after: int, most: int) -> list[QueuedJob]:
+        """The first `most` jobs of an endpoint after a position, waiting or running.
+
+        The result has fewer jobs only if the endpoint has no more. Raises LogUnavailable.
+        """
+
+    async def made_at(self) -> datetime:
+        """The time at which the queue was created.
+
+        If the queue was lost and created again, this time is different and positions restart at 1.
+        Raises LogUnavailable.
+        """
+
+    async def endpoints(self) -> set[str]:
+        """Every endpoint that has entries or consumers. Raises LogUnavailable."""
+
+    async def forget(self, endpoint: str) -> None:
+        """Remove the consumers of an endpoint. The entries of the endpoint stay.
+
+        An open `EntryConsumer` of the endpoint then raises LogUnavailable, and may be opened again.
+        Raises LogUnavailable.
+        """
+
+    def consume(self, endpoint: str, number: int) -> AbstractAsyncContextManager[EntryConsumer]:
+        """Open consumer `number` of the endpoint, from 0 to `CONSUMERS` - 1.
+
+        Raises LogUnavailable.
+        """
 
     def entry(self, job_id: str, token: str) -> QueueEntry:
         """An entry that was delivered to another process."""
 
 
-class CallbackReader(Protocol):
-    async def next(self, *, most: int, timeout_s: float) -> Sequence[CallbackEntry]:
-        """See `EntryReader`."""
-
-
 class CallbackQueue(Protocol):
-    """Deliveries of callbacks that wait, due now or later, by their keys.
-
-    A key says which part of the queue it is in; see `events.wire.callback_keys`.
+    """The deliveries that are due now or later, at most one for each job. `JetStreamCallbackQueue`
+    implements it.
     """
 
-    async def add(self, key: str) -> None:
-        """Due at once. Does nothing if it is due already. Raises LogUnavailable, LogFull."""
+    async def add(self, job_id: str) -> None:
+        """Make a delivery due now, unless it is already due. Raises LogUnavailable, LogFull."""
 
-    async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
-        """Due at `until`; replaces an earlier time. Raises LogUnavailable, LogFull.
+    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
+        """Make a delivery due at `until`. This replaces the time until which the delivery was
+        parked before.
 
-        `line`: what it stands in line for, where it does; see `in_line`.
+        `line` is the name of the line in which the delivery waits, or None; see `in_line`. Raises
+        LogUnavailable, LogFull.
         """
 
-    def in_line(self, parts: Sequence[str] = PARTS) -> AsyncGenerator[dict[str, str]]:
-        """What each delivery that is parked in a line stands there for, by key, some at a time.
+    def in_line(self) -> AsyncGenerator[dict[str, str]]:
+        """Yield pages with the name of the line of each delivery that is parked in a line, by job
+        id.
 
-        Of each part those that were parked earlier come first. Raises LogUnavailable.
+        The pages are in the order in which the deliveries were parked. Raises LogUnavailable.
         """
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
-        """Those of these jobs whose delivery is due or parked, in whichever part.
-
-        Raises LogUnavailable.
+        """The ids, among `job_ids`, of the jobs whose delivery is due or parked. Raises
+        LogUnavailable.
         """
 
     async def job_ids(self) -> set[str]:
-        """Every job whose delivery is due or parked. Raises LogUnavailable."""
+        """The id of every job whose delivery is due or parked. Raises LogUnavailable."""
 
-    def due(
-        self, *, most_held: int, hold_s: float, part: str = UNDIVIDED
-    ) -> AbstractAsyncContextManager[CallbackReader]:
-        """Take what is due of one part, or of all divided ones. Raises LogUnavailable.
+    def due(self, *, most_held: int, hold_s: float) -> AbstractAsyncContextManager[EntryConsumer]:
+        """Take due entries.
 
-        `most_held`: how many entries all readers of this together hold at most; `hold_s`: after
-        this long without a renewal an entry is delivered again. While there are readers of single
-        ones, none of all can begin, and the other way round: it gets LogUnavailable.
+        `most_held` is the largest number of entries that all processes together hold at the same
+        time. An entry is delivered again if it is not renewed for `hold_s` seconds. Raises
+        LogUnavailable.
         """
 
 
 class QueueContents(Protocol):
-    """All that a queue holds, whether it waits or is held: for whoever checks it.
+    """All entries of a queue, waiting or held, for checks.
 
-    Nothing is delivered or acknowledged by looking.
+    `JetStreamJobQueueContents` and `JetStreamCallbackQueueContents` implement it. A read does not
+    deliver or acknowledge an entry.
     """
 
     def job_ids(self) -> AsyncGenerator[list[str]]:
-        """Every job that has an entry, some at a time. Raises LogUnavailable."""
+        """The id of every job that has an entry, in pages. Raises LogUnavailable."""
 
     async def has(self, job: Job) -> bool:
         """Whether the job has an entry. Raises LogUnavailable."""

@@ -1,4 +1,4 @@
-"""The result body, which is the callback body too: one function makes both. Pure."""
+"""The result body of the API's answers and of callbacks. The functions are pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from events.delivery import Delivery, about_put
 from events.job import Job
-from events.job_cost import JobCost
-from events.types import Cancelled, Completed, DeadLetter, End, Failed, ImageStored
+from events.types import Cancelled, Completed, DeadLetter, End, Failed, ImageStored, JobCost
 
 
 class Status(IntEnum):
@@ -23,7 +22,7 @@ class Status(IntEnum):
 
 
 class State(StrEnum):
-    """What `Status` leaves open: whether a job waits or runs, and why it has no result."""
+    """A finer state than `Status`: whether a job waits or runs, and why it has no result."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -33,30 +32,30 @@ class State(StrEnum):
 
 
 class FailureCode(StrEnum):
-    """Events hold it as a text: one of a later version is passed on as it is."""
+    """Why a job failed. Events store the code as text, so a code of a later version is kept."""
 
     CANCELLED = "cancelled"
-    """Its caller or an administrator cancelled it."""
+    """The caller or an administrator cancelled the job."""
     TIMEOUT = "timeout"
-    """Its time was over before it had ended."""
+    """The deadline of the job passed before its end."""
     INVALID_INPUT = "invalid_input"
-    """What it was given cannot be run: a value, a size, or an input file that is gone."""
+    """The input cannot be run: a value or size is invalid, or an input file no longer exists."""
     MODEL_UNAVAILABLE = "model_unavailable"
     """A model file is missing, damaged, or of a kind that is not supported."""
     OUT_OF_MEMORY = "out_of_memory"
-    """The device's memory does not hold it: lower the width, height or batch size."""
+    """The device has too little memory for the job. Reduce the width, height or batch size."""
     NODE_FAILED = "node_failed"
-    """A node of its graph failed, and would fail again."""
+    """A node of the graph failed, and would fail again."""
     ENGINE_FAILED = "engine_failed"
-    """Every attempt ended with a death of the engine, of its device, or of its machine."""
+    """Every attempt ended with a failure of the engine, of its device, or of its machine."""
     ENDPOINT_REMOVED = "endpoint_removed"
-    """Its endpoint was removed before it had ended."""
+    """The endpoint was removed before the end of the job."""
     SERVICE_FAILED = "service_failed"
-    """The service could not dispatch or handle it."""
+    """The service could not dispatch or run the job."""
     QUARANTINED = "quarantined"
-    """An administrator stopped it."""
+    """An administrator stopped the job."""
     UNKNOWN = "unknown"
-    """It failed under a version that recorded no code."""
+    """The job failed under a version that recorded no code."""
 
 
 _RETRYABLE = {FailureCode.TIMEOUT, FailureCode.ENGINE_FAILED, FailureCode.SERVICE_FAILED}
@@ -71,7 +70,7 @@ def failure_code(end: Failed | Cancelled) -> str:
 
 
 def is_retryable(code: str) -> bool:
-    """Whether the same request may well succeed when it is submitted again as it is."""
+    """Whether the same request is likely to succeed when it is submitted again."""
     return code in _RETRYABLE
 
 
@@ -81,27 +80,32 @@ class JobError(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     code: str = Field(
-        description=f"{', '.join(FailureCode)}; later versions may have more",
+        description=f"One of {', '.join(FailureCode)}. Later versions may have more codes",
         examples=[FailureCode.OUT_OF_MEMORY],
     )
     retryable: bool = Field(
-        description="Whether the same request may well succeed when it is submitted again"
+        description="Whether the same request may succeed if it is submitted again"
     )
 
 
 class PutResult(BaseModel):
-    """Whether an image is where its caller wanted it put."""
+    """Whether an image was sent to its presigned URL."""
 
     model_config = ConfigDict(frozen=True)
 
     status: Status = Field(
-        default=Status.RUNNING, description="0 not yet, 1 it is there, 2 given up"
+        default=Status.RUNNING, description="0: not sent yet; 1: sent; 2: given up"
     )
-    message: str | None = Field(default=None, description="Why it was given up")
+    message: str | None = Field(default=None, description="Why the upload was given up")
 
 
-_LEFT_OUT = PutResult(status=Status.FAILED, message="it was not put before the end was told")
-"""By a role of a version that knows no such addresses."""
+_LEFT_OUT = PutResult(
+    status=Status.FAILED,
+    message="the image was not uploaded before the callback of the end was sent",
+)
+"""The result of an image whose upload was skipped, because the callback of the end was attempted or
+given up before.
+"""
 
 
 class ImageResult(BaseModel):
@@ -110,69 +114,78 @@ class ImageResult(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     status: Status = Field(
-        default=Status.RUNNING, description="0 not completed, 1 completed, 2 failed"
+        default=Status.RUNNING, description="0: not completed; 1: completed; 2: failed"
     )
-    url: str | None = Field(default=None, description="Where the finished image is")
-    seed: int | None = Field(default=None, description="Seed that gives this image alone")
+    url: str | None = Field(default=None, description="The URL of the finished image")
+    seed: int | None = Field(
+        default=None, description="The seed with which a request makes only this image"
+    )
     width: int | None = Field(default=None, description="Pixels")
     height: int | None = Field(default=None, description="Pixels")
     data: str | None = Field(
         default=None,
-        description="The file in base64, where a result was asked for with `inline` and it is "
-        "small enough; never in callbacks",
+        description="The file in base64, if the request has `inline` and the file is small enough. "
+        "Callbacks never have this member",
     )
     put: PutResult | None = Field(
-        default=None, description="Of an image that has one of the job's `image_put_urls`"
+        default=None,
+        description="The result of the upload, for an image with a URL in the `image_put_urls` of "
+        "the job",
     )
 
 
 class ResultResponse(BaseModel):
-    """The state of a job: body of the result endpoint and of the callback."""
+    """The state of a job. It is the body of the result endpoint and of callbacks."""
 
     model_config = ConfigDict(frozen=True)
 
-    request_id: str = Field(description="Unique identifier of the request")
-    status: Status = Field(description="0 running, 1 completed, 2 failed")
+    request_id: str = Field(description="The id of the job")
+    status: Status = Field(description="0: running; 1: completed; 2: failed")
     state: State | None = Field(
-        default=None, description="Whether it waits or runs, and how it ended"
+        default=None, description="Whether the job waits or runs, or how it ended"
     )
-    message: str | None = Field(default=None, description="Why it failed; only with status 2")
-    error: JobError | None = Field(default=None, description="The same for programs")
+    message: str | None = Field(default=None, description="Why the job failed; only with status 2")
+    error: JobError | None = Field(default=None, description="Why the job failed, for programs")
     results: tuple[ImageResult, ...] = ()
-    progress: float | None = Field(default=None, ge=0, le=1, description="Part of the steps done")
+    progress: float | None = Field(
+        default=None, ge=0, le=1, description="The share of the steps that are done, 0 to 1"
+    )
     queue_position: int | None = Field(
         default=None,
         ge=1,
-        description="While it waits: 1 is next, in the order of submission",
+        description="The position of a waiting job in the order of submission; 1 is the next job",
     )
     starts_in_s: float | None = Field(
         default=None,
         ge=0,
-        description="While it waits: an estimate, by how many jobs of its endpoint ended lately",
+        description="For a waiting job: the estimated seconds until it starts, from the number of "
+        "jobs of its endpoint that ended recently",
     )
-    cost: JobCost | None = Field(default=None, description="Estimated when it was accepted")
+    cost: JobCost | None = Field(
+        default=None, description="The cost that was estimated at acceptance"
+    )
     created_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
     retry_of: str | None = Field(
         default=None,
-        description="The failed job that this one repeats, submitted again by an administrator",
+        description="The id of the failed job that an administrator submitted again as this job",
     )
     notes: tuple[str, ...] | None = Field(
         default=None,
-        description="What was done otherwise than asked: `vae_tiled`, where memory ran out and an "
-        "image was decoded or encoded tile by tile, so that its pixels differ a little; later "
-        "versions may have more",
+        description="Differences between the request and its execution. `vae_tiled`: memory ran "
+        "out, so an image was decoded or encoded tile by tile, and its pixels differ a little. "
+        "Later versions may have more notes",
         examples=[["vae_tiled"]],
     )
 
     def body(self) -> bytes:
-        """The bytes that are answered and delivered: members without a value are left out."""
+        """The serialized body. Members without a value are left out."""
         return self.model_dump_json(exclude_none=True).encode()
 
 
 UrlFor = Callable[[str, ImageStored], str]
-"""(job id, image) -> URL."""
+"""A function that takes a job id and an image, and returns the URL of the image."""
 
 
 def status_of(end: End | None) -> Status:
@@ -186,10 +199,10 @@ def status_of(end: End | None) -> Status:
 
 
 def state_of(job: Job) -> State:
-    """A job that waits for another attempt is queued."""
+    """Return the state of a job. A job that waits for another attempt is queued."""
     match job.end:
         case None:
-            return State.RUNNING if job.is_attempted else State.QUEUED
+            return State.RUNNING if job.has_running_attempt else State.QUEUED
         case Completed():
             return State.COMPLETED
         case Failed():
@@ -210,7 +223,7 @@ def error_of(end: End | None) -> JobError | None:
 
 
 def result_of(job: Job, url_for: UrlFor, *, delivery: Delivery | None = None) -> ResultResponse:
-    """What a caller is told of `job`. `delivery`: to tell what became of images that are put."""
+    """Return the result of `job`. With `delivery`, images report the outcome of their upload."""
     return ResultResponse(
         request_id=job.id,
         status=status_of(job.end),
@@ -228,14 +241,18 @@ def result_of(job: Job, url_for: UrlFor, *, delivery: Delivery | None = None) ->
 
 
 def image_count(job: Job) -> int:
-    """How many images `job` was asked for, or has by now, if that is more."""
+    """Return the number of requested images. It is higher if the job has images with higher
+    indexes.
+    """
     return max([job.submitted.images, *(image.index + 1 for image in job.images)])
 
 
 def images_of(
     job: Job, url_for: UrlFor, *, most: int | None = None, delivery: Delivery | None = None
 ) -> tuple[ImageResult, ...]:
-    """The images of `job`, in order, present or not; the first ones only, where `most` is given."""
+    """Return the results of all images of `job` by index, also of images that are not stored.
+    `most` limits the number of results.
+    """
     absent = ImageResult(status=Status.RUNNING if job.end is None else Status.FAILED)
     count = image_count(job) if most is None else min(image_count(job), most)
     stored = {image.index: image for image in job.images}

@@ -1,4 +1,4 @@
-"""Trying again, with pauses that grow up to a cap and are never the same for two callers."""
+"""Repeats calls, with jittered pauses that grow up to a limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 
 async def pause(at_most_s: float) -> None:
-    """Sleep for half of `at_most_s` to all of it, so that not everybody comes back at once."""
+    """Sleep for a random time between half of `at_most_s` and `at_most_s`, so that callers do not
+    all repeat a call at the same time.
+    """
     await asyncio.sleep(at_most_s * random.uniform(0.5, 1))
 
 
@@ -27,11 +29,12 @@ async def keep_trying(
     longest_pause_s: float = 0.5,
     fields: Mapping[str, object] | None = None,
 ) -> T:
-    """The answer of `call`, which is called again for as long as it raises one of `on`.
+    """Repeat `call` until it does not raise one of the errors `on`, and return its result.
 
-    Each pause is up to twice as long as the one before, up to `longest_pause_s` (exponential
-    backoff with equal jitter). A call that lasted longer than that begins with short pauses again:
-    it worked for a while. `fields`: what a log line says of each failure; None logs nothing.
+    Pauses double from `first_pause_s` to `longest_pause_s` (exponential backoff with equal jitter).
+    After a call that took longer than `longest_pause_s`, pauses start again at `first_pause_s`,
+    because the call probably succeeded for some time. Each failure is logged with `fields`; if
+    `fields` is None, nothing is logged.
     """
     pause_s = first_pause_s
     while True:

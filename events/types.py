@@ -1,8 +1,9 @@
-"""The events of a job and of its delivery; `events.wire.cloud_events` has their wire form.
+"""The events of a job and of its delivery. `events.cloud_events` defines their wire form.
 
-Types are additive: a field is added with a default, never removed, and passed over where it is not
-known. What changes a meaning gets a type of a new version. A new type or name of an enumeration is
-written one release after the first one that reads it (docs/adr/0015).
+Types are only extended: a new field has a default, no field is removed, and unknown fields are
+ignored. A change of meaning needs a type with a new version. A new type, or a new member of an
+enumeration, must first be readable in one release. Only the next release may write it
+(docs/adr/0015).
 """
 
 from __future__ import annotations
@@ -12,9 +13,36 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from events.job_cost import JobCost, Timing
+
+class JobCost(BaseModel):
+    """The cost of a job, estimated from its request at acceptance."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    work: float = Field(description="Megapixel-steps")
+    live_bytes: int = Field(description="The most bytes of values that are in memory at once")
+    rows: int = Field(description="The most rows of conditioning of one sampler")
+    tokens: int = Field(description="The most tokens of one conditioning")
+    outputs: int = Field(description="The number of images and latents that the job saves")
+    result_bytes: int = Field(default=0, description="The most bytes of the result files")
+
+
+class Timing(BaseModel):
+    """The time of the attempt that completed a job, by stage."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    stage_s: dict[str, float]
+    """Seconds in each stage: `load`, `text`, `denoise`, `vae`, `upscale`, and `store`, which
+    encodes and stores the results. The times include the time in which the device served other
+    jobs. Later versions may have more stages.
+    """
+    rows_per_call: float | None = None
+    """Rows in a call of the model, including those of other jobs; None if there was no call."""
+    steps: int | None = None
+    """Steps of the job's samplers; None if there were none."""
 
 
 class Flavour(StrEnum):
@@ -23,7 +51,7 @@ class Flavour(StrEnum):
 
 
 class Priority(StrEnum):
-    """The classes that share an endpoint; see `actors.waiting.classes`."""
+    """The classes that share an endpoint; see `actors.scheduler.fairness`."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -31,21 +59,26 @@ class Priority(StrEnum):
 
 
 class DeadLetter(StrEnum):
-    """Why a job is on the list of dead letters."""
+    """The reason why a job is on the list of dead letters."""
 
     UNDISPATCHABLE = "undispatchable"
-    """It failed to be dispatched too often, or the service met an error that only it causes."""
+    """The job failed to be dispatched too often, or this job alone causes an error of the service.
+    """
     QUARANTINED = "quarantined"
-    """An administrator stopped it."""
+    """An administrator stopped the job."""
 
 
 class Blame(StrEnum):
-    """What a failed attempt says about its job, where the failure is not surely its own."""
+    """The role of a job in the failure of its attempt, if it is not certainly the cause."""
 
     SUSPECT = "suspect"
-    """The device worked for it and maybe for others, so its next attempt is an exclusive one."""
+    """The device worked for this job, or it is unknown whether it did. The next attempt is
+    exclusive.
+    """
     BYSTANDER = "bystander"
-    """The device worked for others."""
+    """The device did not work for this job, or the failure has a cause outside the engine, for
+    example a failure of the machine.
+    """
 
 
 class _Recorded(BaseModel):
@@ -53,44 +86,66 @@ class _Recorded(BaseModel):
 
 
 class EventData(_Recorded):
-    """What an event says: something that happened, in the past tense. Immutable."""
+    """The content of an event, which happened in the past. Immutable."""
 
     type_name: ClassVar[str]
 
 
 class JobEvent(EventData):
-    """What happened to a job; stored in `JOBS`."""
+    """An event of a job, which is stored in `JOBS`."""
 
 
 class DeliveryEvent(EventData):
-    """What happened to the delivery of a job's callback; stored in `DELIVERIES`."""
+    """An event of the delivery of a job's callback, which is stored in `DELIVERIES`."""
 
 
 class InputFile(_Recorded):
-    """A file that a job takes, as it was when the job was accepted."""
+    """A file that a job uses, as it was at acceptance."""
 
     key: str
     digest: str
-    """`sha256:` and hex."""
+    """`sha256:` and the digest in hexadecimal."""
     width: int | None = None
     height: int | None = None
-    """In pixels, as `width`; of a latent those of its image."""
+    """Height in pixels. For a latent, width and height are those of the decoded image."""
 
 
 class Terms(_Recorded):
-    """What its endpoint took when the job was accepted. A later change holds for later jobs."""
+    """Limits and times of the endpoint at acceptance. Later changes apply to later jobs."""
 
     max_pixels: int
-    """Width x height x batch."""
+    """Limit of width x height x batch."""
     max_steps: int
     max_cost: float
-    """Megapixel-steps; 0 is any number."""
+    """Limit of megapixel-steps; 0: no limit."""
     max_attempts: int | None = None
-    """How many attempts may be charged to it; None: as the settings of its worker have it."""
+    """The most attempts that may be blamed on the job. None: the setting of its worker."""
     queue_timeout_s: float | None = None
-    """Seconds after the submission at which it is given up if no attempt has begun."""
+    """Seconds after the submission at which the job fails if no attempt has begun."""
     compatibility: str | None = None
-    """Whose meaning a diffusion request has that does not say; None: ComfyUI's."""
+    """The compatibility of a diffusion request that does not set one. None: that of ComfyUI."""
+
+
+class Infotext(_Recorded):
+    """The text that the WebUI writes into each image, without prompts and hashes."""
+
+    settings: tuple[tuple[str, str], ...]
+    """Names and values in their order, with the values of the first image."""
+    seeds: tuple[int, ...]
+    """The seed of each image."""
+    variation_seeds: tuple[int, ...] = ()
+    """The variation seed of each image, if the request varies its images."""
+
+
+class Compiled(_Recorded):
+    """The result of compiling a diffusion request."""
+
+    graph: dict[str, Any]
+    """The node graph, in ComfyUI's API format."""
+    first_index: dict[str, int]
+    """The index of the first image that each output node makes."""
+    infotext: Infotext | None = None
+    """None if the images of the job contain no metadata."""
 
 
 class Submitted(JobEvent):
@@ -101,41 +156,54 @@ class Submitted(JobEvent):
     endpoint: str
     lane: int
     request: dict[str, Any]
-    """The body, its seeds drawn, so that the job can be repeated."""
+    """The request body with drawn seeds, so that the job can be repeated."""
+    compiled: Compiled | None = None
+    """Set for a diffusion request. The request of a workflow is a graph already."""
     fingerprint: str
-    """Hash of flavour, query and body as sent: tells a repeat from another request."""
+    """Hash of flavour, query and body as sent. A repeated request has the same hash."""
     images: int = 0
-    """Images asked for; 0 where only the run can tell (workflow)."""
+    """Number of requested images; 0 for a workflow if the number is not known before the run."""
     callback_url: str | None = None
     callback_events: tuple[str, ...] | None = None
-    """What the caller is told of before the end: `started`, `image`; None is nothing."""
+    """The callbacks before the end: `started`, `image`. None: no such callbacks."""
     deadline_s: float = 3600.0
-    """Seconds after the submission at which the job is given up."""
+    """Seconds after the submission at which the job fails."""
     input_files: dict[str, InputFile] | None = None
-    """The uploads that the workflow names; None where it names none."""
+    """The uploads that the workflow names; None if there are none."""
     alone: Literal[True] | None = None
-    """It shares no call of the model with other jobs; as with the next two, None is no."""
+    """Whether the job shares no model call with other jobs. Here and in the next two members, None
+    stands for false.
+    """
     preview: Literal[True] | None = None
     bare: Literal[True] | None = None
-    """Its images do not say how they were made."""
+    """Whether the images contain no metadata."""
     image_format: str | None = None
-    """Of its images: `webp` or `jpeg`; None is PNG."""
+    """Format of the images: `webp` or `jpeg`. None: PNG."""
     image_quality: int | None = None
-    """1 to 100 of these formats; a WebP of 100 is lossless."""
+    """Quality of WebP and JPEG images, 1 to 100; a WebP of 100 is lossless."""
     cost: JobCost | None = None
-    """None where the version that accepted it knew no costs."""
+    """None only in the blank submission of an erased job."""
     retry_of: str | None = None
-    """Id of the failed job that this one repeats: an administrator submitted it again."""
+    """Id of the failed job that an administrator resubmitted as this one."""
     terms: Terms | None = None
-    """None where the version that accepted it recorded none: then those of its worker hold."""
+    """None only in the blank submission of an erased job."""
     weight: float | None = None
-    """Of its key among the owners that wait; None is 1."""
+    """Weight of the owner from the API key. None: 1."""
     priority: Priority | None = None
-    """Of its key; None is normal."""
+    """Priority from the API key. None: normal."""
     image_puts: tuple[str, ...] | None = None
-    """Where its images are put, by their indexes, each sealed (`storage.sealing`)."""
+    """Encrypted URLs for presigned uploads, by the index of the image; see
+    `storage.service_secret`.
+    """
     client_id: str | None = None
-    """Which websocket of ComfyUI's API is told of it; None where it came by another way."""
+    """The client id of ComfyUI's websocket that receives messages about the job. None for jobs of
+    other interfaces.
+    """
+
+    @property
+    def graph(self) -> Any:
+        """The node graph to run, in ComfyUI's API format."""
+        return self.request.get("prompt") if self.compiled is None else self.compiled.graph
 
 
 class Started(JobEvent):
@@ -143,9 +211,9 @@ class Started(JobEvent):
     attempt: int
     actor: str
     exclusive: Literal[True] | None = None
-    """No other job runs on the engine meanwhile; None where others may."""
+    """Whether no other job runs on the engine at the same time. None: others may run."""
     given_at: AwareDatetime | None = None
-    """When the dispatcher gave it to its actor; None where jobs are not traced."""
+    """The time at which the dispatcher gave the job to its actor. None if jobs are not traced."""
 
 
 class ImageStored(JobEvent):
@@ -155,14 +223,14 @@ class ImageStored(JobEvent):
     key: str
     size_bytes: int
     digest: str
-    """`sha256:` and hex."""
+    """`sha256:` and the digest in hex."""
     width: int
     height: int
     seed: int | None = None
     media_type: str | None = None
-    """None: `image/png`. A latent has the sides of the image that it decodes to."""
+    """None: `image/png`. For a latent, width and height are those of the decoded image."""
     node: str | None = None
-    """Id of the output node that made it; None in events of older versions."""
+    """Id of the output node that made the image. None if it was not recorded."""
 
 
 class AttemptFailed(JobEvent):
@@ -170,17 +238,17 @@ class AttemptFailed(JobEvent):
     attempt: int
     message: str
     blame: Blame | None = None
-    """The attempt is charged to the job where this is None, and only there."""
+    """None: the attempt is blamed on the job."""
     code: str | None = None
-    """A `FailureCode`, which the end of the job has if this was its last attempt."""
+    """A `FailureCode`. If this was the last attempt, the job ends with this code."""
 
 
 class DispatchFailed(JobEvent):
-    """It was taken off its queue, and no attempt began."""
+    """The job was taken off its queue, but no attempt began."""
 
     type_name = "darkroom.job.dispatch_failed.v1"
     failure: int
-    """Which one of this job, from 1."""
+    """The number of dispatch failures of the job so far, including this one."""
     message: str
 
 
@@ -192,19 +260,21 @@ class Completed(JobEvent):
     type_name = "darkroom.job.completed.v1"
     images: int
     timing: Timing | None = None
-    """None where nothing had to be run any more, and in events of older versions."""
+    """None if the job had nothing left to run."""
     beside: tuple[str, ...] | None = None
-    """The spans of attempts that shared device calls, `<trace>-<span>`; None without any traced."""
-    notes: tuple[str, ...] | None = None  # what was done otherwise than asked
+    """The spans of attempts that shared device calls with this job, as `<trace>-<span>`. None if no
+    attempt was traced.
+    """
+    notes: tuple[str, ...] | None = None  # The notes are the deviations from the request.
 
 
 class Failed(JobEvent):
     type_name = "darkroom.job.failed.v1"
     message: str
     dead_letter: DeadLetter | None = None
-    """Why it is on the list of dead letters; None where it is not."""
+    """Why the job is a dead letter. None if it is none."""
     code: str | None = None
-    """A `FailureCode`: why it failed, for programs. None in events of older versions."""
+    """A `FailureCode`: the reason of the failure for programs. None if no code fits."""
 
 
 class Cancelled(JobEvent):
@@ -213,7 +283,9 @@ class Cancelled(JobEvent):
 
 
 class Erased(JobEvent):
-    """The last event of a job, and in the end the only one: nothing of its content is in it."""
+    """The content of the job was erased. This event is the last one of the job, and later the only
+    one. It contains nothing of the content.
+    """
 
     type_name = "darkroom.job.erased.v1"
     flavour: Flavour
@@ -230,10 +302,13 @@ class CallbackAttempted(DeliveryEvent):
     error: str | None = None
     retry_at: datetime | None = None
     about: str | None = None
-    """What it told of before the end: `started`, or `image-` and its index; `put-` and an index
-    where that image was put. None is the end."""
+    """What was sent: `started`; `image-` and the index of an image; `put-` and the index of an
+    image for a presigned upload. None: the callback of the end.
+    """
     is_last: Literal[True] | None = None
-    """No other try of that follows: it was taken, or given up. None of the end."""
+    """Whether no other attempt of this callback follows, because it was delivered or given up. None
+    for the callback of the end.
+    """
 
 
 class CallbackDelivered(DeliveryEvent):
@@ -248,7 +323,7 @@ class CallbackExhausted(DeliveryEvent):
 
 
 class CallbackWithheld(DeliveryEvent):
-    """Stored once, when a receiver's breaker first keeps a delivery from it."""
+    """Stored once, when the circuit breaker of a receiver delays a delivery for the first time."""
 
     type_name = "darkroom.callback.withheld.v1"
 
@@ -258,18 +333,21 @@ class RedeliveryRequested(DeliveryEvent):
 
 
 class Unreadable(EventData):
-    """Whoever folds a job or a delivery stops at it."""
+    """An event that cannot be read.
+
+    `fold` raises JobUnreadable at such an event; see `events.job` for the other folds.
+    """
 
 
 class Unknown(Unreadable):
-    """An event of a later version of Darkroom: of a new type, or with a name that is new here."""
+    """An event of a later version. Its type is new, or a name of an enumeration in it is new."""
 
     type_name = "unknown"
     original_type: str
 
 
 class Broken(Unreadable):
-    """A message that is no event. Neither its time nor its version is known."""
+    """A message that is not an event. Its time and version are unknown."""
 
     type_name = "broken"
     why: str
@@ -284,17 +362,19 @@ EVENT_TYPES: dict[str, type[EventData]] = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened, with its place in the history of a job."""
+    """An event of a job or of its delivery."""
 
     id: str
-    """UUIDv7, also `Nats-Msg-Id`: one per event instance, kept across retries."""
+    """A UUIDv7, also used as `Nats-Msg-Id`. A repeated append has the same id."""
     job_id: str
     version: int
-    """The place among the events on the same subject, from 1."""
+    """The number of the event among the events of the same job or delivery, from 1."""
     time: datetime
     data: EventData
     traceparent: str | None = None
     position: int = 0
-    """Sequence in its stream; 0 while not stored. It is not on the wire."""
+    """The sequence in the stream; 0 before the event is stored. The position is not part of the
+    wire form.
+    """
     size_bytes: int = field(default=0, compare=False)
-    """Of its wire form as it was stored."""
+    """The size of the stored wire form in bytes."""

@@ -1,1 +1,1 @@
-"""Programs that use the service as a caller does."""
+"""Programs that use the service in the same way as a caller."""

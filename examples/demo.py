@@ -1,5 +1,6 @@
-"""Starts the service, makes a key, runs a job of each flavour, and one with another family of
-models, and receives their callbacks.
+"""Starts the service, creates a key, runs three jobs, and receives their callbacks.
+
+There is a job of each flavour, and a job with another family of models.
 
 usage: make demo
 """
@@ -10,13 +11,14 @@ import json
 import sys
 from typing import Any
 
+from darkroom_client import Darkroom
 from rich.console import Console
 from rich.rule import Rule
 
+from cli.generate import save_images
+from cli.progress import run_job
 from examples.receiver import Receiver
 from examples.service import ROOT, Service
-from serve_app.cli.remote.client import Client
-from serve_app.cli.remote.progress import run_job
 
 console = Console()
 DATA = ROOT / "data" / "demo"
@@ -50,7 +52,7 @@ def main() -> None:
     with Service(DATA, {"DARKROOM_CALLBACK_ALLOW_NETWORKS": "127.0.0.0/8"}) as service:
         console.print(Rule("2. An API key, and a receiver for callbacks"))
         key, webhook_secret = make_key(service)
-        with Receiver(webhook_secret) as receiver, Client(service.url, key) as client:
+        with Receiver(webhook_secret) as receiver, Darkroom(service.url, key) as client:
             console.print(f"key {key[:18]}..., receiver at {receiver.url}")
             workflow = json.loads((ROOT / "examples" / "workflow.json").read_text())
             jobs = (
@@ -65,7 +67,7 @@ def main() -> None:
     console.print(f"The pictures are in {PICTURES}", soft_wrap=True)
 
 
-def run(client: Client, receiver: Receiver, flavour: str, body: dict[str, Any]) -> None:
+def run(client: Darkroom, receiver: Receiver, flavour: str, body: dict[str, Any]) -> None:
     result = run_job(client, flavour, body, console=console, callback_url=receiver.url)
     console.print("result:")
     console.print_json(data=result)
@@ -77,12 +79,12 @@ def run(client: Client, receiver: Receiver, flavour: str, body: dict[str, Any]) 
     if result["status"] != 1:
         sys.exit(f"the job failed: {result['message']}")
     console.print("They are equal.", style="green")
-    for path in client.save(result, PICTURES):
+    for path in save_images(client, result, PICTURES):
         console.print(f"saved {path}", soft_wrap=True)
 
 
 def make_key(service: Service) -> tuple[str, str]:
-    """The key and its webhook secret, as `darkroom keys create` prints them."""
+    """Return the key and its webhook secret, as `darkroom keys create` prints them."""
     key, webhook_secret = service.command("keys", "create", "demo").stdout.split()
     return key, webhook_secret
 

@@ -14,9 +14,11 @@ class Receiver:
     """`with Receiver(secret) as receiver:` listens on a free port of 127.0.0.1."""
 
     def __init__(self, secret: str) -> None:
-        """`secret`: the API key's webhook secret, `whsec_...`."""
+        """`secret` is the webhook secret of the API key, `whsec_...`."""
         self.bodies: Queue[bytes] = Queue()
-        """Bodies with a valid signature, in order; each `webhook-id` only once."""
+        """The bodies with a valid signature, in the order of arrival. Repeated callbacks are left
+        out.
+        """
         seen: set[str] = set()
         bodies, webhook = self.bodies, Webhook(secret)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from serve_app.local.ports import held_ports
+from local.ports import held_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 DARKROOM = str(Path(sys.executable).parent / "darkroom")
@@ -23,14 +23,16 @@ _POLL_S = 0.05
 
 
 class DidNotStart(Exception):
-    """`darkroom up` ended, or was not ready in time; its output says why."""
+    """`darkroom up` ended, or was not ready in time. The message contains its output."""
 
 
 class Service:
-    """One instance on one data folder; it may be stopped, killed and started again.
+    """One instance of the service with one data folder. It may be stopped, killed and started
+    again.
 
-    It uses a free port, the models of this checkout and the given `DARKROOM_*` settings, but none
-    of the environment. Its output goes to `log_path`, or to the terminal where there is none.
+    The instance uses a free port, the models of this checkout and the given `DARKROOM_*` settings.
+    The `DARKROOM_*` variables of the environment are not used. The output is written to `log_path`,
+    or to the terminal if `log_path` is None.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Service:
         self.data_dir = data_dir
         self.log_path = log_path
         self.source = ROOT
-        """The checkout that runs, if Python finds it first."""
+        """The checkout whose code the service runs."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.environment = {
@@ -67,8 +69,11 @@ class Service:
     ) -> None:
         self.close()
 
-    def start(self, *, timeout_s: float = 120.0) -> None:
-        """Returns once the service is ready. Raises DidNotStart; call `close` after that too."""
+    def start(self, *, timeout_s: float = 300.0) -> None:
+        """Start the service and wait until it is ready.
+
+        Raises DidNotStart, after which `close` must be called.
+        """
         process = self.launch()
         give_up_at = time.monotonic() + timeout_s
         while not self.is_ready():
@@ -125,7 +130,7 @@ class Service:
 
     @property
     def output(self) -> str:
-        """What the service has printed, if that goes to a file."""
+        """The output of the service, if it is written to a file."""
         return self.log_path.read_text() if self.log_path and self.log_path.exists() else ""
 
     @property
@@ -135,11 +140,11 @@ class Service:
     @property
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            raise RuntimeError("it was not started")
+            raise RuntimeError("the service was not started")
         return self._process
 
 
 def free_port() -> int:
-    """None of those that the kernel gives to connections, which may be taken by the next moment."""
+    """Return a port outside the range that the kernel assigns to connections."""
     with held_ports(1) as ports:
         return ports[0]

@@ -1,1 +1,1 @@
-"""HTTP edge, Serve application, command line."""
+"""The HTTP API and the Serve application."""

@@ -1,4 +1,4 @@
-"""The HTTP API of one replica: its routes, its errors, its OpenAPI document."""
+"""The HTTP API of one replica: its routes, error handlers, middleware and OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,63 +13,59 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.types import Receive, Scope, Send
 
-from serve_app import errors, refused_keys
-from serve_app.adapters.adapter import Adapter, error_forms
-from serve_app.adapters.all import adapters_of
-from serve_app.adapters.comfyui import page as comfyui
-from serve_app.adapters.credentials import without_key
-from serve_app.api_error import ApiError
+from serve_app import error_responses, refused_keys
 from serve_app.console import pages as console
-from serve_app.live import routes as live
-from serve_app.middleware.rate_limits import POLICY, REMAINING, RateLimits
-from serve_app.middleware.request_ids import HEADER, RequestIds
-from serve_app.middleware.unread_bodies import UnreadBodies
+from serve_app.error_responses import ApiError
+from serve_app.middleware import HEADER, POLICY, REMAINING, RateLimits, RequestIds, UnreadBodies
 from serve_app.openapi import pages
 from serve_app.openapi.document import finish, operation_id
+from serve_app.protocols.comfyui import page as comfyui
+from serve_app.protocols.credentials import without_key
+from serve_app.protocols.registry import HttpProtocol, error_forms, protocols_of
 from serve_app.replica import Replica
 from serve_app.routes import (
     admin_jobs,
-    blocked_jobs,
     callbacks,
     catalogue,
     endpoints,
+    events,
     files,
     generate,
     health,
     jobs,
     keys,
-    metrics,
     results,
     uploads,
     usage,
 )
-from settings.http import HttpSettings, RootPage
+from settings.http import HttpSettings, ProtocolSettings, RootPage
 from settings.version import VERSION
 from storage.keys import SAFETENSORS
 
 logger = logging.getLogger(__name__)
 
-_DIRECT_ROUTES = (generate, results)
-_ROUTES = (
-    jobs,
-    live,
-    blocked_jobs,  # before those of one job, whose id could be read as its name
-    admin_jobs,
-    callbacks,
-    uploads,
-    usage,
-    keys,
-    endpoints,
-    catalogue,
-    files,
-    health,
-    metrics,
+_DIRECT_ROUTERS = (generate.router, results.router)
+_ROUTERS = (
+    jobs.router,
+    events.router,
+    # This router is first, because `admin_jobs.router` would take `blocked` as an id.
+    admin_jobs.blocked_router,
+    admin_jobs.router,
+    callbacks.router,
+    uploads.router,
+    usage.router,
+    keys.router,
+    endpoints.router,
+    catalogue.router,
+    files.router,
+    health.router,
+    health.metrics_router,
 )
 _PAGES = (pages.PATH, console.PATH)
 TITLE = "Darkroom"
 _COMPRESSED_FROM_BYTES = 1000
 _COMPRESSION = 5
-"""zlib's level, of 9."""
+"""The compression level of zlib, 1 to 9."""
 _SENT_BY_PAGES = (
     "Authorization",
     "Content-Type",
@@ -79,7 +75,7 @@ _SENT_BY_PAGES = (
     "Range",
 )
 _READ_BY_PAGES = ("Content-Range", "ETag", "Location", "Retry-After", "Server-Timing")
-"""Headers for which a browser asks whether pages of another origin may have them."""
+"""Response headers that scripts of other origins may read (CORS)."""
 _DESCRIPTION = """\
 Asynchronous image generation. Submit a job, get its `request_id` at once, and be called back or
 ask for the result when it has ended.
@@ -89,10 +85,12 @@ ask for the result when it has ended.
 def create_api(
     replica: Replica,
     *,
+    http: HttpSettings,
+    protocol_settings: ProtocolSettings,
     background: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     is_in_serve: bool = False,
 ) -> FastAPI:
-    """The API of one replica. `background` runs from before the first request to after the last."""
+    """Build the API of one replica. The context of `background` lasts from startup to shutdown."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
@@ -102,9 +100,8 @@ def create_api(
             finally:
                 await replica.stop()
 
-    settings = replica.services.http_settings
     app = _Api(
-        settings,
+        are_requests_logged=http.log_requests,
         is_in_serve=is_in_serve,
         title=TITLE,
         version=VERSION,
@@ -114,29 +111,29 @@ def create_api(
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=operation_id,
-        openapi_url="/openapi.json" if settings.docs else None,
+        openapi_url="/openapi.json" if http.docs else None,
     )
     app.state.replica = replica
-    _add_middleware(app, cors_origins=settings.cors_origins)
-    adapters = adapters_of(replica.services.adapter_settings)
-    _add_error_handlers(app, replica, adapters)
+    _add_middleware(app, cors_origins=http.cors_origins)
+    protocols = protocols_of(protocol_settings)
+    _add_error_handlers(app, replica, protocols)
     _add_routes(app)
-    _add_pages(app, settings, root_page=replica.services.adapter_settings.root_page)
-    for router in _routers_of(adapters):
+    _add_pages(app, http, root_page=protocol_settings.root_page)
+    for router in _routers_of(protocols):
         app.include_router(router)
     return app
 
 
 def _add_routes(app: FastAPI) -> None:
-    """Routes are tried in their order, so those that are called most come first."""
-    app.router.routes[:0] = [each for direct in _DIRECT_ROUTES for each in direct.router.routes]
-    for module in _ROUTES:
-        app.include_router(module.router)
+    """Add Darkroom's own routes. They are matched in order, so frequent routes come first."""
+    app.router.routes[:0] = [each for direct in _DIRECT_ROUTERS for each in direct.routes]
+    for router in _ROUTERS:
+        app.include_router(router)
 
 
-def _routers_of(adapters: Sequence[Adapter]) -> list[APIRouter]:
-    """They come last: where two take a path, ours has it."""
-    return [router for each in adapters for router in each.routers]
+def _routers_of(protocols: Sequence[HttpProtocol]) -> list[APIRouter]:
+    """Return the routers of protocols. They are added last, so `/v1` routes have precedence."""
+    return [router for each in protocols for router in each.routers]
 
 
 def _add_pages(app: FastAPI, settings: HttpSettings, *, root_page: RootPage) -> None:
@@ -148,23 +145,22 @@ def _add_pages(app: FastAPI, settings: HttpSettings, *, root_page: RootPage) -> 
         app.add_api_route("/", comfyui.from_root, include_in_schema=False)
 
 
-def _add_error_handlers(app: FastAPI, replica: Replica, adapters: Sequence[Adapter]) -> None:
-    form_of = error_forms(adapters)
-    ours = [module.router for module in (*_DIRECT_ROUTES, *_ROUTES)]
-    routers = ours + _routers_of(adapters)
+def _add_error_handlers(app: FastAPI, replica: Replica, protocols: Sequence[HttpProtocol]) -> None:
+    form_of = error_forms(protocols)
+    routers = [*_DIRECT_ROUTERS, *_ROUTERS, *_routers_of(protocols)]
 
     async def wrong_method(request: Request, _error: Exception) -> Response:
-        told = _wrong_method(request.scope["path"], routers)
-        replica.metrics.note_refusal(told.type)
-        return form_of(request)(told)
+        error = _wrong_method(request.scope["path"], routers)
+        replica.metrics.note_refusal(error.type)
+        return form_of(request)(error)
 
-    errors.install(app, note=replica.metrics.note_refusal, form_of=form_of)
+    error_responses.install(app, note=replica.metrics.note_refusal, form_of=form_of)
     app.add_exception_handler(405, wrong_method)
-    refused_keys.install(app, replica.refusal_log)
+    refused_keys.install(app, replica.access.refusal_log)
 
 
 def _add_middleware(app: FastAPI, *, cors_origins: Sequence[str]) -> None:
-    """The last one sees a request first."""
+    """Add the middleware. The middleware that is added last receives a request first."""
     app.add_middleware(RateLimits)
     app.add_middleware(
         GZipMiddleware,
@@ -183,12 +179,16 @@ def _add_middleware(app: FastAPI, *, cors_origins: Sequence[str]) -> None:
 
 
 def _has_slash(path: str) -> bool:
-    """Pages have relative links, so each is at one path."""
+    """Return whether a slash at the end of the path must be removed.
+
+    Pages are excluded. They redirect from the path with a slash, because their relative links work
+    only without the slash.
+    """
     return path.endswith("/") and bool(path.strip("/")) and path[:-1] not in _PAGES
 
 
 def _wrong_method(path: str, routers: Sequence[APIRouter]) -> ApiError:
-    """Names the methods of every route of this path; the router knows those of one of them."""
+    """Build the error 405, which lists the methods of all routes at this path."""
     allowed = {
         method
         for router in routers
@@ -197,26 +197,30 @@ def _wrong_method(path: str, routers: Sequence[APIRouter]) -> ApiError:
         for method in route.methods or ()
     }
     headers = {"Allow": ", ".join(sorted(allowed) or ["GET"])}
-    return ApiError(405, *errors.ROUTING[405], headers=headers)
+    return ApiError(405, *error_responses.ROUTING[405], headers=headers)
 
 
 class _Api(FastAPI):
-    def __init__(self, settings: HttpSettings, *, is_in_serve: bool, **options: Any) -> None:
+    def __init__(self, *, are_requests_logged: bool, is_in_serve: bool, **options: Any) -> None:
         super().__init__(**options)
-        # Around everything, for an answer of 500 has an id, too.
+        # This middleware is outermost, so that answers with status 500 also have an id.
         with_id = RequestIds(
-            self._answer, are_requests_logged=settings.log_requests, is_in_serve=is_in_serve
+            self._answer, are_requests_logged=are_requests_logged, is_in_serve=is_in_serve
         )
-        self._outermost = UnreadBodies(with_id, settings)
+        self._outermost = UnreadBodies(with_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A path with a slash behind it is the one without."""
+        """Handle a request. A slash at the end of the path is removed."""
         if scope["type"] == "http" and _has_slash(path := scope["path"]):
             scope = {**scope, "path": path[:-1]}
         await self._outermost(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An error that was answered by a 500 is logged here: Serve would write it as it is."""
+        """Handle a request.
+
+        An unexpected error is logged here, after the answer with status 500. The error is not
+        raised again, because Serve would log it in another format.
+        """
         try:
             await super().__call__(scope, receive, send)
         except Exception:

@@ -12,9 +12,8 @@ from starlette.requests import HTTPConnection
 
 from events.errors import DatabaseUnavailable
 from events.store.records import ApiKey, Scope
-from serve_app.access.permissions import require_scope
-from serve_app.middleware.queries import require_known_query
-from serve_app.middleware.rate_limits import note_limits
+from serve_app.access.authenticator import require_scope
+from serve_app.middleware import note_limits, require_known_query
 from serve_app.refusals import KeyRefused
 from serve_app.replica import replica_of
 
@@ -22,28 +21,31 @@ _AUTHORIZATION = "authorization"
 
 
 async def caller(connection: HTTPConnection) -> ApiKey:
-    """The caller's key as it is now; call it again after a long wait.
+    """Return the caller's current key. Call this again after a long wait, because the key may
+    change.
 
     Raises KeyMissing, KeyInvalid.
     """
-    return await replica_of(connection).authenticator.authenticate(authorization_of(connection))
+    return await replica_of(connection).access.authenticator.authenticate(
+        authorization_of(connection)
+    )
 
 
 def authorization_of(connection: HTTPConnection) -> str:
-    """The value of `Authorization`, or what was noted in its place."""
+    """Return the value of `Authorization`, or the value from `note_authorization`."""
     noted: str | None = getattr(connection.state, _AUTHORIZATION, None)
     return connection.headers.get("authorization", "") if noted is None else noted
 
 
 def note_authorization(connection: HTTPConnection, value: str) -> None:
-    """The key of this request came at another place than its header."""
+    """Set the value of `Authorization` for a request whose key is not in this header."""
     setattr(connection.state, _AUTHORIZATION, value)
 
 
-def may_go_on(
+def key_check(
     connection: HTTPConnection, key: ApiKey, scope: Scope = Scope.READ
 ) -> Callable[[], Awaitable[bool]]:
-    """Whether what is read with this key may be read on: it may be revoked meanwhile."""
+    """Return a function that checks whether a long request may continue: its key is still valid."""
 
     async def ask() -> bool:
         try:
@@ -52,21 +54,22 @@ def may_go_on(
         except KeyRefused:
             return False
         except DatabaseUnavailable:
-            return True  # nor can it be revoked meanwhile
+            # The key stays valid, because nobody can revoke a key while the database is
+            # unavailable.
+            return True
         return now.owner == key.owner
 
     return ask
 
 
 class Requires(SecurityBase):
-    """A dependency that gives the caller's key, which must have a scope and be within its rate.
+    """A FastAPI dependency that returns the caller's key after checking its scope and rate.
 
-    After the key it looks at the query, too: whoever has none is told nothing about parameters.
+    The query is checked after the key, so that errors about parameters are shown only to callers
+    with a key. Raises KeyMissing, KeyInvalid, RateExceeded, ScopeMissing, RequestValidationError.
 
-    Raises KeyMissing, KeyInvalid, RateExceeded, ScopeMissing, RequestValidationError.
-
-    Of FastAPI it takes only the base class that describes it in the OpenAPI document: FastAPI's
-    `HTTPBearer` would run beside this one on every request.
+    The base class only describes the dependency in the OpenAPI document. FastAPI's `HTTPBearer` is
+    not used, because it would be a second dependency that runs for every request.
     """
 
     model = HTTPBearer(bearerFormat="dk_...")
@@ -77,7 +80,7 @@ class Requires(SecurityBase):
 
     async def __call__(self, request: Request) -> ApiKey:
         key = await caller(request)
-        rates = replica_of(request).rates
+        rates = replica_of(request).access.rates
         try:
             rates.take(key)
         finally:
@@ -88,7 +91,7 @@ class Requires(SecurityBase):
 
 
 READ = Depends(Requires(Scope.READ))
-"""One for a router and its handlers, so that FastAPI asks it once for a request."""
+"""A dependency that a router and its handlers share, so that FastAPI calls it once per request."""
 
 METRICS = Depends(Requires(Scope.METRICS))
 

@@ -1,43 +1,44 @@
-"""Why the edge does not do what it is asked. Knows no HTTP: `serve_app.errors` answers them.
+"""Errors that refuse a request. `error_responses.py` has the HTTP response to each.
 
 RequestRefused
-├── KeyRefused              the key, or its absence, is the reason
+├── KeyRefused              the API key, or its absence, is the reason
 │   ├── KeyMissing              the request has no API key
-│   ├── KeyInvalid              the API key opens nothing
+│   ├── KeyInvalid              the API key is unknown, malformed, revoked or expired
 │   ├── ScopeMissing            the key lacks the scope of the route
 │   ├── EndpointForbidden       the key may not use this endpoint
-│   └── CallbackHostForbidden   the key may not call this host back
-├── CallbackUrlMissing      nobody to tell of what is asked for
-├── QualityOfPng            it has none
-├── BodyTooLarge            without the images that it brings along
-├── EndpointNotFound        also for one of another owner
+│   └── CallbackHostForbidden   the key may not send callbacks to this host
+├── CallbackUrlMissing      `callback_events` without a `callback_url`
+├── QualityOfPng            a PNG has no quality
+├── BodyTooLarge            the body is too large even without its inline images
+├── EndpointNotFound        the endpoint is unknown, or belongs to another owner
 ├── EndpointExists
-├── EndpointChanged         it has another revision than the caller said
-├── EndpointNotDeletable    the default endpoint
-├── JobNotFound             also for a job of another owner
+├── EndpointChanged         the endpoint has another revision than the caller stated
+├── EndpointNotDeletable    the default endpoint cannot be deleted
+├── JobNotFound             the job is unknown, or belongs to another owner
+│   └── OtherFlavour            the job has the other flavour
 ├── JobNotResubmittable     the job has not failed
-├── CursorGone              what follows it is not at hand
+├── CursorGone              the events after the cursor are not available
 ├── KeyNotFound
 ├── KeyNotRotatable         the key has ended, or has a successor
 ├── IdempotencyConflict     the idempotency key belongs to another request
-├── UploadRefused           the file is not taken as an input of a workflow
+├── UploadRefused           the file cannot be an input of a workflow
 │   ├── InvalidUploadName
 │   ├── InvalidImage
 │   ├── InvalidLatent
-│   ├── ImageNotFetched     what its URL has, or that it is fetched at all
-│   └── TooManyUploadBytes  the owner keeps enough
-└── TryLater                the same request may be taken after `retry_after_s`
+│   ├── ImageNotFetched         the URL has no image, or this service fetches none
+│   └── TooManyUploadBytes      the uploads of the owner would take too many bytes
+└── TryLater                the same request may succeed after `retry_after_s`
     ├── RateExceeded
     ├── TooManyOpenJobs
-    ├── TooManyWaits        of the owner, for results
-    ├── TooManyStreams      of the owner, or in this process
-    ├── TooManyBytes        what the owner keeps
+    ├── TooManyWaits            too many requests of the owner wait for results
+    ├── TooManyStreams          the owner or this process has too many open streams
+    ├── TooManyBytes            the jobs of the owner take too many bytes
     │   ├── TooManyLogBytes
     │   └── TooManyResultBytes
     ├── QueueFull
-    ├── EndpointDraining    it takes no jobs now
-    ├── TooManyEndpoints    of the owner, or in all
-    ├── NoTurn              other bodies are being read or checked
+    ├── EndpointDraining        the endpoint accepts no jobs now
+    ├── TooManyEndpoints        the owner or the service has too many endpoints
+    ├── NoTurn                  other bodies are being read or checked
     └── NameServerUnavailable
 """
 
@@ -54,7 +55,7 @@ class RequestRefused(ServiceError):
 
 
 class KeyRefused(RequestRefused):
-    """The API key does not open this."""
+    """The API key does not permit this request."""
 
 
 class KeyMissing(KeyRefused):
@@ -80,7 +81,7 @@ class CallbackHostForbidden(KeyRefused):
 
 
 class CallbackUrlMissing(RequestRefused):
-    """`callback_events` says what a `callback_url` is told of. Add one."""
+    """`callback_events` needs a `callback_url`. Add one."""
 
 
 class QualityOfPng(RequestRefused):
@@ -90,7 +91,7 @@ class QualityOfPng(RequestRefused):
 class BodyTooLarge(RequestRefused):
     def __init__(self, excess_bytes: int) -> None:
         super().__init__(
-            f"The body has {excess_bytes:,} bytes too many beside the images that it brings along."
+            f"The body is {excess_bytes:,} bytes too large, not counting its inline images."
         )
 
 
@@ -99,12 +100,12 @@ class EndpointNotFound(RequestRefused):
 
 
 class EndpointExists(RequestRefused):
-    """There is an endpoint of this id. Choose another one, or change that (PATCH)."""
+    """An endpoint with this id exists. Choose another id, or change the endpoint (PATCH)."""
 
 
 class EndpointChanged(RequestRefused):
     def __init__(self, revision: int) -> None:
-        super().__init__(f"The endpoint is at revision {revision} now. Read it again.")
+        super().__init__(f"The endpoint has revision {revision} now. Read the endpoint again.")
         self.revision = revision
 
 
@@ -121,8 +122,8 @@ class OtherFlavour(JobNotFound):
 
     def __init__(self, flavour: str) -> None:
         super().__init__(
-            f"This job is of the {flavour} flavour: its result is at /{flavour}/v1/result, and at "
-            "/v1/jobs/{id}/result as that of any job."
+            f"This job has the {flavour} flavour. Its result is at /{flavour}/v1/result and at "
+            "/v1/jobs/{id}/result."
         )
 
 
@@ -132,9 +133,7 @@ class JobNotResubmittable(RequestRefused):
 
 class CursorGone(RequestRefused):
     def __init__(self, why: str) -> None:
-        super().__init__(
-            f"{why} List your jobs (GET /v1/jobs), and follow from now on, without a cursor."
-        )
+        super().__init__(f"{why} List your jobs (GET /v1/jobs), then follow them without a cursor.")
 
 
 class KeyNotFound(RequestRefused):
@@ -150,19 +149,19 @@ class IdempotencyConflict(RequestRefused):
 
 
 class UploadRefused(RequestRefused):
-    """The file is not taken as an input of a workflow."""
+    """The file cannot be an input of a workflow."""
 
 
 class InvalidUploadName(UploadRefused):
-    """The name of the file is not taken."""
+    """The name of the file is not valid."""
 
 
 class InvalidImage(UploadRefused):
-    """The file is no image that is taken."""
+    """The file is not a supported image."""
 
 
 class InvalidLatent(UploadRefused):
-    """The file is no latent that is taken."""
+    """The file is not a supported latent."""
 
 
 class ImageNotFetched(UploadRefused):
@@ -172,16 +171,16 @@ class ImageNotFetched(UploadRefused):
 class TooManyUploadBytes(UploadRefused):
     def __init__(self, used_bytes: int, size_bytes: int, max_bytes: int) -> None:
         super().__init__(
-            f"With {size_bytes:,} bytes more the uploads of this owner would take more than "
-            f"{max_bytes:,}; they take {used_bytes:,}. Remove uploads (DELETE "
-            "/v1/uploads/<name>); their files go once no accepted job can need them."
+            f"The uploads of this owner take {used_bytes:,} of {max_bytes:,} bytes, and the new "
+            f"file has {size_bytes:,} bytes. Remove uploads (DELETE /v1/uploads/<name>). Their "
+            "files are removed once no accepted job can need them."
         )
         self.used_bytes = used_bytes
         self.max_bytes = max_bytes
 
 
 class TryLater(RequestRefused):
-    """The request cannot be taken now."""
+    """The request cannot be accepted now."""
 
     def __init__(self, message: str, *, retry_after_s: int) -> None:
         super().__init__(message)
@@ -189,7 +188,7 @@ class TryLater(RequestRefused):
 
 
 class Limited(StrEnum):
-    """Whose limit was reached, as its message begins."""
+    """Whether the limit of a key or of an owner was reached. The message begins with the value."""
 
     KEY = "The key"
     OWNER = "All keys of this owner together"
@@ -210,8 +209,9 @@ class TooManyOpenJobs(TryLater):
 class TooManyWaits(TryLater):
     def __init__(self, max_waits: int) -> None:
         message = (
-            f"{Limited.OWNER} may have {max_waits} requests that wait for a result, in each HTTP "
-            "process. Ask without `wait`, or once another has its answer."
+            f"{Limited.OWNER} may have {max_waits} requests that wait for a result in each HTTP "
+            "process. Send the request without `wait`, or send it again when another request has "
+            "its answer."
         )
         super().__init__(message, retry_after_s=5)
 
@@ -219,14 +219,14 @@ class TooManyWaits(TryLater):
 class TooManyStreams(TryLater):
     def __init__(self, whose: str, max_streams: int) -> None:
         message = (
-            f"{whose} may have {max_streams} event streams open, in each HTTP process. Close one, "
-            "or follow all jobs on one (GET /v1/events)."
+            f"{whose} may have {max_streams} event streams open in each HTTP process. Close a "
+            "stream, or follow all jobs with one stream (GET /v1/events)."
         )
         super().__init__(message, retry_after_s=5)
 
 
 class TooManyBytes(TryLater):
-    """What the owner keeps takes too many bytes."""
+    """The jobs of the owner take too many bytes."""
 
     def __init__(self, what: str, used_bytes: int, max_bytes: int, *, until: str) -> None:
         message = (
@@ -240,13 +240,13 @@ class TooManyBytes(TryLater):
 
 class TooManyLogBytes(TooManyBytes):
     def __init__(self, used_bytes: int, max_bytes: int) -> None:
-        until = "have ended and moved from the event log to the archive"
+        until = "have ended and left the event log"
         super().__init__("The jobs", used_bytes, max_bytes, until=until)
 
 
 class TooManyResultBytes(TooManyBytes):
     def __init__(self, used_bytes: int, max_bytes: int) -> None:
-        until = "are over their retention"
+        until = "have passed their retention time"
         super().__init__("The results", used_bytes, max_bytes, until=until)
 
 
@@ -258,7 +258,7 @@ class QueueFull(TryLater):
 
 class EndpointDraining(TryLater):
     def __init__(self, endpoint_id: str) -> None:
-        message = f"The endpoint {endpoint_id} is being drained and takes no jobs now."
+        message = f"The endpoint {endpoint_id} is being drained and accepts no jobs now."
         super().__init__(message, retry_after_s=60)
 
 
@@ -276,5 +276,5 @@ class NoTurn(TryLater):
 
 class NameServerUnavailable(TryLater):
     def __init__(self, host: str) -> None:
-        message = f"The name server did not say where the callback's host {host} is. Try again."
+        message = f"The name server did not resolve the callback's host {host}. Try again."
         super().__init__(message, retry_after_s=2)

@@ -1,4 +1,4 @@
-"""Keeps an audit log of refused keys: who came, with which key, to which route, and why not."""
+"""Keeps an audit log of refused keys: the address, the key id, the route and the reason."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fastapi import FastAPI, Request, Response
 from serve_app.access.api_keys import parse
 from serve_app.access.refusal_log import RefusalLog
 from serve_app.auth import authorization_of
-from serve_app.errors import ANSWERS
+from serve_app.error_responses import ANSWERS
 from serve_app.refusals import KeyRefused
 
 _Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def install(app: FastAPI, log: RefusalLog) -> None:
-    """Note each refusal before it is answered. The handlers of the answers are there already."""
+    """Log each refusal before it is answered. The exception handlers must be installed already."""
     for error_type in ANSWERS:
         if issubclass(error_type, KeyRefused):
             answer: Any = app.exception_handlers[error_type]
@@ -35,11 +35,12 @@ def _noting(log: RefusalLog, answer: _Handler) -> _Handler:
 
 
 def _fields(request: Request, error: Exception) -> dict[str, object]:
-    """Nothing in it is a text of the caller's choice, and no part of a secret."""
+    """Return the fields of a log line. They contain no secrets and no text of the caller."""
     fields = {
         "reason": str(error),
         "key_id": _key_id(request),
-        "method": request.scope.get("method", "GET"),  # with which a websocket begins
+        # A websocket begins with a GET, but its scope has no method.
+        "method": request.scope.get("method", "GET"),
         "route": getattr(request.scope.get("route"), "path", None),
         "peer": _peer(request),
     }
@@ -47,14 +48,16 @@ def _fields(request: Request, error: Exception) -> dict[str, object]:
 
 
 def _key_id(request: Request) -> str | None:
-    """The id that the key itself says, if it is well-formed."""
+    """Return the id in the text of the key, if the key is well-formed."""
     parsed = parse(authorization_of(request).rpartition(" ")[2])
     return None if parsed is None else parsed.id
 
 
 def _peer(request: Request) -> str | None:
-    """Where the request comes from. The server puts there what `X-Forwarded-For` says, if a caller
-    or a proxy has sent one, so it may be any text.
+    """Return the address of the caller, if it is valid.
+
+    The server takes the address from `X-Forwarded-For` if the header was sent, so the address may
+    be any text.
     """
     try:
         return None if request.client is None else str(ip_address(request.client.host))

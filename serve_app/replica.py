@@ -1,117 +1,168 @@
-"""One HTTP replica, as its handlers see it."""
+"""The parts of one HTTP replica. Each route uses only the parts that it needs.
+
+`assembly.py` builds the parts. A route declares a part as a FastAPI dependency, such as
+`reading: ReadingDep`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
-from functools import cached_property
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
-from events.job import Job
-from events.log import utc_now
-from events.store.records import KeyLimits
-from serve_app.acceptance.acceptance import Acceptance
-from serve_app.acceptance.withdrawals import Withdrawals
+from engine.interface import Catalogue
+from events.callback_address import AddressRule
+from events.log import EventLog
+from events.queue import CallbackQueue, JobQueue
+from events.result import UrlFor
+from events.store.records import ApiKey
+from events.types import CallbackAttempted
+from serve_app.acceptance.acceptance import Acceptance, LogHealth
+from serve_app.acceptance.resubmission import Resubmission
 from serve_app.access.authenticator import Authenticator
-from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
-from serve_app.access.rates import Rates
+from serve_app.access.owner_limits import Waits
+from serve_app.access.rates import Rates, TokenBuckets
 from serve_app.access.refusal_log import RefusalLog
-from serve_app.access.token_buckets import TokenBuckets
-from serve_app.access.waits import Waits
 from serve_app.bodies import Bodies
-from serve_app.checks import Checks
-from serve_app.live.latest_previews import LatestPreviews
-from serve_app.live.projected import Projected
-from serve_app.live.queue_places import QueuePlaces
+from serve_app.endpoints.administration import EndpointAdministration
+from serve_app.endpoints.cache import EndpointCache
+from serve_app.jobs import Jobs
+from serve_app.live.progress import LatestPreviews, ProgressBoard
+from serve_app.live.projected import ProjectionWaiter
+from serve_app.live.queue_positions import QueuePositions
 from serve_app.live.streams import Streams
-from serve_app.operations.setup_warnings import SetupWarnings
-from serve_app.services import Services
-from settings.keys import KeySettings
-from telemetry.edge_metrics import AskAll, EdgeMetrics
-from telemetry.tracing.exporter import SpanExporter
-from telemetry.tracing.spans import accept_spans
+from serve_app.setup_warnings import SetupWarnings
+from serve_app.upload_store import UploadStore
+from telemetry.api_metrics import ApiMetrics
+
+if TYPE_CHECKING:
+    # These modules load SQLAlchemy, so they are imported only for type checking.
+    from events.store.ended_jobs import EndedJobs
+    from events.store.keys import ApiKeys, KeyOptions
+    from events.store.read_model import ReadModel
+    from events.store.uploads import Uploads
+    from events.store.user_files import UserFiles
+    from storage.images import ImageStore
 
 
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Identifies callers and limits their rates."""
+
+    authenticator: Authenticator
+    rates: Rates
+    refusal_log: RefusalLog
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """Accepts jobs and uploads."""
+
+    acceptance: Acceptance
+    bodies: Bodies
+    uploads: UploadStore
+    catalogue: Catalogue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Reads stored files, and builds their URLs."""
+
+    images: ImageStore
+    url_for: UrlFor
+    public_url: str
+    secret: bytes
+    """The key that signs the tokens in image URLs."""
+    image_url_s: float
+    """Seconds for which an image URL is valid; 0 means no limit."""
+    job_days: float
+    """Days for which a job and its images are kept; 0 means no limit."""
+    upload_days: float
+    """Days for which an unused upload is kept; 0 means no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """Follows open jobs."""
+
+    progress: ProgressBoard
+    previews: LatestPreviews
+    queue_positions: QueuePositions
+    streams: Streams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Finds jobs, uploads and files, and follows and cancels the caller's jobs."""
+
+    jobs: Jobs
+    read_model: ReadModel
+    projected: ProjectionWaiter
+    deliveries: EventLog
+    uploads: Uploads
+    files: Files
+    live: Live
+    catalogue: Catalogue
+    bodies: Bodies
+    waits: Waits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """Shows and repeats deliveries, and sends sample callbacks."""
+
+    jobs: Jobs
+    deliveries: EventLog
+    read_model: ReadModel
+    ended_jobs: EndedJobs
+    queue: CallbackQueue
+    address_rule: AddressRule
+    max_redeliveries: int
+    """The largest number of redeliveries of one job; 0 means no limit."""
+    send_sample: Callable[[str, ApiKey], Awaitable[CallbackAttempted]]
+    """Sends a sample callback to an address. Raises AddressNotAllowed."""
+    samples: TokenBuckets
+    """Limits how often each owner may send a sample."""
+    samples_per_minute: float
+    """This replica's part of the largest number of samples per minute and owner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Administration:
+    """Administers endpoints, API keys, and the jobs of all owners."""
+
+    jobs: Jobs
+    read_model: ReadModel
+    resubmission: Resubmission
+    keys: ApiKeys
+    authenticator: Authenticator
+    endpoints: EndpointAdministration
+    endpoint_cache: EndpointCache
+    queue: JobQueue
+    bodies: Bodies
+    secret: bytes
+    """The key from which webhook secrets are derived."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Replica:
-    """The services, and what only this replica keeps in memory: caches, limits, running tasks."""
+    """All parts of one replica."""
 
-    def __init__(
-        self,
-        services: Services,
-        *,
-        ask_metrics: AskAll,
-        exporter: SpanExporter | None = None,  # of spans, where traces are wanted
-        open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
-        warnings: Sequence[str] = (),
-    ) -> None:
-        """`warnings`: what is probably set up otherwise than it was meant, beside models."""
-        self.services = services
-        self.setup_warnings = SetupWarnings(services.catalogue.models, warnings)
-        self._exporter = exporter
-        self.authenticator = _authenticator(services)
-        self.metrics = EdgeMetrics(ask_metrics)
-        self.refusal_log = RefusalLog(lines_per_s=services.key_settings.refusal_lines_per_s)
-        http = services.http_settings
-        replicas = http.replicas or 1
-        self.rates = Rates(services.owner_settings, replicas=replicas)
-        self.waits = Waits(services.owner_settings.max_waits)
-        self.callback_tests = TokenBuckets()
-        """How often each owner sends a sample callback."""
-        self.callback_tests_per_minute = services.callback_settings.tests_per_minute / replicas
-        """This replica's part of them."""
-        self._checks = Checks(http.body_checks, timeout_s=http.body_wait_s)
-        self.bodies = Bodies(http, self._checks)
-        self.withdrawals = Withdrawals(
-            log=services.log, writer=services.writer, queue=services.queue
-        )
-        self.acceptance = Acceptance(
-            services, self.withdrawals, self._checks, open_jobs_period_s=open_jobs_period_s
-        )
-        self.upload_store = self.acceptance.upload_store
-        self.sent_images = self.acceptance.sent_images
-        self.projected = Projected(services.read_model.checkpoint)
-        self.queue_places = QueuePlaces(services.queue, self.acceptance.endpoints.status)
-        self.streams = Streams(services, self.queue_places)
-
-    def note_accepted(self, job: Job, *, began: datetime) -> None:
-        """A request was answered that began then. A repeat met a job that was there before it."""
-        if self._exporter is not None and job.submitted_at >= began:
-            self._exporter.add(accept_spans(job, began=began, ended=utc_now()))
-
-    @cached_property
-    def previews(self) -> LatestPreviews:
-        """What its listeners keep of running jobs, from the first question on."""
-        return LatestPreviews(self.services.progress)
-
-    async def stop(self) -> None:
-        await self.streams.stop()
-        await self.projected.stop()
-        await self.acceptance.stop()
-        await self.withdrawals.stop()
-        self.refusal_log.stop()
-        self._checks.stop()
-
-
-def _authenticator(services: Services) -> Authenticator:
-    settings = services.key_settings
-    return Authenticator(services.keys, ttl_s=settings.cache_s, defaults=_default_limits(settings))
-
-
-def _default_limits(settings: KeySettings) -> KeyLimits:
-    return KeyLimits(
-        rate_per_s=settings.rate_per_s,
-        burst=settings.burst,
-        max_open_jobs=settings.max_open_jobs,
-        max_cost=settings.max_cost,
-        embed_metadata=settings.embed_metadata,
-        image_format=settings.image_format,
-        image_quality=settings.image_quality,
-        endpoints=settings.endpoints,
-        callback_hosts=settings.callback_hosts,
-    )
+    access: Access
+    submission: Submission
+    reading: Reading
+    callbacks: Callbacks
+    administration: Administration
+    key_options: KeyOptions
+    user_files: UserFiles
+    health: LogHealth
+    setup_warnings: SetupWarnings
+    metrics: ApiMetrics
+    stop: Callable[[], Awaitable[None]]
+    """Ends the tasks and threads of all parts."""
 
 
 def replica_of(connection: HTTPConnection) -> Replica:
@@ -119,9 +170,28 @@ def replica_of(connection: HTTPConnection) -> Replica:
     return replica
 
 
-async def _replica(request: Request) -> Replica:
-    """Not `replica_of` itself: FastAPI calls a function that is not async in a thread."""
-    return replica_of(request)
+def _part(name: str) -> Any:
+    """Return the dependency for a part.
+
+    The dependency is async, because FastAPI would run a synchronous dependency in a thread.
+    """
+
+    async def part(request: Request) -> Any:
+        return getattr(replica_of(request), name)
+
+    return Depends(part)
 
 
-ReplicaDep = Annotated[Replica, Depends(_replica)]
+SubmissionDep = Annotated[Submission, _part("submission")]
+ReadingDep = Annotated[Reading, _part("reading")]
+CallbacksDep = Annotated[Callbacks, _part("callbacks")]
+AdministrationDep = Annotated[Administration, _part("administration")]
+if TYPE_CHECKING:
+    KeyOptionsDep: TypeAlias = KeyOptions
+    UserFilesDep: TypeAlias = UserFiles
+else:
+    KeyOptionsDep = Annotated[Any, _part("key_options")]
+    UserFilesDep = Annotated[Any, _part("user_files")]
+LogHealthDep = Annotated[LogHealth, _part("health")]
+SetupWarningsDep = Annotated[SetupWarnings, _part("setup_warnings")]
+ApiMetricsDep = Annotated[ApiMetrics, _part("metrics")]

@@ -1,11 +1,14 @@
-"""What Ray Serve has no setting for at the ports of a replica: who reaches them, with how much.
+"""Restricts the address of a replica's gRPC port and the size of its websocket messages.
 
-A replica takes calls of other deployments on the address of its node alone. Its gRPC server for
-them asks for no token, and a call is a pickle: who reaches it runs code in the replica. By itself
-it listens on every address of the machine (`ray/serve/_private/replica.py`).
+Ray Serve has no settings for this.
 
-Its HTTP server takes messages of bounded size on websockets. By itself it holds 16 MiB of each one,
-before any of our code knows of it.
+The gRPC server of a replica receives calls of other deployments as pickles, without a token.
+Anyone who can reach the server can therefore run code in the replica. By default the server
+listens on every address of the machine (`ray/serve/_private/replica.py`). Here it listens only on
+the address of its node.
+
+The HTTP server of a replica buffers up to 16 MiB of each websocket message by default, before the
+application receives the message. Here the size is limited.
 """
 
 from __future__ import annotations
@@ -19,16 +22,22 @@ from ray.serve._private.http_util import start_asgi_http_server
 
 
 def listen_on_node_address() -> None:
-    """For the replica in this process. Its constructor calls this: the server starts after it."""
+    """Make the gRPC server of this process's replica listen on the node's address only.
+
+    The replica's constructor must call this, because the server starts after the constructor.
+    """
     setattr(replica_module, add_port_to_grpc_server.__name__, _on_node_address)
 
 
 def limit_websocket_messages(max_bytes: int) -> None:
-    """As `listen_on_node_address`. A longer message closes its websocket (1009)."""
+    """Limit the size of websocket messages. A longer message closes the websocket (code 1009).
+
+    The replica's constructor must call this, like `listen_on_node_address`.
+    """
 
     async def start(*args: Any, **kwargs: Any) -> Any:
         task, server = await start_asgi_http_server(*args, **kwargs)
-        server.config.ws_max_size = max_bytes  # which it reads for each connection
+        server.config.ws_max_size = max_bytes  # The server reads this for each connection.
         return task, server
 
     setattr(replica_module, start_asgi_http_server.__name__, start)

@@ -1,4 +1,7 @@
-"""What holds the role actors: a module of its own, since its replica needs nothing else."""
+"""The deployment that holds the role actors.
+
+The deployment has its own module because its replica needs no other part of the API.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from serve_app.replica_port import listen_on_node_address
 
 
 class Roles:
-    """Holds the deployment-scoped actors; does nothing itself."""
+    """Holds the deployment-scoped actors, and does nothing else."""
 
     def __init__(self) -> None:
         listen_on_node_address()

@@ -1,4 +1,4 @@
-"""Types of settings, and how an operator writes their values."""
+"""Types of settings, and their notation in variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROXY = re.compile(r"http://(?:[^\s/?#@]+@)?[^\s/?#@:]+:[1-9][0-9]{0,4}/?")
 
 
 def _split_list(value: Any) -> Any:
-    """A JSON list or commas: `["10.0.0.0/8"]` and `10.0.0.0/8,127.0.0.0/8` are both lists."""
+    """Split a text that is a JSON list, or a list with commas such as `10.0.0.0/8,127.0.0.0/8`."""
     if not isinstance(value, str):
         return value
     return [part.strip().strip("\"'") for part in value.strip(" []").split(",") if part.strip()]
@@ -27,12 +27,13 @@ def _require_proxy(url: SecretStr | None) -> SecretStr | None:
 
 
 def _read_network(value: Any) -> IPv4Network | IPv6Network:
-    """In place of pydantic's own reading, whose errors name its functions."""
+    """Parse a network. Pydantic's own errors would contain names of its functions."""
     try:
         return ip_network(value)
     except ValueError:
         raise ValueError(
-            "write a network as 10.0.0.0/8 or fd00::/8, with no bit set behind its length"
+            "write a network as 10.0.0.0/8 or fd00::/8, with only zeros after the bits of its "
+            "length"
         ) from None
 
 
@@ -48,39 +49,40 @@ HostPattern = Annotated[
         to_lower=True,
     ),
 ]
-"""A host name or address, `*.example.com` for every name below one, or `*` for any."""
+"""A host name or address, `*.example.com` for every name below `example.com`, or `*` for all hosts.
+"""
 HostPatterns = Annotated[tuple[HostPattern, ...], NoDecode, BeforeValidator(_split_list)]
 Seconds = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_split_list)]
 ProxyUrl = Annotated[SecretStr | None, AfterValidator(_require_proxy)]
 
-_NUMBER, _WHOLE = "a number is wanted", "a whole number is wanted"
+_NUMBER, _WHOLE = "a number is required", "a whole number is required"
 _WANTED = {
-    "bool_parsing": "true or false is wanted",
-    "bool_type": "true or false is wanted",
-    "enum": "{expected} is wanted",
-    "finite_number": "a finite number is wanted",
+    "bool_parsing": "true or false is required",
+    "bool_type": "true or false is required",
+    "enum": "{expected} is required",
+    "finite_number": "a finite number is required",
     "float_parsing": _NUMBER,
     "float_type": _NUMBER,
-    "greater_than": "more than {gt:g} is wanted",
-    "greater_than_equal": "{ge:g} or more is wanted",
+    "greater_than": "more than {gt:g} is required",
+    "greater_than_equal": "{ge:g} or more is required",
     "int_from_float": _WHOLE,
     "int_parsing": _WHOLE,
-    "int_parsing_size": "a smaller number is wanted",
+    "int_parsing_size": "a smaller number is required",
     "int_type": _WHOLE,
-    "less_than": "less than {lt:g} is wanted",
-    "less_than_equal": "{le:g} or less is wanted",
-    "literal_error": "{expected} is wanted",
-    "path_type": "a path is wanted",
-    "string_pattern_mismatch": "a host name, an address, *.example.com or * is wanted",
-    "string_too_long": "{max_length} characters at most are wanted",
-    "string_type": "a text is wanted",
-    "tuple_type": "a list with commas is wanted",
+    "less_than": "less than {lt:g} is required",
+    "less_than_equal": "{le:g} or less is required",
+    "literal_error": "{expected} is required",
+    "path_type": "a path is required",
+    "string_pattern_mismatch": "a host name, an address, *.example.com or * is required",
+    "string_too_long": "at most {max_length} characters are allowed",
+    "string_type": "a text is required",
+    "tuple_type": "a list with commas is required",
 }
 
 
 def wanted(error: ErrorDetails) -> str:
-    """What a value should have been, in an operator's words."""
-    if error["type"] == "value_error":  # of a function here, which has such words
+    """Return the error message for a wrong value. The message describes the expected form."""
+    if error["type"] == "value_error":  # A function in this module raised this error.
         return str(error["ctx"]["error"])
     text = _WANTED.get(error["type"])
     return error["msg"] if text is None else text.format_map(error.get("ctx", {}))

@@ -1,14 +1,19 @@
-"""Group: settings that one part of the service takes together, read from the environment."""
+"""Group: the base class of groups of settings, which are read from the environment."""
 
 from __future__ import annotations
 
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 
 class Group(BaseSettings):
     """Times are in seconds (`_s`), sizes in bytes (`_bytes`).
 
-    The variable of a field is the prefix of its group and its own name, or else its alias.
+    The environment variable of a setting is its alias, or else the prefix of its group and its
+    name.
     """
 
     model_config = SettingsConfigDict(
@@ -16,12 +21,12 @@ class Group(BaseSettings):
         use_attribute_docstrings=True,
         validate_by_name=True,
         loc_by_alias=False,
-        hide_input_in_errors=True,  # it may be a password
+        hide_input_in_errors=True,  # Errors must not show the input, because it may be a password.
     )
 
     @classmethod
     def variables(cls) -> dict[str, str]:
-        """The name of each field, by its environment variable."""
+        """Return the field names by environment variable."""
         prefix = cls.model_config["env_prefix"]
         return {
             str(field.validation_alias or f"{prefix}{name.upper()}"): name
@@ -37,6 +42,6 @@ class Group(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """A field with an alias has no second variable by its own name."""
+        # A field with an alias must not also be read from a variable with the field's own name.
         env_settings.config = {**settings_cls.model_config, "validate_by_name": False}
         return init_settings, env_settings, dotenv_settings, file_secret_settings

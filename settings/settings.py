@@ -1,4 +1,4 @@
-"""Settings: every group. Only where the parts are put together is all of it seen."""
+"""Settings: all groups together. Only the code that creates the parts uses all of them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from settings.callbacks import CallbackSettings, ImagePutSettings
+from settings.callbacks import CallbackSettings
 from settings.dispatch import DispatchSettings, RaySettings
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
 from settings.fields import wanted
 from settings.graph import GraphSettings
 from settings.group import Group
-from settings.http import AdapterSettings, FetchSettings, HttpSettings
+from settings.http import HttpSettings, ProtocolSettings
 from settings.keys import KeySettings, OwnerSettings
 from settings.log import LogSettings, TelemetrySettings
 from settings.retention import RetentionSettings
@@ -29,8 +29,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     http: HttpSettings
-    fetch: FetchSettings
-    adapters: AdapterSettings
+    protocols: ProtocolSettings
     stores: StoreSettings
     log: LogSettings
     keys: KeySettings
@@ -41,25 +40,24 @@ class Settings(BaseModel):
     engine: EngineSettings
     dispatch: DispatchSettings
     callbacks: CallbackSettings
-    image_puts: ImagePutSettings
     retention: RetentionSettings
     ray: RaySettings
     telemetry: TelemetrySettings
 
     @classmethod
     def groups(cls) -> dict[str, type[Group]]:
-        """The class of each group, by the group's name here."""
+        """Return the class of each group, by the name of its field."""
         types = get_type_hints(cls)
         return {name: types[name] for name in cls.model_fields}
 
     @classmethod
     def variables(cls) -> set[str]:
-        """The names of all environment variables."""
+        """Return the names of all environment variables."""
         return {variable for group in cls.groups().values() for variable in group.variables()}
 
     @classmethod
     def secret_variables(cls) -> set[str]:
-        """The names of the environment variables whose values nobody else may know."""
+        """Return the names of the environment variables whose values are secret."""
         return {
             variable
             for group in cls.groups().values()
@@ -69,15 +67,19 @@ class Settings(BaseModel):
 
     @classmethod
     def unknown_variables(cls, environment: Iterable[str]) -> dict[str, str | None]:
-        """The `DARKROOM_*` variables that nothing reads, each with the nearest one that is read.
+        """Return the `DARKROOM_*` variables that are not settings, each with the most similar
+        setting.
 
-        Those by which Kubernetes tells of its services are left out.
+        The value is None if no setting is similar. Variables that Kubernetes sets for its services
+        are left out.
         """
         known = {_argument(each): each for each in cls.variables() | _OTHER_VARIABLES}
         unknown = {
             each: _argument(each)
             for each in environment
-            if each.upper().startswith("DARKROOM_") and not _KUBERNETES.fullmatch(each)
+            if each.upper().startswith("DARKROOM_")
+            and not each.startswith("DARKROOM_TEST_")
+            and not _KUBERNETES.fullmatch(each)
         }
         return {
             variable: next((known[n] for n in get_close_matches(name, known, cutoff=0.7)), None)
@@ -87,7 +89,7 @@ class Settings(BaseModel):
 
     @classmethod
     def wrong_values(cls, error: ValidationError) -> list[str]:
-        """A line for each wrong value of `load`: variable, value, and what is wanted."""
+        """Return a line for each wrong value of `load`: variable, value, and the expected form."""
         secret = cls.secret_variables()
         lines = []
         for each in error.errors():
@@ -99,7 +101,7 @@ class Settings(BaseModel):
         return lines
 
     def with_absolute_folders(self) -> Settings:
-        """The same for processes that may work in other folders than this one."""
+        """Return the settings with absolute paths, for processes with another working directory."""
         folders = {name: getattr(self.stores, name).absolute() for name in _FOLDERS}
         endpoint = self.default_endpoint
         file = endpoint.file and endpoint.file.absolute()
@@ -112,17 +114,17 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, /, **arguments: Any) -> Settings:
-        """Every group, from the environment; an argument wins over its variable.
+        """Read every group from the environment. Arguments have precedence over variables.
 
-        An argument has the name of its variable, in any case and without `DARKROOM_`. One that
-        belongs to no variable is ignored. Raises ValidationError, which names every wrong value
-        in the same way.
+        An argument has the name of its variable, in any case and without `DARKROOM_`. An argument
+        without a variable is ignored. Raises ValidationError with all wrong values, which are named
+        like arguments.
         """
         groups: dict[str, Group] = {}
         wrong: list[InitErrorDetails] = []
         values = {name.lower(): value for name, value in arguments.items()}
         for name, group in cls.groups().items():
-            fields = {_argument(variable): field for variable, field in group.variables().items()}
+            fields = {_argument(name): field for name, field in group.variables().items()}
             given = {fields[each]: value for each, value in values.items() if each in fields}
             try:
                 groups[name] = group(**given)
@@ -134,14 +136,14 @@ class Settings(BaseModel):
 
 
 _OTHER_VARIABLES = {"DARKROOM_URL", "DARKROOM_API_KEY"}
-"""What the command line reads beside settings."""
+"""Variables that the command line reads beside settings."""
 _KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
 _SHOWN_CHARS = 100
 _FOLDERS = ("data_dir", "models_dir")
 
 
 def forget_secrets(environment: MutableMapping[str, str]) -> None:
-    """Take the variables that hold secrets out: processes that are started inherit the rest."""
+    """Remove the variables that contain secrets, so that child processes do not inherit them."""
     secret = Settings.secret_variables()
     for variable in [each for each in environment if each.upper() in secret]:
         del environment[variable]
@@ -159,11 +161,11 @@ def _argument(variable: str) -> str:
 def _by_argument(
     error: ValidationError, arguments: Mapping[str, str]
 ) -> Generator[InitErrorDetails]:
-    """What is wrong with a group; `arguments` by field."""
+    """Yield the errors of a group by argument. `arguments` maps fields to arguments."""
     for detail in error.errors():
         field, *place = detail["loc"]
         yield InitErrorDetails(
-            # In our own words: those of the validator are for programmers.
+            # The messages of pydantic are replaced, because they are for programmers.
             type=PydanticCustomError(detail["type"], wanted(detail)),
             loc=(arguments[str(field)], *place),
             input=detail["input"],

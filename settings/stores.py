@@ -1,16 +1,16 @@
-"""Where state is kept, and the secret of this service."""
+"""Settings of the places where state is stored, and the secret of this service."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import PositiveFloat, PositiveInt, SecretStr
+from pydantic import PositiveInt, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from settings.group import Group
 
 SQLITE_FILE = "darkroom.sqlite3"
-"""The database in the data folder."""
+"""The name of the database file in the data folder."""
 
 
 class StoreSettings(Group):
@@ -19,32 +19,25 @@ class StoreSettings(Group):
     data_dir: Path = Path("data")
     """The folder of all state: event log, database, images and keys."""
     models_dir: Path = Path("models")
-    """The folder of the models, laid out as ComfyUI's; it must be the same on every node."""
-    models_timeout_s: PositiveFloat = 2.0
-    """How long the models folder, which may be a network mount, is waited for; after that its last
-    listing is used until it answers. Where there is none yet, a new job gets 503, and a job that
-    was accepted waits."""
+    """The folder of the models, in the layout of ComfyUI. The models must be the same on every
+    node.
+    """
     database_url: SecretStr | None = None
-    """The SQLAlchemy URL of the database (`postgresql+asyncpg://…`); if unset, it is SQLite in
-    the data folder."""
+    """The SQLAlchemy URL of the database (`postgresql+asyncpg://…`). If unset, the database is
+    SQLite in the data folder.
+    """
     database_connections: PositiveInt = 10
-    """How many connections to the database one process has at most; what needs another one waits
-    for it. The processes of HTTP and of the roles have them: a Postgres must take so many of each.
+    """The largest number of connections of one process to the database. Each HTTP process and each
+    role may open this number, and Postgres must accept the sum.
     """
     images_url: str | None = None
-    """Where images are stored (`file:///…`, `s3://…`, `gs://…`, `az://…`); if unset, in the data
-    folder."""
-    images_retry_s: PositiveFloat = 10.0
-    """For how long a request that an object store fails is made again, before HTTP answers 503 and
-    a job waits. One that it does not answer ends after 30 s, or what `AWS_TIMEOUT`,
-    `GOOGLE_TIMEOUT` or `AZURE_TIMEOUT` says (`10s`)."""
-    log_file_bytes: PositiveInt = 10 * 1024**2
-    """How large `<data>/logs/darkroom.log` of `darkroom up` becomes before it is moved aside."""
-    log_files: PositiveInt = 5
-    """How many such files are kept beside it."""
+    """The URL of the image store (`file:///…`, `s3://…`, `gs://…`, `az://…`). If unset, images are
+    stored in the data folder.
+    """
     secret: SecretStr | None = None
-    """The secret from which ids, file tokens and webhook secrets are derived; if unset, one is
-    generated into `<data>/secret`."""
+    """The secret from which ids, file tokens and webhook secrets are derived. If unset, a secret is
+    generated and stored in `<data>/secret`.
+    """
 
     @property
     def nats_dir(self) -> Path:
@@ -62,7 +55,7 @@ class StoreSettings(Group):
 
     @property
     def secret_bytes(self) -> bytes:
-        """Raises ValueError where no secret was given or generated."""
+        """Return the secret. Raises ValueError if there is none."""
         if self.secret is None or len(self.secret.get_secret_value()) < 16:
-            raise ValueError("DARKROOM_SECRET is not set, or shorter than 16 characters")
+            raise ValueError("DARKROOM_SECRET is not set, or has fewer than 16 characters")
         return self.secret.get_secret_value().encode()

@@ -1,4 +1,4 @@
-"""The version of the program that runs."""
+"""The version of the running program."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 def _version() -> str:
     try:
         return version("darkroom")
-    except PackageNotFoundError:  # run from its sources, which were never installed
+    except PackageNotFoundError:  # The program runs from its sources without an installation.
         return "0"
 
 

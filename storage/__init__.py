@@ -1,1 +1,1 @@
-"""Where finished images are kept, and the capability that opens one."""
+"""Storage of images and other objects, and values that are derived from the service's secret."""

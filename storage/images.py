@@ -22,17 +22,24 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
+from settings.constant import constant
+
 if TYPE_CHECKING:
-    from obstore import GetOptions, ListStream, ObjectMeta  # only in the stubs, not at run time
+    # These names exist only in the stubs, and not at run time.
+    from obstore import GetOptions, ListStream, ObjectMeta
 
 T = TypeVar("T")
 
+_RETRY_S = constant("IMAGES_RETRY_S", 10.0)
+"""The time in seconds for which a failed call is repeated. A request without an answer ends after
+30 s, or after the time in `AWS_TIMEOUT`, `GOOGLE_TIMEOUT` or `AZURE_TIMEOUT` (for example `10s`).
+"""
 _THREADS = 16
-"""Calls at once."""
+"""The largest number of calls to a store at the same time."""
 
 
 class ImageStoreError(Exception):
-    """The image store did not do what was asked."""
+    """The image store could not execute the call."""
 
 
 class ImageNotFound(ImageStoreError):
@@ -50,27 +57,34 @@ class StoredFile:
 
 
 class ImageStore:
-    """`url`: `file:///folder`, `s3://bucket/prefix`, `gs://...`, `az://...`; `memory://` for tests.
+    """Stores images in `url`: `file:///folder`, `s3://bucket/prefix`, `gs://...`, `az://...`, or
+    `memory://` for tests.
 
-    obstore is called from threads and not by its own asyncio functions. Those finish on a thread
-    of obstore, which may wait for the interpreter while it exits; that aborts the process
-    (Python 3.11, obstore 0.12: about every second exit). The threads are its own, so that a store
-    that hangs holds up nothing else.
+    obstore is called from threads and not with its own asyncio functions. These functions return on
+    a thread of obstore, and this thread may abort the process while the interpreter exits (Python
+    3.11, obstore 0.12: about every second exit). Each store has its own threads, so that a store
+    that hangs blocks no other work.
     """
 
-    def __init__(self, url: str, *, retry_s: float = 10.0) -> None:
-        """`retry_s`: how long a failed call is made again, and how long it waits for a thread."""
+    def __init__(self, url: str, *, retry_s: float = _RETRY_S) -> None:
+        """`retry_s` is the time in seconds for which a failed call is repeated.
+
+        A call also waits up to `retry_s` seconds for a free thread.
+        """
         self._store, self._folder = _open(url, retry_s)
         self._retry_s = retry_s
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="image-store")
         self._free = asyncio.Semaphore(_THREADS)
 
     async def put(self, key: str, data: bytes) -> None:
-        """Store `data` whole or not at all; durable on return. Raises ImageStoreUnavailable."""
+        """Store all of `data` or nothing. After the return the data is durable.
+
+        Raises ImageStoreUnavailable.
+        """
         await self._in_thread(self._put, key, data)
 
     async def get(self, key: str, part: range | None = None) -> bytes:
-        """The image, or a part of it. Raises ImageNotFound, ImageStoreUnavailable."""
+        """The bytes of the image, or of a part. Raises ImageNotFound, ImageStoreUnavailable."""
         return await self._in_thread(self._get, key, part)
 
     async def size(self, key: str) -> int:
@@ -78,23 +92,26 @@ class ImageStore:
         return await self._in_thread(self._size, key)
 
     async def delete(self, key: str) -> None:
-        """Remove the image; nothing happens if there is none. Raises ImageStoreUnavailable."""
+        """Remove the image if it exists. Raises ImageStoreUnavailable."""
         await self._in_thread(self._delete, key)
 
-    async def delete_folder(self, folder: str, *, stored_by: datetime | None = None) -> None:
-        """Remove every image below `folder`; with `stored_by`, those that were there by then.
+    async def delete_folder(
+        self, folder: str, *, stored_by: datetime | None = None, but: str | None = None
+    ) -> None:
+        """Remove every file below `folder` except the file with the key `but`.
 
-        Raises ImageStoreUnavailable.
+        With `stored_by`, remove only files that were stored at this time or before. Raises
+        ImageStoreUnavailable.
         """
         async for files in self.files(folder):
             for file in files:
-                if stored_by is None or file.stored_at <= stored_by:
+                if (stored_by is None or file.stored_at <= stored_by) and file.key != but:
                     await self.delete(file.key)
 
     async def files(
         self, folder: str | None = None, *, batch: int = 500
     ) -> AsyncGenerator[list[StoredFile]]:
-        """Everything below `folder`, about `batch` at a time. Raises ImageStoreUnavailable."""
+        """All files below `folder`, about `batch` at a time. Raises ImageStoreUnavailable."""
         found = obstore.list(self._store, folder, chunk_size=batch)
         while files := await self._in_thread(self._next, found):
             yield files
@@ -104,29 +121,37 @@ class ImageStore:
             async with asyncio.timeout(self._retry_s):
                 await self._free.acquire()
         except TimeoutError:
-            text = f"{_THREADS} calls wait for the image store already"
+            text = f"{_THREADS} calls already wait for the image store"
             raise ImageStoreUnavailable(text) from None
-        done = asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args))
-        # A thread cannot be stopped: it is busy until it ends, whatever became of its caller.
+        try:
+            done = asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args))
+        except RuntimeError:  # A thread cannot start.
+            self._free.release()
+            raise
+        # A running thread cannot be stopped. The thread stays busy until the call ends, even if the
+        # caller was cancelled.
         done.add_done_callback(self._end)
         return await asyncio.shield(done)
 
     def _end(self, done: asyncio.Future[T]) -> None:
         self._free.release()
         if not done.cancelled():
-            done.exception()  # nobody may be left who asks for it
+            # The error is read, because asyncio logs an error that nobody has read. The caller may
+            # have been cancelled.
+            done.exception()
 
     def _next(self, found: ListStream[Sequence[ObjectMeta]]) -> list[StoredFile]:
         try:
             return [StoredFile(each["path"], each["last_modified"]) for each in next(found, ())]
         except FileNotFoundError:
-            return []  # no such folder, or it was removed while it was read
+            return []  # The folder does not exist, or was removed during the read.
         except (BaseError, OSError) as error:
             raise ImageStoreUnavailable(_reason("list", "files", error)) from error
 
     def _put(self, key: str, data: bytes) -> None:
         try:
-            # In one request: an interrupted multipart upload leaves parts in the bucket.
+            # The data is sent in one request, because an interrupted multipart upload would leave
+            # parts in the bucket.
             obstore.put(self._store, key, data, use_multipart=False)
             if self._folder is not None:
                 _sync(self._folder / key, self._folder)
@@ -138,7 +163,7 @@ class ImageStore:
         try:
             return obstore.get(self._store, key, options=options).bytes().to_bytes()
         except FileNotFoundError as error:
-            raise ImageNotFound(f"no image under {key}") from error
+            raise ImageNotFound(f"there is no image with the key {key}") from error
         except (BaseError, OSError) as error:
             raise ImageStoreUnavailable(_reason("read", key, error)) from error
 
@@ -146,7 +171,7 @@ class ImageStore:
         try:
             return obstore.head(self._store, key)["size"]
         except FileNotFoundError as error:
-            raise ImageNotFound(f"no image under {key}") from error
+            raise ImageNotFound(f"there is no image with the key {key}") from error
         except (BaseError, OSError) as error:
             raise ImageStoreUnavailable(_reason("read", key, error)) from error
 
@@ -160,20 +185,22 @@ class ImageStore:
 
 
 def _open(url: str, retry_s: float) -> tuple[ObjectStore, Path | None]:
-    """The store, and its folder if it is a local one."""
+    """Open the store. Return the store, and its folder if the store is local."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         folder = Path(unquote(parts.path))
         return LocalStore(folder, mkdir=True, automatic_cleanup=True), folder
     if parts.scheme == "memory":
         return from_url("memory:///"), None
-    # Nothing is said of time-outs here: that would replace all that the environment says of the
-    # client (AWS_TIMEOUT, AWS_ALLOW_HTTP, AWS_PROXY_URL).
+    # Time-outs are not set here, because client options in the code replace all client options from
+    # the environment (AWS_TIMEOUT, AWS_ALLOW_HTTP, AWS_PROXY_URL).
     return from_url(url, retry_config={"retry_timeout": timedelta(seconds=retry_s)}), None
 
 
 def _sync(path: Path, root: Path) -> None:
-    """Flush a new file and its folders: the store renames it into place, but syncs nothing."""
+    """Sync a new file and its folders to the disk, because the store does not sync a file that it
+    has written.
+    """
     for each in (path, *path.parents):
         descriptor = os.open(each, os.O_RDONLY)
         try:

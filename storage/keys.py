@@ -1,29 +1,56 @@
-"""Names and keys of stored files. They contain nothing that a caller chose."""
+"""Names and keys of stored files. They contain no text that a caller chose."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from dataclasses import dataclass
 
 UPLOADS = "uploads"
-ARCHIVE = "archive"
 PNG = "image/png"
 WEBP = "image/webp"
 JPEG = "image/jpeg"
 SAFETENSORS = "application/x-safetensors"
 _SUFFIXES = {PNG: "png", WEBP: "webp", JPEG: "jpg", SAFETENSORS: "latent"}
 _SUFFIX_OF_OTHERS = "bin"
+_HISTORY = re.compile(r"([^/]+)/history-(\d+)-(\d+)\.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryName:
+    """The name of a history object, which depends on the number of events in the object.
+
+    An object with more events has another name, so a late writer cannot replace a newer object.
+    """
+
+    job_id: str
+    version: int
+    """The version of the last event of the job."""
+    deliveries: int
+    """The number of events of the job's delivery."""
+
+    @property
+    def key(self) -> str:
+        """The key of the object, in the folder of the job's images."""
+        return f"{self.job_id}/history-{self.version}-{self.deliveries}.gz"
+
+
+def history_name(key: str) -> HistoryName | None:
+    """Parse a key. Return None if it is not the key of a history object."""
+    found = _HISTORY.fullmatch(key)
+    return None if found is None else HistoryName(found[1], int(found[2]), int(found[3]))
 
 
 def file_name(index: int, media_type: str | None) -> str:
-    """The name of a job's file; `media_type` None means a PNG image.
+    """The name of a job's file. A `media_type` of None means PNG.
 
-    One that this version does not know is that of a later version's file, which is shown as well.
+    A file of a later version may have an unknown media type, and gets a general suffix.
     """
     return f"{index}.{_SUFFIXES.get(media_type or PNG, _SUFFIX_OF_OTHERS)}"
 
 
 def file_key(job_id: str, attempt: int, name: str) -> str:
-    """All files of a job lie below its id."""
+    """The key of a job's file. All files of a job are in a folder with the id of the job."""
     return f"{job_id}/{attempt}/{name}"
 
 
@@ -33,11 +60,11 @@ def upload_key(owner: str, digest: str, upload_id: str) -> str:
 
 
 def copy_name(job_id: str, index: int, media_type: str | None) -> str:
-    """The name of an upload that is a copy of a job's file. Inputs have two forms."""
+    """The name of an upload that is a copy of a job's file. The copy of an image is a PNG."""
     suffix = _SUFFIXES[SAFETENSORS if media_type == SAFETENSORS else PNG]
     return f"{copies_prefix(job_id)}{index}.{suffix}"
 
 
 def copies_prefix(job_id: str) -> str:
-    """With what the names of all copies of a job's files begin."""
+    """The prefix of the names of all uploads that are copies of a job's files."""
     return f"output-{job_id}-"

@@ -1,1 +1,1 @@
-"""What the service tells an operator of itself: metrics in Prometheus' form."""
+"""Log lines of the service, its metrics in the Prometheus format, and its traces."""

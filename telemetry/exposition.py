@@ -1,8 +1,8 @@
-"""Metrics as Prometheus reads them: those of one process, and one page of those of all.
+"""Metrics in the Prometheus text format, for one process and as a page of all processes.
 
-Each process says its own by families, which are text already, with its role and itself as labels.
-So whoever makes the page only puts the families together, and a process that did not answer leaves
-a gap and moves no other number.
+Each process encodes its own metric families as text, with its role and its name as labels. The page
+joins the families of all processes. Therefore only the metrics of a process that does not answer
+are missing, and no other number changes.
 """
 
 from __future__ import annotations
@@ -20,32 +20,39 @@ from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
+from settings.constant import constant
 from settings.version import VERSION
 
 logger = logging.getLogger(__name__)
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 Look: TypeAlias = Callable[[], Awaitable[Iterable[Metric]]]
-"""What is looked up only when somebody asks. Raises DatabaseUnavailable, LogUnavailable."""
+"""A function that computes metrics on request. The function may raise DatabaseUnavailable,
+LogUnavailable.
+"""
 
+METRICS_TIMEOUT_S = constant("METRICS_TIMEOUT_S", 2.0)
+"""The longest time in seconds that a request for `/metrics` waits for the processes of the service.
+Metrics that arrive later are missing from the answer.
+"""
 _OUT_OF_REACH = (DatabaseUnavailable, LogUnavailable, ReadTimeout, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All samples that one process has of a metric."""
+    """All samples of one metric in one process."""
 
     head: str
-    """Its help and its type, a line each."""
+    """The HELP line and the TYPE line."""
     samples: str
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What one process says."""
+class MetricsSnapshot:
+    """The metrics of one process."""
 
     process: str
     families: Mapping[str, Family]
@@ -55,8 +62,8 @@ class Said:
         return zlib.compress(json.dumps({"process": self.process, "families": families}).encode())
 
     @classmethod
-    def decode(cls, data: bytes) -> Said:
-        """Raises ValueError, also where a version said it that says it otherwise."""
+    def decode(cls, data: bytes) -> MetricsSnapshot:
+        """Decode metrics. Raises ValueError, also for the format of another version."""
         try:
             content = json.loads(zlib.decompress(data))
             families = {name: Family(*each) for name, each in content["families"].items()}
@@ -66,11 +73,16 @@ class Said:
 
 
 class ProcessMetrics:
-    """The metrics of this process, under the name of its role."""
+    """The metrics of this process, labelled with its role."""
 
-    def __init__(self, role: str, *, look_s: float = 1.0, process: str | None = None) -> None:
-        """`look_s`: how long a look may take, so that who asks still gets the rest in time.
-        `process`: a name that no other process has; if it is not given, host and id.
+    def __init__(
+        self, role: str, *, look_s: float = METRICS_TIMEOUT_S / 2, process: str | None = None
+    ) -> None:
+        """`look_s` is the time-out of each computation on request, so that a slow computation does
+        not delay the other metrics.
+
+        `process` is a name that no other process has. By default, it is the host name with the
+        process id.
         """
         self.registry = CollectorRegistry()
         self.process = process or f"{socket.gethostname()}:{os.getpid()}"
@@ -84,24 +96,24 @@ class ProcessMetrics:
     def add(self, look: Look) -> None:
         self._looks.append(look)
 
-    async def said(self) -> Said:
-        """As they are now. What cannot be looked up is left out."""
+    async def snapshot(self) -> MetricsSnapshot:
+        """Return the current metrics. Metrics that cannot be computed are left out."""
         found = await asyncio.gather(*map(self._looked_up, self._looks))
         metrics = chain(self.registry.collect(), *found)
-        return Said(self.process, dict(self._family(metric) for metric in metrics))
+        return MetricsSnapshot(self.process, dict(self._family(metric) for metric in metrics))
 
     async def _looked_up(self, look: Look) -> Iterable[Metric]:
-        """Nothing where that is out of reach, or does not answer in time."""
+        """Return the metrics of one computation; empty if it fails or takes too long."""
         try:
             async with asyncio.timeout(self._look_s):
                 return await look()
         except _OUT_OF_REACH as error:
             fields = {"action": "metrics", "error": str(error) or type(error).__name__}
-            logger.info("not looked up", extra=fields)
+            logger.info("metrics could not be computed", extra=fields)
             return ()
 
     async def encoded(self) -> bytes:
-        return (await self.said()).encode()
+        return (await self.snapshot()).encode()
 
     def _family(self, metric: Metric) -> tuple[str, Family]:
         metric.samples = [
@@ -115,7 +127,7 @@ class ProcessMetrics:
 
 
 class _Alone(CollectorRegistry):
-    """A registry of one metric, as it is now."""
+    """A registry with the present values of one metric, for the text encoder."""
 
     def __init__(self, metric: Metric) -> None:
         super().__init__()
@@ -125,12 +137,55 @@ class _Alone(CollectorRegistry):
         return [self._metric]
 
 
-def page_of(said: Iterable[Said]) -> bytes:
-    """All samples of a metric stand together, whichever process they are of."""
+def page_of(snapshots: Iterable[MetricsSnapshot]) -> bytes:
+    """Join the metrics of processes. The format requires all samples of a metric in one block."""
     heads: dict[str, str] = {}
     samples: dict[str, list[str]] = {}
-    for each in sorted(said, key=lambda one: one.process):
+    for each in sorted(snapshots, key=lambda one: one.process):
         for name, family in each.families.items():
             heads.setdefault(name, family.head)
             samples.setdefault(name, []).append(family.samples)
     return "".join(heads[name] + "".join(samples[name]) for name in sorted(heads)).encode()
+
+
+def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"darkroom_{name}", text, value=value)
+
+
+def gauge_by(label: str, name: str, text: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    """Return a gauge with one label, and a sample for each value of that label."""
+    family = GaugeMetricFamily(f"darkroom_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+MOST_ENDPOINTS = constant("METRICS_ENDPOINTS", 50)
+"""The largest number of endpoints that have their own label while the process runs."""
+OTHER = "other"
+"""The label of all further endpoints."""
+
+
+class EndpointLabels:
+    """Labels for endpoint ids.
+
+    The number of labels is limited, because owners may create endpoints, and the series of an
+    endpoint are never removed.
+    """
+
+    def __init__(
+        self, most: int = MOST_ENDPOINTS, *, on_new: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`on_new` is called with each label before its first use."""
+        self._most = most
+        self._on_new = on_new
+        self._known: set[str] = set()
+
+    def of(self, endpoint: str) -> str:
+        if endpoint in self._known:
+            return endpoint
+        label = endpoint if len(self._known) < self._most else OTHER
+        if label not in self._known:
+            self._known.add(label)
+            self._on_new(label)
+        return label

@@ -1,1 +1,1 @@
-"""Makes our own checkpoints: tiny random ones for tests, and a trained one that draws shapes."""
+"""Makes Darkroom's own checkpoints: tiny random checkpoints, and checkpoints that draw shapes."""

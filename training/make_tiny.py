@@ -2,9 +2,10 @@
 
     python -m training.make_tiny [OUT.safetensors]
 
-It is about 12 MB, and the same each time with one version of torch. Its configurations are written
-to `OUT.config/` beside it. The weights are chosen so that pictures (64x64) are not saturated and
-depend on seed, step and prompt. They are for tests, demos and benchmarks.
+The file has about 12 MB. With the same version of torch, the file is always the same. The
+configurations are written to `OUT.config/` beside the file. The weights are chosen so that pictures
+(64x64) are not saturated, and depend on seed, step and prompt. The checkpoint is for tests, demos
+and benchmarks.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def main() -> None:
 
 
 def write_checkpoint(out: Path) -> None:
-    """Write the checkpoint to `out` and its configurations beside it."""
+    """Write the checkpoint to `out`, and the configurations to a folder beside `out`."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         write_single_file(
             out,
@@ -109,7 +110,7 @@ def stronger_prompt(unet: Any) -> nn.Module:
 
 
 def _carry_latent_through(unet: Any) -> None:
-    """Let the first channels carry the latent from input to output; the others stay random."""
+    """Make the first channels copy the latent from input to output. Other channels stay random."""
     first = UNET["block_out_channels"][0]
     last = unet.up_blocks[-1]
     resnet, attention = last.resnets[-1], last.attentions[-1]
@@ -149,7 +150,7 @@ def _make_text_encoder() -> nn.Module:
 
 
 def with_large_weights(encoder: nn.Module, *, seed: int) -> nn.Module:
-    """Give an encoder larger weights than a new model has, so that words have unlike encodings."""
+    """Set larger weights than in a new model, so that words have different encodings."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in encoder.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)

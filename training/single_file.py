@@ -1,7 +1,7 @@
 """Writes models of diffusers and transformers as one file with the keys of Stable Diffusion.
 
-The configurations, which that file cannot hold, are written to `name.config/` beside it. The engine
-reads them from there.
+The file cannot hold the configurations, so these are written to `name.config/` beside the file. The
+engine reads this folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.diffusion.families.lookup import unet_family
+from engine.diffusion.families.family_lookup import unet_family
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.layout import KeyMap
 from engine.families.family import UNET, VAE, Family
@@ -61,7 +61,7 @@ def write_single_file(
     for component, prefix in zip(text_encoders, TRAITS[family].text_encoders, strict=True):
         tensors |= _text_keys(component.state, prefix)
     half = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
-    # It is renamed when it is complete, so that nobody sees half a file.
+    # The file is renamed when it is complete, so that no reader reads an incomplete file.
     unfinished = out.with_suffix(".unfinished")
     save_file(half, unfinished, metadata={"format": "pt"})
     unfinished.replace(out)
@@ -75,7 +75,7 @@ def configs_of(
     scheduler: Mapping[str, Any],
     family: Family,
 ) -> dict[str, dict[str, Any]]:
-    """The configurations of a checkpoint by their paths in a diffusers folder."""
+    """Return the configurations of a checkpoint, by their paths in a diffusers folder."""
     configs: dict[str, dict[str, Any]] = {
         "unet/config.json": {"_class_name": "UNet2DConditionModel", **unet.config},
         "vae/config.json": {"_class_name": "AutoencoderKL", **vae.config},
@@ -92,7 +92,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def packed(state: State, key_map: KeyMap) -> dict[str, Tensor]:
-    """The tensors by the keys of the file, with query, key and value joined where it joins them."""
+    """Return the tensors by the keys of the file. Weights that are one tensor there are joined."""
     thirds: dict[str, list[Tensor]] = {}
     rows: dict[str, dict[int, Tensor]] = {}
     found = {}

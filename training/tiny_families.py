@@ -1,7 +1,7 @@
 """Writes tiny random checkpoints in the layouts of Stable Diffusion 2 and XL, for tests.
 
-Each is written as a single file and as a diffusers folder with the same weights. It has a few MB,
-nearly all of them for the embeddings of CLIP's vocabulary.
+Each checkpoint is written as a single file and as a diffusers folder with the same weights. A
+checkpoint has a few MB, nearly all for the embeddings of CLIP's vocabulary.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ _XL = {
 
 @dataclass(frozen=True)
 class Tiny:
-    """The configurations of one family."""
-
     unet: Mapping[str, Any]
     text_encoders: Mapping[str, Mapping[str, Any]]
     prediction: str = "epsilon"
@@ -90,7 +88,7 @@ FAMILIES: dict[Family, Tiny] = {
 
 
 UNCLIP_WIDTH = 24
-"""That of what CLIP says of an image."""
+"""The width of CLIP's image embedding."""
 UNCLIP = Tiny(
     {
         **_UNET,
@@ -100,13 +98,13 @@ UNCLIP = Tiny(
     {"text_encoder": _OPEN},
     prediction="v_prediction",
 )
-"""A Stable Diffusion 2 that takes an image beside the text."""
+"""A model of Stable Diffusion 2 with an image as an additional input."""
 
 
 def write_family(family: Family, single: Path, folder: Path, tiny: Tiny | None = None) -> None:
-    """Write the same weights as a single file, with configurations beside it, and as a folder.
+    """Write the same weights as a single file with configurations, and as a diffusers folder.
 
-    `tiny` is another checkpoint of that family than the usual one.
+    `tiny` has the configurations; None means the configurations in `FAMILIES`.
     """
     tiny = tiny or FAMILIES[family]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -138,7 +136,7 @@ def _text_encoder(config: Mapping[str, Any], name: str) -> nn.Module:
 
 
 def _rounded(module: nn.Module) -> dict[str, Tensor]:
-    """The weights rounded to half precision, so that both layouts give the same values."""
+    """Return the weights, rounded to half precision, so that both layouts have equal values."""
     return {name: tensor.half().float() for name, tensor in module.state_dict().items()}
 
 
@@ -159,7 +157,7 @@ def _write_folder(folder: Path, **parts: Any) -> None:
 
 
 def _without_last_layer(component: Component) -> Component:
-    """The text encoder as diffusers' folders of Stable Diffusion 2 have it."""
+    """Return the text encoder without its last layer, as in diffusers' folders of this family."""
     last = component.config["num_hidden_layers"] - 1
     state = {k: v for k, v in component.state.items() if f"encoder.layers.{last}." not in k}
     return Component({**component.config, "num_hidden_layers": last}, state)

@@ -1,7 +1,8 @@
 """Writes tiny random models of the families of transformers, for tests.
 
-Each network, text encoder and VAE lies in a file of its own, in ComfyUI's layout, and together they
-are a diffusers folder of the same weights. Tokenizers have a token for each byte or letter.
+Each network, text encoder and VAE is written to a separate file in ComfyUI's layout. The same
+weights can be written as one file or as a diffusers folder. Tokenizers have a token for each byte
+or letter.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from engine.diffusion.families.lookup import transformer_family
+from engine.diffusion.families.family_lookup import transformer_family
 from engine.diffusion.loading import layout
 from engine.families.family import Family
 from training.make_tiny import SEED, TEXT_ENCODER, with_large_weights
@@ -91,7 +92,7 @@ _CHAT_TOKENS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 
 
 def write_z_image(root: Path, *, layers: int = 2) -> dict[str, Any]:
-    """Write a tiny Z-Image below the models folder `root`; returns its modules by their roles."""
+    """Write a tiny Z-Image below the models folder `root`. Returns its modules by their roles."""
     sizes = {**QWEN3, "num_hidden_layers": layers + 1}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED)
@@ -109,7 +110,7 @@ def write_z_image(root: Path, *, layers: int = 2) -> dict[str, Any]:
 
 
 def write_flux(root: Path, name: str = "dev") -> dict[str, Any]:
-    """Write a tiny Flux, `dev` or `schnell`, in the same way."""
+    """Write a tiny Flux, `dev` or `schnell`, as `write_z_image` writes a Z-Image."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED + 1)
         config = {**FLUX, "guidance_embeds": name == "dev"}
@@ -152,7 +153,6 @@ def write_whole(path: Path, family: Family, made: Mapping[str, Any]) -> None:
 
 
 def write_folder(path: Path, made: Mapping[str, Any]) -> None:
-    """Write a diffusers folder."""
     write_json(path / "model_index.json", {"_class_name": "ZImagePipeline"})
     for name in ("transformer", "text_encoder", "vae"):
         made[name].save_pretrained(path / name)
@@ -188,7 +188,7 @@ def write_vae(path: Path, vae: Any) -> None:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Qwen's way to split a text, without any merges: a token for each byte."""
+    """Return a tokenizer that splits a text as Qwen does, but has a token for each byte."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -198,7 +198,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def letter_tokenizer() -> Tokenizer:
-    """T5's way to split a text, with a token for each letter."""
+    """Return a tokenizer that splits a text as T5 does, but has a token for each letter."""
     letters = ["\u2581", *(chr(code) for code in range(33, 127))]
     vocabulary = [
         ("<pad>", 0.0),
@@ -216,7 +216,7 @@ def letter_tokenizer() -> Tokenizer:
 
 
 def _livelier(module: nn.Module) -> nn.Module:
-    """The module with weights by which texts, times and places change what it answers."""
+    """Return the module with weights that make its output depend on texts, times and positions."""
     for name, weight in module.named_parameters():
         if weight.ndim == 2:
             weight.normal_(0.0, 1.0 if "embed_tokens" in name else 1.3 / weight.shape[1] ** 0.5)

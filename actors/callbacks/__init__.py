@@ -1,1 +1,1 @@
-"""Delivery of results to callback URLs: single tries, retries, and the role that runs them."""
+"""Delivery of results to callback URLs, with retries, circuit breakers and presigned uploads."""

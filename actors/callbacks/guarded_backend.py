@@ -1,28 +1,30 @@
-"""Checks the address of a caller's URL, after its name is resolved and before connecting."""
+"""Connections to addresses that callers chose. Each address is checked before it is used."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
 
 import httpcore
 
-from actors.callbacks.proxy import Proxy
-from events.callback_address import AddressRule, Resolve, Target
-from events.callback_networks import Address
+from events.callback_address import Address, AddressRule, Resolve, Target
 
 _RESOLVER_THREADS = 32
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to one receiver: resolves its name once, checks every answer, dials a checked one.
+    """Connects to one receiver. For each connection, it resolves the name once and checks all
+    addresses.
 
-    It connects through `proxy`, if there is one. TLS is left to httpcore, which verifies the name,
-    not the address.
+    If `proxy` is set, the connection goes through the proxy. httpcore adds TLS, and verifies the
+    certificate against the name.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Raises AddressNotAllowed, httpcore.ConnectError, httpcore.ConnectTimeout."""
+        """Connect to the target. Raises AddressNotAllowed, httpcore.ConnectError,
+        httpcore.ConnectTimeout.
+        """
         give_up_at = time.monotonic() + (timeout or 0)
         addresses = await self._addresses(timeout)
 
@@ -72,7 +76,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectTimeout from error
 
     async def _resolved(self, host: str) -> Sequence[str]:
-        """A name that does not resolve now may do so later, so it is not a refusal."""
+        """Resolve a name. A failure is a connection error, because the name may resolve later."""
         try:
             return await self._resolve(host)
         except OSError as error:
@@ -80,7 +84,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
 
 class Resolver:
-    """The system's resolver on threads of its own: a name server that hangs holds up no others."""
+    """The system's resolver, in its own threads. So a name server that hangs blocks no other
+    work.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="resolve")
@@ -89,7 +95,7 @@ class Resolver:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def resolve(self, host: str) -> Sequence[str]:
-        """Raises OSError; its subclass socket.gaierror gives the reason."""
+        """The addresses of a host. Raises OSError, often its subclass socket.gaierror."""
         answers = await asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         )
@@ -97,8 +103,83 @@ class Resolver:
 
 
 def _one_per_family(addresses: Sequence[Address]) -> list[Address]:
-    """The first of IPv4 and the first of IPv6, in the order in which they came."""
+    """The first IPv4 address and the first IPv6 address, in the resolver's order."""
     first: dict[int, Address] = {}
     for address in addresses:
         first.setdefault(address.version, address)
     return list(first.values())
+
+
+_LONGEST_ANSWER_BYTES = 16 * 1024
+_HEAD_END = b"\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """An outbound proxy. Connections through it are opened with CONNECT (RFC 9110).
+
+    The proxy receives the checked address and not the name, because the proxy could resolve the
+    name to another address. TLS is between this service and the receiver, so the proxy cannot read
+    an https request.
+    """
+
+    host: str
+    port: int
+    authorization: str | None = None
+
+    @classmethod
+    def at(cls, url: str) -> Proxy:
+        """Parse the setting, `http://host:port` or `http://user:password@host:port`."""
+        parts = urlsplit(url)
+        assert parts.hostname
+        assert parts.port
+        if parts.username is None:
+            return cls(parts.hostname, parts.port)
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        return cls(parts.hostname, parts.port, f"Basic {base64.b64encode(login).decode()}")
+
+    async def connect(
+        self,
+        tcp: httpcore.AsyncNetworkBackend,
+        address: Address,
+        port: int,
+        *,
+        timeout_s: float | None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Open a connection to `address`. Raises httpcore.ConnectError, httpcore.ConnectTimeout."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                stream = await tcp.connect_tcp(self.host, self.port)
+                try:
+                    await stream.write(self._request(address, port))
+                    await _require_tunnel(stream)
+                except BaseException:
+                    await stream.aclose()
+                    raise
+                return stream
+        except TimeoutError as error:
+            raise httpcore.ConnectTimeout from error
+        except (httpcore.ReadError, httpcore.WriteError) as error:
+            raise httpcore.ConnectError("the proxy closed the connection") from error
+
+    def _request(self, address: Address, port: int) -> bytes:
+        target = f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+        lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+        if self.authorization is not None:
+            lines.append(f"Proxy-Authorization: {self.authorization}")
+        return "\r\n".join(lines).encode() + _HEAD_END
+
+
+async def _require_tunnel(stream: httpcore.AsyncNetworkStream) -> None:
+    """Read the answer to CONNECT. Raises httpcore.ConnectError unless the answer is a response head
+    with a status 2xx and without a body.
+    """
+    answer = b""
+    while not answer.endswith(_HEAD_END):
+        chunk = await stream.read(4096)
+        answer += chunk
+        if not chunk or _HEAD_END in answer[:-4] or len(answer) > _LONGEST_ANSWER_BYTES:
+            raise httpcore.ConnectError("the answer of the proxy is not valid")
+    _, _, status = answer.split(b"\r\n", 1)[0].partition(b" ")
+    if not (answer.startswith(b"HTTP/1.") and status.startswith(b"2")):
+        raise httpcore.ConnectError(f"the proxy answered {status[:3].decode('latin-1')}")

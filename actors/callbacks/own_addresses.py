@@ -1,4 +1,4 @@
-"""Where this service and what it works with listen, as far as its settings and machine tell."""
+"""The rule for callback addresses, and the addresses of this service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from events.callback_networks import Address, literal
+from events.callback_address import Address, AddressRule, Own, literal
 from settings.callbacks import CallbackSettings
 from settings.http import HttpSettings
 from settings.log import LogSettings
@@ -19,12 +19,26 @@ _PORTS = {"http": 80, "https": 443, "nats": 4222, "tls": 4222, "ws": 80, "wss": 
 _POSTGRES_PORT = 5432
 
 
+def address_rule(
+    callbacks: CallbackSettings, *, http: HttpSettings, log: LogSettings, stores: StoreSettings
+) -> AddressRule:
+    services = own_services(http, log, stores, callbacks)
+    return AddressRule(
+        allow_networks=callbacks.allow_networks,
+        deny_networks=callbacks.deny_networks,
+        own=Own(services=tuple(services), interfaces=interface_addresses),
+        require_https=callbacks.require_https,
+        ports=callbacks.ports,
+    )
+
+
 def own_services(
     http: HttpSettings, log: LogSettings, stores: StoreSettings, callbacks: CallbackSettings
 ) -> Generator[tuple[str, int]]:
     """Host and port of the API, of NATS, of the database and of the callbacks' proxy.
 
-    The public URL counts where it has an address: behind a name there may be others, too.
+    The public URL is included only if its host is an address. A host name may also be the name of
+    other services, to which callbacks are allowed.
     """
     yield http.host, http.port
     public = _host_and_port(http.effective_public_url)
@@ -38,22 +52,21 @@ def own_services(
 
 
 def interface_addresses() -> set[Address]:
-    """The addresses of this machine's interfaces."""
     found = set()
     for interface in psutil.net_if_addrs().values():
         for each in interface:
-            with suppress(ValueError):  # the address of a link
+            with suppress(ValueError):  # A link-layer address is no IP address.
                 found.add(ip_address(each.address.partition("%")[0]))
     return found
 
 
 def _nats_url(url: str) -> str:
-    """nats-py takes one without a scheme, too."""
+    """Add the scheme if it is missing, because nats-py accepts URLs without a scheme."""
     return url if "://" in url else f"nats://{url.strip()}"
 
 
 def _host_and_port(url: str) -> tuple[str, int] | None:
-    """None where the URL has no host: the database may be a file."""
+    """Host and port, or None if the URL has no host. The URL of a database in a file has none."""
     parts = urlsplit(url)
     if not parts.hostname:
         return None

@@ -1,8 +1,8 @@
-"""A sample callback, sent once, so that a receiver can be built before there is any job."""
+"""Sends a sample callback, so that a caller can test a receiver without a job."""
 
 from __future__ import annotations
 
-from actors.callbacks.secrets import SigningSecrets
+from actors.callbacks.keys import SigningSecrets
 from actors.callbacks.sender import Sender, webhook_headers
 from events.delivery import RecordTry, tried
 from events.errors import AddressNotAllowed
@@ -24,7 +24,7 @@ class SampleCallback:
         self._url_for = url_for
 
     async def send(self, url: str, key: ApiKey) -> CallbackAttempted:
-        """Send it once; the outcome in the form of a job's try. Raises AddressNotAllowed."""
+        """Make one attempt to send the sample, and return the attempt. Raises AddressNotAllowed."""
         job_id = new_id()
         body = self._result(job_id).body()
         secrets = await self._secrets.of(key.owner, key.id)
@@ -35,7 +35,7 @@ class SampleCallback:
         return tried(RecordTry(result, delays_s=(0,), now=utc_now()), attempt=1)
 
     def _result(self, job_id: str) -> ResultResponse:
-        """A made-up result; neither the job nor its image exists."""
+        """A sample result. Neither the job nor its image exists."""
         now = utc_now()
         image = ImageResult(
             status=Status.COMPLETED,

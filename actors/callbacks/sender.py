@@ -1,8 +1,8 @@
 """Sends one HTTP request to an address that a caller chose, and returns its outcome.
 
-It uses httpcore, the base of httpx: that has no cookies, redirects, proxies of the environment or
-decompression to be switched off, and its network backend can check the address before connecting
-(`guarded_backend.py`).
+It uses httpcore, the base of httpx. httpcore does not handle cookies, redirects, decompression, or
+proxies from the environment, which are not wanted here. A network backend of httpcore can check the
+address before it connects (`guarded_backend.py`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 import httpcore
+from pydantic import SecretStr
 from standardwebhooks import Webhook
 
-from actors.callbacks.guarded_backend import GuardedBackend, Resolver
-from actors.callbacks.proxy import Proxy
-from events.callback_address import LONGEST_PUT_URL, AddressRule, Resolve, Target
-from events.delivery_policy import SendResult
+from actors.callbacks.guarded_backend import GuardedBackend, Proxy, Resolver
+from actors.callbacks.hosts import PER_HOST
+from events.callback_address import CONNECT_TIMEOUT_S, LONGEST_PUT_URL, AddressRule, Resolve, Target
+from events.delivery import SendResult
 from events.errors import AddressNotAllowed
-from settings.callbacks import CallbackSettings
+from settings.constant import constant
 from settings.version import VERSION
 
+TIMEOUT_S = constant("CALLBACK_TIMEOUT_S", 15.0)
+"""Seconds within which a receiver must answer, from the start of an attempt."""
+_MAX_ANSWER_BYTES = constant("CALLBACK_MAX_ANSWER_BYTES", 16 * 1024)
+"""Largest number of bytes of an answer that are read."""
 _MOST_IDLE_POOLS = 128
 _KEEP_ALIVE_S = 10.0
 _LONGEST_ERROR = 200
 _STALLED = 2.0
-"""A try that ended so many of its time-outs after its start was not ended by its time-out."""
+"""If an attempt took longer than its time-out times this factor, the process was stalled."""
 _SECONDS = re.compile(r"[0-9]{1,9}")
 
 FAILURES = (
@@ -59,10 +64,10 @@ def webhook_headers(
 ) -> dict[str, str]:
     """The headers of Standard Webhooks, signed with each of `secrets` (`whsec_...`) at `now` (UTC).
 
-    `webhook-id` names the end of the job, of which there is one, or what happened before (`about`):
-    it is the same on every try and for every instance of this service, so a receiver can drop
-    repeats by it. If the caller began
-    no trace (https://www.w3.org/TR/trace-context), the job's own id is the trace's.
+    `webhook-id` names the end of the job, or the event before the end (`about`). The id is the same
+    for every attempt by any process, so a receiver can recognise repeats. If the caller sent no
+    trace (https://www.w3.org/TR/trace-context), the trace id is the job's id.
+
     https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
     """
     message_id = f"msg_{job_id}" if about is None else f"msg_{job_id}_{about}"
@@ -92,28 +97,31 @@ class _Request:
 
 
 class Sender:
-    """Sends to addresses that the rule allows, over a small connection pool per receiver.
+    """Sends to addresses that the rule allows, with a small connection pool per receiver.
 
-    One pool for all was 30 times slower at 256 in flight: httpcore scans it at each request.
+    A single pool for all receivers was 30 times slower with 256 requests in flight, because
+    httpcore scans the pool at each request.
     """
 
     def __init__(
         self,
         address_rule: AddressRule,
         *,
-        settings: CallbackSettings,
+        proxy: SecretStr | None = None,
+        timeout_s: float = TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
         resolve: Resolve | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._rule = address_rule
-        self._settings = settings
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
         self._resolver = Resolver()
         self._resolve = resolve or self._resolver.resolve
         self._ssl_context = ssl_context or httpcore.default_ssl_context()
-        proxy = settings.proxy
         self._proxy = None if proxy is None else Proxy.at(proxy.get_secret_value())
         self._pools: dict[Target, _Pool] = {}
-        """The least recently used first."""
+        """Pools by target, least recently used first."""
 
     async def close(self) -> None:
         for pool in self._pools.values():
@@ -122,15 +130,15 @@ class Sender:
         self._resolver.close()
 
     def target(self, url: str) -> Target | None:
-        """None if the URL is refused."""
+        """The target of the URL, or None if the URL is refused."""
         try:
             return self._rule.check_url(url, longest=LONGEST_PUT_URL)
         except AddressNotAllowed:
             return None
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
-        """POST `body`; see `_request`."""
-        request = _Request("POST", url, headers, body, timeout_s=self._settings.timeout_s)
+        """Send `body` with POST. See `_request`."""
+        request = _Request("POST", url, headers, body, timeout_s=self._timeout_s)
         return await self._request(request)
 
     async def put(
@@ -141,14 +149,15 @@ class Sender:
         *,
         timeout_s: float,
     ) -> SendResult:
-        """PUT what `content` has, whose length the headers say; see `_request`."""
+        """Send `content` with PUT. See `_request`. The headers contain the length."""
         request = _Request("PUT", url, headers, content, timeout_s=timeout_s)
         return await self._request(request)
 
     async def _request(self, request: _Request) -> SendResult:
-        """Failures are returned, not raised; a redirect is an answer like others.
+        """Send a request. Failures are returned, not raised.
 
-        Once the status is known, it does not matter if reading the rest of the answer fails.
+        Redirects are not followed. After the status has arrived, a failure to read the rest of the
+        answer is ignored.
         """
         url = request.url
         began = time.monotonic()
@@ -169,10 +178,10 @@ class Sender:
                     ),
                     headers=[*own_headers(url), *request.headers.items()],
                     content=request.content,
-                    extensions={"timeout": {"connect": self._settings.connect_timeout_s}},
+                    extensions={"timeout": {"connect": self._connect_timeout_s}},
                 ) as answer,
             ):
-                await _skim(answer, self._settings.max_answer_bytes)
+                await _skim(answer, _MAX_ANSWER_BYTES)
         except AddressNotAllowed as refusal:
             return SendResult(time.monotonic() - began, error=str(refusal), refused=True)
         except FAILURES as failure:
@@ -198,9 +207,10 @@ class Sender:
         return _Pool(
             httpcore.AsyncConnectionPool(
                 ssl_context=self._ssl_context,
-                # Turns (`hosts.py`) bound them: a wait here would count as a slow receiver.
+                # `hosts.py` limits the connections. A wait for a connection in this pool would
+                # count as time of the receiver.
                 max_connections=None,
-                max_keepalive_connections=self._settings.per_host,
+                max_keepalive_connections=PER_HOST,
                 keepalive_expiry=_KEEP_ALIVE_S,
                 network_backend=GuardedBackend(
                     target, rule=self._rule, resolve=self._resolve, proxy=self._proxy
@@ -216,7 +226,7 @@ class Sender:
     def _describe(self, failure: BaseException, timeout_s: float) -> str:
         match failure:
             case httpcore.ConnectTimeout():
-                return f"no connection within {self._settings.connect_timeout_s:g} s"
+                return f"no connection within {self._connect_timeout_s:g} s"
             case TimeoutError() | httpcore.TimeoutException():
                 return f"no answer within {timeout_s:g} s"
             case httpcore.ReadError() | httpcore.WriteError():
@@ -227,7 +237,10 @@ class Sender:
 
 
 async def _skim(answer: httpcore.Response, most_bytes: int) -> None:
-    """Read a short answer whole, which keeps its connection, and a long one's start."""
+    """Read an answer up to `most_bytes`.
+
+    A short answer is read completely, so that its connection can be reused.
+    """
     size = 0
     async for chunk in answer.aiter_stream():
         size += len(chunk)
@@ -237,7 +250,8 @@ async def _skim(answer: httpcore.Response, most_bytes: int) -> None:
 
 def own_headers(url: str) -> list[tuple[str, str]]:
     return [
-        ("Host", urlsplit(url).netloc),  # a user name or password would have been refused
+        # `check_url` refuses a URL with a user name or password, so `netloc` contains neither.
+        ("Host", urlsplit(url).netloc),
         ("User-Agent", _USER_AGENT),
         ("Accept", "*/*"),
         ("Accept-Encoding", "identity"),
@@ -245,14 +259,16 @@ def own_headers(url: str) -> list[tuple[str, str]]:
 
 
 def path_of(url: str) -> str:
-    """Path and query as they were given, with characters that are not ASCII escaped."""
+    """Path and query as given. Characters that are not ASCII are escaped."""
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return quote(path, safe=string.punctuation)
 
 
 def _retry_after_s(answer: httpcore.Response) -> float | None:
-    """RFC 9110, section 10.2.3: seconds, or a date."""
+    """The value of a Retry-After header (RFC 9110, section 10.2.3), which is a number or a date, in
+    seconds.
+    """
     text = next((v.decode("latin-1") for k, v in answer.headers if k.lower() == b"retry-after"), "")
     if _SECONDS.fullmatch(text):
         return float(text)

@@ -1,1 +1,1 @@
-"""What keeps the read models and the stores in order: the projection and the janitor."""
+"""Upkeep of the log and the stores: the historian and the janitor."""

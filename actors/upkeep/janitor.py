@@ -1,16 +1,19 @@
-"""Janitor: removes what is kept no longer, some at a time, and begins again wherever it died.
+"""Janitor: removes expired data in small batches. Every step may be repeated, also after a crash.
 
-| what                                    | when it goes                                          |
-|-----------------------------------------|-------------------------------------------------------|
-| a job that has ended, in the log        | after `retention_days`: images, deliveries, log, rows |
-| a segment of the archive                | when that is over for all its jobs: images, rows, it  |
-| what a late writer left of an erased job| at once, and a last time after `sweep_grace_s`        |
-| an upload that no job names             | after `upload_retention_days`                         |
-| an upload that was replaced or removed  | once no accepted job can need it                      |
-| a file that belongs to no job or upload | when it is `sweep_grace_s` old, and that of an upload |
-|                                         | without a row after the longest job (`orphans.py`)    |
+| data                                   | time of removal                          |
+|----------------------------------------|------------------------------------------|
+| a job that has ended, with its files   | after `retention_days`                   |
+| (images, history), deliveries, events  |                                          |
+| in the log and rows                    |                                          |
+| data that late writers store for an    | at once, and again after `SWEEP_GRACE_S` |
+| erased job                             |                                          |
+| an upload that no job names            | after `upload_retention_days`            |
+| an upload that was replaced or removed | when no accepted job can need it         |
+| the file of an upload without a row    | after the longest time of a job          |
+| any other file that belongs to no job  | when it is `SWEEP_GRACE_S` old           |
+| or upload                              |                                          |
 
-No job goes before its callback's delivery has ended.
+No job is removed before its callback's delivery has ended.
 """
 
 from __future__ import annotations
@@ -18,107 +21,287 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from datetime import datetime, timedelta
+from itertools import groupby
 
-from actors.upkeep.orphans import Orphans
-from events.delivery import fold_delivery, is_wanted
-from events.errors import ServiceError
-from events.log import EventLog, utc_now
-from events.store.archiving.hot_jobs import HotJob, HotJobs
-from events.store.archiving.segments import Segments
+from events.delivery import fold_delivery, has_delivery
+from events.errors import HistoryBroken, JobUnreadable, ServiceError
+from events.ids import is_job_id
+from events.log import EventLog, JobWriter, utc_now
+from events.store.ended_jobs import EndedJob, EndedJobs
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
-from events.store.removal import Removal
+from events.store.removal import SWEEP_GRACE_S, Removal
 from events.store.uploads import Uploads
+from settings.constant import constant
 from settings.retention import RetentionSettings
-from storage.images import ImageStore, ImageStoreError
+from storage.images import ImageNotFound, ImageStore, ImageStoreError, StoredFile
+from storage.keys import UPLOADS, history_name
 
 logger = logging.getLogger(__name__)
 
+PERIOD_S = constant("JANITOR_PERIOD_S", 60.0)
+"""Seconds between two rounds of the janitor, and between two rounds of the historian."""
+UPKEEP_LEASE_S = constant("UPKEEP_LEASE_S", 120.0)
+"""Seconds for which a process holds the lease of an upkeep loop without a renewal. After this time
+another process takes over.
+"""
+
+
+class Orphans:
+    """Finds and removes files that belong to no job and no upload, in small batches."""
+
+    def __init__(
+        self,
+        *,
+        log: EventLog,
+        read_model: ReadModel,
+        uploads: Uploads,
+        ended_jobs: EndedJobs,
+        images: ImageStore,
+        grace_s: float,
+        longest_job_s: float,
+        retention: timedelta | None,
+        now: Callable[[], datetime],
+    ) -> None:
+        """Files may be removed when they are `grace_s` seconds old.
+
+        Every job ends within `longest_job_s` seconds. `retention` is the time for which a
+        job is kept after its end. If it is None, jobs are kept forever.
+        """
+        self._writer = JobWriter(log)
+        self._read_model = read_model
+        self._uploads = uploads
+        self._ended_jobs = ended_jobs
+        self._images = images
+        self._grace = timedelta(seconds=grace_s)
+        self._longest_job = timedelta(seconds=longest_job_s)
+        self._retention = retention
+        self._now = now
+        self._files: AsyncGenerator[list[StoredFile]] | None = None
+        """The current iteration over all files, or None before an iteration."""
+        self._rowless_since: dict[str, datetime] = {}
+        """Files of uploads without a row, with the time at which each was first found without a
+        row.
+        """
+        self._lacks_rows = self._lacked_rows = False
+        """Whether this iteration (`_lacks_rows`), and the previous iteration (`_lacked_rows`),
+        found a history object of a job without a row.
+
+        Such an object shows that the database was lost or is older than the files, and that the
+        read model has not been rebuilt since.
+        """
+
+    async def sweep(self, most: int) -> None:
+        """Remove the orphans among about `most` files. The next call continues with the next
+        files.
+        """
+        if self._files is None:
+            self._files = self._images.files(batch=most)
+            self._lacks_rows, self._lacked_rows = False, self._lacks_rows
+        try:
+            files = await anext(self._files)
+        except StopAsyncIteration:
+            self._files = None
+            return
+        except ImageStoreError:
+            self._files = None
+            raise
+        old = [file for file in files if file.stored_at < self._now() - self._grace]
+        await self._remove(await self._orphans_of_jobs(old))
+        uploads = await self._lost_uploads([file.key for file in files])
+        await self._remove([file.key for file in old if file.key in uploads])
+
+    async def _remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            await self._images.delete(key)
+            self._rowless_since.pop(key, None)
+            logger.info("orphan removed", extra={"action": "janitor", "key": key})
+
+    async def _lost_uploads(self, keys: Iterable[str]) -> set[str]:
+        """The keys of upload files that have had no row for the longest time that a job may take.
+
+        A job that was accepted before the row was removed has the key of the file, and still reads
+        the file.
+        """
+        uploads = [key for key in keys if key.startswith(f"{UPLOADS}/")]
+        known = await self._uploads.known(uploads)
+        now, lost = self._now(), set()
+        for key in uploads:
+            since = self._rowless_since.setdefault(key, now)
+            if key in known or self._lacks_rows or self._lacked_rows:
+                del self._rowless_since[key]
+            elif since <= now - self._longest_job:
+                lost.add(key)
+        return lost
+
+    async def _orphans_of_jobs(self, old: Iterable[StoredFile]) -> list[str]:
+        """The keys of files in the folders of jobs that no row names.
+
+        A history object of a job without a row shows that the database was lost, so the object and
+        the images of the job stay for a rebuild. If the object is older than the retention time,
+        the job has expired, and its files are removed.
+        """
+        files = {file.key: file for file in old if is_job_id(_job_of(file.key))}
+        job_ids = {_job_of(key) for key in files}
+        rows = await self._ended_jobs.rows(job_ids)
+        named = await self._read_model.image_keys(job_ids)
+        named |= {history for history, _ in rows.values() if history is not None}
+        orphans: list[str] = []
+        for job_id, some in groupby(sorted(set(files) - named), _job_of):
+            unnamed = list(some)
+            histories = [key for key in unnamed if history_name(key) is not None]
+            images = [key for key in unnamed if history_name(key) is None]
+            if job_id not in rows:
+                orphans += [key for key in histories if self._is_expired(files[key])]
+                if await self._has_history(job_id):
+                    self._note_lost_row(job_id)
+                    continue
+            elif (row := rows[job_id])[0] is not None and not row[1]:
+                # `hot_since` is NULL, so the historian writes no object of this job now.
+                orphans += histories
+            if images:
+                orphans += await self._orphaned_images(job_id, images)
+        return orphans
+
+    async def _orphaned_images(self, job_id: str, keys: list[str]) -> list[str]:
+        """The keys of image files that the events of their job do not name.
+
+        The events are read, because the read model may lag. The images of a running job are never
+        orphans, because a later event may name them.
+        """
+        try:
+            job = await self._writer.load(job_id)
+        except JobUnreadable:  # The unreadable events may name the files, so the files stay.
+            return []
+        if job is not None and job.end is None:
+            return []
+        named = set() if job is None else {image.key for image in job.images}
+        return [key for key in keys if key not in named]
+
+    def _is_expired(self, history: StoredFile) -> bool:
+        """Whether a history object is older than the retention time of its job."""
+        return self._retention is not None and history.stored_at < self._now() - self._retention
+
+    async def _has_history(self, job_id: str) -> bool:
+        """Whether the job has a history object that is not expired."""
+        async for files in self._images.files(job_id):
+            for file in files:
+                if history_name(file.key) is not None and not self._is_expired(file):
+                    return True
+        return False
+
+    def _note_lost_row(self, job_id: str) -> None:
+        if not self._lacks_rows:
+            fields = {"action": "janitor", "job_id": job_id}
+            logger.error("a job with a history has no row: rebuild the read model", extra=fields)
+        self._lacks_rows = True
+
+
+def _job_of(key: str) -> str:
+    return key.partition("/")[0]
+
+
 _LEASE_NAME = "janitor"
+_AT_ONCE = 16
+"""Largest number of jobs that are removed at the same time."""
 
 
 class Janitor:
-    """Two may overlap for a while, as one that stalls and its successor: steps may be repeated."""
+    """Removes expired data.
+
+    Two janitors may run at the same time, because every step may be repeated.
+    """
 
     def __init__(
         self,
         *,
         holder: str,
         leases: Leases,
+        log: EventLog,
         deliveries: EventLog,
         read_model: ReadModel,
-        hot_jobs: HotJobs,
-        segments: Segments,
+        ended_jobs: EndedJobs,
         uploads: Uploads,
         images: ImageStore,
         removal: Removal,
-        orphans: Orphans,
         settings: RetentionSettings,
         longest_job_s: float,
         longest_delivery_s: float,
         batch: int = 500,
+        grace_s: float = SWEEP_GRACE_S,
+        lease_s: float = UPKEEP_LEASE_S,
+        period_s: float = PERIOD_S,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`longest_delivery_s`: within this time the delivery of a callback has ended.
+        """`deliveries` must also read the events in history objects.
 
-        `batch`: how many jobs, uploads and files one round looks at.
+        Every job ends within `longest_job_s` seconds, and the delivery of its callback within
+        `longest_delivery_s` seconds. A round handles at most `batch` jobs, uploads and files each.
         """
         self._holder = holder
         self._leases = leases
         self._deliveries = deliveries
         self._read_model = read_model
-        self._hot_jobs = hot_jobs
-        self._segments = segments
+        self._ended_jobs = ended_jobs
         self._uploads = uploads
         self._images = images
         self._removal = removal
-        self._orphans = orphans
         self._settings = settings
+        self._grace_s = grace_s
+        self._lease_s = lease_s
+        self._period_s = period_s
         self._longest_job_s = longest_job_s
         self._keep = settings.job_retention(longest_delivery_s=longest_delivery_s)
         self._batch = batch
         self._now = now
-        self._last_old_job: HotJob | None = None
-        """How far the walk through old jobs has come; None: it begins at the first."""
+        self._orphans = Orphans(
+            log=log,
+            read_model=read_model,
+            uploads=uploads,
+            ended_jobs=ended_jobs,
+            images=images,
+            grace_s=grace_s,
+            longest_job_s=longest_job_s,
+            retention=self._keep,
+            now=now,
+        )
+        self._last_old_job: EndedJob | None = None
+        """The old job after which the next round continues, or None to begin with the first old
+        job.
+        """
 
     async def run(self) -> None:
-        """Until cancelled."""
-        period_s = self._settings.janitor_period_s
+        """Repeat rounds until cancelled."""
         while True:
             more = False
             try:
-                if await self._lead():
+                if await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s):
                     more = await self.round()
             except (ServiceError, ImageStoreError) as error:
                 fields = {"action": "janitor", "error": str(error)}
-                logger.warning("round was cut short", extra=fields)
+                logger.warning("a round was ended early", extra=fields)
             except Exception:
                 logger.exception("round failed", extra={"action": "janitor"})
-            await asyncio.sleep(0 if more else period_s * random.uniform(0.8, 1.2))
-
-    async def _lead(self) -> bool:
-        lease_s = self._settings.upkeep_lease_s
-        return await self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=lease_s)
+            await asyncio.sleep(0 if more else self._period_s * random.uniform(0.8, 1.2))
 
     async def round(self) -> bool:
-        """At most a batch of each kind; True where all went well and more may be due."""
+        """Process at most one batch of each kind of data. Returns whether more may be due."""
         most = self._batch
         counts = [
             await self._finish_erasures(most),
             await self._remove_old_jobs(most),
             await self._remove_uploads(most),
         ]
-        counts.append(await self._remove_old_segments())
         await self._orphans.sweep(most)
         return most in counts
 
     async def _finish_erasures(self, most: int) -> int:
-        now, grace = self._now(), timedelta(seconds=self._settings.sweep_grace_s)
+        now, grace = self._now(), timedelta(seconds=self._grace_s)
         settled = 0
         for job_id, erased_at in await self._read_model.due_erasures(now, limit=most):
-            again_at: datetime | None = now  # behind all others, for as long as it fails
+            again_at: datetime | None = now  # After a failure, the job is due after all other jobs.
             try:
                 if await self._removal.erase(job_id):
                     last_look = erased_at + grace
@@ -132,58 +315,50 @@ class Janitor:
         if self._keep is None:
             return 0
         now = self._now()
-        # One whose delivery has not ended is looked at again in a later round.
-        cool_since = now - timedelta(seconds=self._settings.janitor_period_s)
-        jobs = await self._hot_jobs.old(
-            now - self._keep, cool_since=cool_since, after=self._last_old_job, limit=most
-        )
-        # The next round begins behind these, whether they go or not, and then at the first again.
+        jobs = await self._ended_jobs.old(now - self._keep, after=self._last_old_job, limit=most)
+        # The next round continues after these jobs, also if some were not removed. After the last
+        # old job, the next round begins with the first old job.
         self._last_old_job = jobs[-1] if len(jobs) == most else None
-        return sum([await self._remove_old_job(job, found_at=now) for job in jobs])
+        turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def _remove_old_job(self, job: HotJob, *, found_at: datetime) -> bool:
+        async def remove(job: EndedJob) -> bool:
+            async with turns:
+                return await self._remove_old_job(job, found_at=now)
+
+        return sum(await asyncio.gather(*map(remove, jobs)))
+
+    async def _remove_old_job(self, job: EndedJob, *, found_at: datetime) -> bool:
         fields = {"action": "remove", "job_id": job.id}
         try:
             is_over = await self._has_been_called_back(job.id)
             if not is_over or not await self._removal.remove(job, found_at=found_at):
-                await self._hot_jobs.postpone([job], self._now())
                 return False
         except (ServiceError, ImageStoreError) as error:
-            logger.warning("job not removed yet", extra={**fields, "error": str(error)})
+            logger.warning("a job could not be removed yet", extra={**fields, "error": str(error)})
             return False
         logger.info("job removed", extra=fields)
         return True
 
     async def _has_been_called_back(self, job_id: str) -> bool:
-        """Whether its delivery has ended, if it has one."""
+        """Whether the job has no delivery, or its delivery has ended."""
         if not await self._read_model.unsettled.has(job_id):
             return True
         job = await self._read_model.job(job_id)
-        if job is None or not is_wanted(job.submitted):
+        if job is None or not has_delivery(job.submitted):
             return True
-        delivery = await self._deliveries.read(job_id)
-        is_cut_off = bool(delivery) and delivery[0].version > 1  # nobody can end it any more
+        try:
+            delivery = await self._deliveries.read(job_id)
+        except (HistoryBroken, ImageNotFound):
+            return True  # The events of the delivery are lost, so it can never end.
+        # A delivery without its first event can never end.
+        is_cut_off = bool(delivery) and delivery[0].version > 1
         return is_cut_off or fold_delivery(delivery).ended
 
-    async def _remove_old_segments(self) -> int:
-        """At most one; how many rounds of jobs it stands for is not known before."""
-        if self._keep is None:
-            return 0
-        now = self._now()
-        last_day = (now - self._keep).date() - timedelta(days=1)
-        for ref in await self._segments.until(last_day, limit=1):
-            fields = {"action": "remove", "segment": ref.key}
-            try:
-                if await self._removal.remove_segment(ref, found_at=now):
-                    logger.info("segment removed", extra=fields)
-                    return self._batch
-            except (ServiceError, ImageStoreError) as error:
-                logger.warning("segment not removed yet", extra={**fields, "error": str(error)})
-            await self._segments.put_off(ref, self._now())
-        return 0
-
     async def _remove_uploads(self, most: int) -> int:
-        """The row first: from then on no job is accepted with the file."""
+        """Remove expired uploads. Returns the number of removed uploads.
+
+        The row is removed before the file, so that no job is accepted whose file is removed.
+        """
         keep = self._settings.upload_retention(longest_job_s=self._longest_job_s)
         longest_job = timedelta(seconds=self._longest_job_s)
         keys = await self._uploads.forget(

@@ -1,1 +1,1 @@
-"""What runs on a worker: one job at a time in each job actor, and the engine they share."""
+"""The processes of a worker: job actors, which run one job at a time, and their common engine."""

@@ -1,4 +1,15 @@
-"""Attempt: one try at a job. The engine's events on one side, the lease on the other."""
+"""Attempt: runs a job once.
+
+Three tasks run at the same time. `_work` passes the job to the engine and handles its events,
+`Lease` renews the queue entry, and `Heartbeat` checks that the engine answers. The first task that
+ends decides what happens to the job.
+
+An engine that dies may have had several jobs. `RunMark` states for each job whether the device
+worked for the job. If it did, the job is a suspect (`Blame.SUSPECT`). If not, the job is a
+bystander (`Blame.BYSTANDER`), and its attempt does not count. The next attempt at a suspect is
+exclusive: for a limited time, no other job is on the engine. If the engine dies in this time, the
+job is blamed. So a job that kills its engine is found, and no other job is blamed.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +21,36 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from actors.worker.engine_host import EngineClient, EngineDied, EngineTaken, Order
-from actors.worker.failure import code_of
-from actors.worker.heartbeat import Heartbeat
-from actors.worker.lease import Lease, Loss
-from actors.worker.plan import Plan
-from actors.worker.progress import ReportProgress, job_progress
-from actors.worker.result_file import planned_file
+from actors.worker.engine_host import EngineClient, EngineDied, EngineTaken, RunRequest
+from actors.worker.plan import Plan, plan_text
+from actors.worker.result_file import encode_result
 from actors.worker.run_mark import RunMark
-from engine.errors import (
-    DeviceFailed,
+from engine.interface import (
     EngineError,
-    InputFileUnavailable,
-    MachineFailed,
+    EngineEvent,
+    Errored,
+    Finished,
+    GraphInvalid,
+    ImageReady,
+    LatentReady,
     ModelsUnavailable,
-    OutOfMemory,
+    ParametersInvalid,
+    Progress,
+    is_machine_error,
 )
-from engine.machine_error import is_machine_error
-from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from events.decisions import Command, Complete, ConfirmCancel, FailAttempt, StoreImage
 from events.job import Job, sizes_of, timed_out_message
-from events.job_cost import Timing
-from events.log import JobWriter
+from events.job_progress import JobProgress
+from events.log import EventLog, JobWriter
+from events.queue import QueueEntry
 from events.result import FailureCode
 from events.retry import keep_trying
-from events.types import Blame, ImageStored
+from events.types import Blame, ImageStored, Timing
+from settings.constant import constant
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
 from storage.keys import file_key, file_name
 
@@ -46,21 +59,118 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class ReportProgress(Protocol):
+    """Publishes the progress of a job. Raises nothing. `Connections.report_progress` implements
+    it.
+    """
+
+    async def __call__(self, job_id: str, progress: JobProgress) -> None: ...
+
+
+def job_progress(progress: Progress) -> JobProgress:
+    """Convert a report of the engine to its published form."""
+    return JobProgress(
+        done=progress.done,
+        total=max(progress.total, 1),
+        node=progress.node_id or None,
+        class_type=progress.class_type or None,
+        rows=progress.rows,
+        images=progress.images,
+        preview=progress.preview,
+    )
+
+
+LEASE_RENEW_S = constant("LEASE_RENEW_S", 5.0)
+"""Seconds between two renewals of the lease of a running job."""
+
+
+class StopReason(StrEnum):
+    """Why a lease was not renewed."""
+
+    NOT_MINE = "another actor has the job, or it has ended"
+    CANCELLED = "the caller requested the cancellation"
+    DEADLINE = "the deadline of the job has passed"
+    SILENT = "the engine does not answer"
+
+
+class Lease:
+    """Renews the queue entry of a running job while the job belongs to this actor.
+
+    An entry alone does not exclude other actors, because an actor with an earlier delivery can
+    renew or acknowledge a later delivery. So before each renewal the actor reads the last event of
+    the job. The actor stops if the job has ended or if another actor has started the job. The same
+    read finds a request to cancel.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: EventLog,
+        writer: JobWriter,
+        entry: QueueEntry,
+        actor: str,
+        renew_s: float,
+    ) -> None:
+        self._log = log
+        self._writer = writer
+        self.entry = entry
+        """The latest delivery of the entry."""
+        self._actor = actor
+        self._renew_s = renew_s
+
+    async def keep(
+        self, job: Job, *, is_silent: Callable[[], bool], seconds_left: Callable[[], float]
+    ) -> StopReason:
+        """Renew the entry until there is a reason to stop. Returns the reason.
+
+        `job` has just been read, so the log is not read before the first renewal.
+        """
+        checked, is_due = job, False
+        while True:
+            if seconds_left() <= 0:
+                return StopReason.DEADLINE
+            if is_silent():
+                return StopReason.SILENT
+            started = time.monotonic()
+            if is_due:
+                found = await self._look(checked)
+                if isinstance(found, StopReason):
+                    return found
+                checked = found
+            is_due = True
+            await self.entry.renew()
+            elapsed = time.monotonic() - started
+            await asyncio.sleep(min(max(self._renew_s - elapsed, 0), max(seconds_left(), 0)))
+
+    async def _look(self, before: Job) -> Job | StopReason:
+        """Read the job again. Returns the job, or the reason to stop."""
+        last = await self._log.last(before.id)
+        if last is None:
+            return StopReason.NOT_MINE
+        if last.version == before.version:
+            return before
+        job = await self._writer.load(before.id)
+        if job is None or job.end is not None or job.actor != self._actor:
+            return StopReason.NOT_MINE
+        return StopReason.CANCELLED if job.cancel_requested else job
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
     silence_s: float
-    """How long the engine may not answer, beyond the time that it said its work may take. That it
-    makes progress is its own watchdog's business."""
+    """Seconds for which the engine may stay silent, in addition to the time that it stated for its
+    work.
+    """
     start_s: float = 0.0
-    """How long its first answer may take, for it may have to start."""
+    """Additional seconds for the first answer, because the engine may have to start."""
     heartbeat_s: float = 1.0
     longest_store_pause_s: float = 10.0
     longest_machine_pause_s: float = 60.0
-    """How long a job whose machine failed is held at most before it is given back."""
+    """Longest time in seconds for which the entry of a job is held after its machine has failed."""
 
 
 class Attempt:
-    """Runs a job that `actor` has started, up to its end or as far as it stays ours."""
+    """Runs a job that `actor` has started, until it ends or another actor has it."""
 
     def __init__(
         self,
@@ -74,7 +184,7 @@ class Attempt:
         report_progress: ReportProgress,
         limits: AttemptLimits,
         now: Callable[[], datetime],
-        name: str = "",  # see `Order`
+        name: str = "",  # `RunRequest.name` explains this.
     ) -> None:
         self._job = job
         self._actor = actor
@@ -95,10 +205,13 @@ class Attempt:
         )
 
     async def run(self, lease: Lease) -> Job:
-        """The job afterwards. Neither ended nor another's: it wants another attempt."""
-        with RunMark.new() as mark:
+        """Run the attempt. Returns the job.
+
+        A job that has not ended and that no other actor has started needs another attempt.
+        """
+        with RunMark.new() as self._mark:
             tasks = {
-                asyncio.create_task(self._work(mark), name="work"),
+                asyncio.create_task(self._work(), name="work"),
                 asyncio.create_task(
                     self._hold_lease(lease, self._heartbeat.is_silent), name="lease"
                 ),
@@ -111,57 +224,57 @@ class Attempt:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             for task in done:
-                await self._follow(task, lease, mark)
+                await self._on_task_end(task, lease)
         return self._job
 
-    async def _follow(self, task: asyncio.Task[Loss | None], lease: Lease, mark: RunMark) -> None:
-        """What follows from the end of one of the attempt's tasks."""
+    async def _on_task_end(self, task: asyncio.Task[StopReason | None], lease: Lease) -> None:
+        """Act on the end of one of the tasks."""
         try:
             loss = task.result()
         except Exception as error:
             if not is_machine_error(error):
                 raise
-            await self._spare(error, lease, mark)
+            await self._fail_without_blame(error, lease)
         else:
             if loss is not None:
-                await self._give_up(loss, mark)
+                await self._give_up(loss)
 
-    # The work.
-
-    async def _work(self, mark: RunMark) -> None:
+    async def _work(self) -> None:
         try:
             if self._has_every_image():
                 await self._complete()
                 return
-            # What the models folder does is nothing that the job is to blame for.
+            # If the models folder cannot be read, the job is not to blame, so the run is repeated.
             await keep_trying(
-                partial(self._run, mark),
+                self._run,
                 on=ModelsUnavailable,
                 first_pause_s=0.2,
                 longest_pause_s=self._limits.longest_store_pause_s,
                 fields={"action": "read_models", "job_id": self._job.id},
             )
-        except MachineFailed:
-            raise  # see `run`
+        except _InputFileGone as error:
+            await self._fail(str(error), final=True, code=FailureCode.INVALID_INPUT)
         except EngineError as error:
+            if error.code == "machine_failed":
+                raise  # `_on_task_end` handles this error.
             await self._fail(str(error), final=True, code=code_of(error))
         except EngineTaken as error:
             await self._fail(str(error), blame=Blame.BYSTANDER)
         except EngineDied as error:
-            await self._break_off(str(error), mark)
+            await self._fail_after_engine_death(str(error))
 
-    async def _run(self, mark: RunMark) -> None:
-        """Raises EngineError, EngineDied."""
+    async def _run(self) -> None:
+        """Raises EngineError, EngineDied, _InputFileGone."""
         plan = await asyncio.to_thread(self._plan, self._job)
-        order = Order(
+        order = RunRequest(
             self._job.id,
             self._job.attempts,
             plan.prompt,
             plan.first_index,
             input_files=await self._read_input_files(),
-            mark=mark.path,
+            mark=self._mark.path,
             input_sizes=sizes_of(self._job.submitted.input_files),
-            is_alone=bool(self._job.submitted.alone),
+            is_unbatched=bool(self._job.submitted.alone),
             is_exclusive=self._job.is_exclusive,
             has_previews=bool(self._job.submitted.preview),
             limits=plan.limits,
@@ -169,38 +282,43 @@ class Attempt:
         )
         async with aclosing(self._engine.run(order)) as events:
             async for event in events:
-                await self._take(event, plan, mark)
+                await self._handle_event(event, plan)
                 if self._job.end is not None:
                     return
 
-    async def _break_off(self, message: str, mark: RunMark) -> None:
-        """The engine ended under the job, which may or may not be the reason."""
-        if mark.is_active:
-            await self._suspect(message, mark)
+    async def _fail_after_engine_death(self, message: str) -> None:
+        """Fail the attempt after the end of the engine. The job is a suspect if the device worked
+        for it.
+        """
+        if self._mark.is_active:
+            await self._fail_as_suspect(message)
         else:
             await self._fail(message, blame=Blame.BYSTANDER)
 
-    async def _suspect(self, message: str, mark: RunMark, code: str | None = None) -> None:
-        joined = mark.may_be_joined
+    async def _fail_as_suspect(self, message: str, code: str | None = None) -> None:
+        joined = self._mark.may_be_joined
         await self._fail(message, blame=Blame.SUSPECT, code=code, is_joined=joined)
 
-    async def _spare(self, error: Exception, lease: Lease, mark: RunMark) -> None:
-        """The machine failed, not the job. Where it goes on to fail, the pauses grow."""
+    async def _fail_without_blame(self, error: Exception, lease: Lease) -> None:
+        """Fail the attempt without blame, because the machine failed.
+
+        The entry is held for a pause, which doubles with each such attempt.
+        """
         fields = {"action": "machine_failed", "job_id": self._job.id}
         logger.error("the machine failed", exc_info=error, extra=fields)
-        text = str(error) if isinstance(error, MachineFailed) else f"The machine failed: {error}"
+        text = str(error) if isinstance(error, EngineError) else f"The machine failed: {error}"
         await self._fail(text, blame=Blame.BYSTANDER)
         if self._job.end is not None:
             return
-        doubled = 2.0 ** min(self._job.spared_attempts - 1, 30)
+        doubled = 2.0 ** min(self._job.bystander_attempts - 1, 30)
         with suppress(TimeoutError):
             async with asyncio.timeout(min(doubled, self._limits.longest_machine_pause_s)):
-                # Nobody listens to the engine meanwhile, so its silence says nothing.
+                # The heartbeat has ended, so a check of the engine would find it silent.
                 loss = await self._hold_lease(lease, is_silent=lambda: False)
-                await self._give_up(loss, mark)
+                await self._give_up(loss)
 
     async def _read_input_files(self) -> dict[str, bytes]:
-        """Raises InputFileUnavailable."""
+        """Raises _InputFileGone."""
         files = self._job.submitted.input_files or {}
         return {name: await self._read_input_file(name, file.key) for name, file in files.items()}
 
@@ -208,17 +326,20 @@ class Attempt:
         try:
             return await self._reach_store(partial(self._images.get, key))
         except ImageNotFound as error:
-            gone = f"The input file {name!r} is gone. Upload it again and submit a new job."
-            raise InputFileUnavailable(gone) from error
+            gone = (
+                f"The input file {name!r} does not exist any more. Upload it again and submit a "
+                "new job."
+            )
+            raise _InputFileGone(gone) from error
 
     def _has_every_image(self) -> bool:
-        """The attempt before this one died between its last image and its end."""
+        """Whether an earlier attempt stored all images, but did not end the job."""
         return 0 < self._job.submitted.images <= len(self._job.images)
 
-    async def _complete(self, timing: Timing | None = None, **said: Any) -> None:
-        await self._write(Complete(self._actor, len(self._job.images), timing, **said))
+    async def _complete(self, timing: Timing | None = None, **more: Any) -> None:
+        await self._write(Complete(self._actor, len(self._job.images), timing, **more))
 
-    async def _take(self, event: EngineEvent, plan: Plan, mark: RunMark) -> None:
+    async def _handle_event(self, event: EngineEvent, plan: Plan) -> None:
         match event:
             case Progress():
                 await self._report_progress(self._job.id, job_progress(event))
@@ -229,20 +350,25 @@ class Attempt:
             case Finished(stage_s=stage_s, rows_per_call=rows, steps=steps):
                 stages = {**stage_s, "store": round(self._store_s, 4)}
                 timing = Timing(stage_s=stages, rows_per_call=rows, steps=steps or None)
-                said = {"beside": event.beside or None, "notes": event.notes or None}
-                await self._complete(timing if stage_s else None, **said)
-            case Errored(error=ModelsUnavailable() | MachineFailed() as error):
-                raise error
-            case Errored(error=DeviceFailed() | OutOfMemory(beside_others=True) as error):
-                await self._suspect(str(error), mark, code_of(error))
+                more = {"beside": event.beside or None, "notes": event.notes or None}
+                await self._complete(timing if stage_s else None, **more)
             case Errored(error=error):
-                await self._fail(str(error), final=True, code=code_of(error))
+                await self._take_error(error)
+
+    async def _take_error(self, error: EngineError) -> None:
+        if error.code in ("models_unreadable", "machine_failed"):
+            raise error
+        if error.code == "device_failed" or error.beside_others:
+            await self._fail_as_suspect(str(error), code_of(error))
+        else:
+            await self._fail(str(error), final=True, code=code_of(error))
 
     async def _store(self, result: ImageReady | LatentReady, plan: Plan) -> None:
-        """What an earlier attempt has stored is not stored again."""
+        """Store a result, unless an earlier attempt has stored it."""
         if self._job.image(result.index) is not None:
             return
-        file = await asyncio.to_thread(planned_file, plan, result)
+        text = plan_text(plan, result)
+        file = await asyncio.to_thread(encode_result, result, text, plan.encoding)
         key = file_key(self._job.id, self._job.attempts, file_name(result.index, file.media_type))
         await self._reach_store(partial(self._images.put, key, file.content))
         image = ImageStored(
@@ -260,7 +386,10 @@ class Attempt:
         await self._write(StoreImage(self._actor, image))
 
     async def _reach_store(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Try again while the store is not available, until the lease ends at the deadline."""
+        """Call the store, and repeat the call while the store is not available.
+
+        At the deadline of the job, the end of the lease task cancels this call.
+        """
         return await keep_trying(
             call,
             on=ImageStoreUnavailable,
@@ -277,23 +406,94 @@ class Attempt:
         assert outcome.job is not None
         self._job = outcome.job
 
-    async def _hold_lease(self, lease: Lease, is_silent: Callable[[], bool]) -> Loss:
+    async def _hold_lease(self, lease: Lease, is_silent: Callable[[], bool]) -> StopReason:
         return await lease.keep(self._job, is_silent=is_silent, seconds_left=self._seconds_left)
 
     def _seconds_left(self) -> float:
         return (self._job.deadline - self._now()).total_seconds()
 
-    async def _give_up(self, loss: Loss, mark: RunMark) -> None:
-        logger.info("gave up", extra={"action": "give_up", "job_id": self._job.id, "why": loss})
+    async def _give_up(self, loss: StopReason) -> None:
+        logger.info(
+            "an attempt is given up",
+            extra={"action": "give_up", "job_id": self._job.id, "why": loss},
+        )
         match loss:
-            case Loss.NOT_MINE:
+            case StopReason.NOT_MINE:
                 self._job = await self._writer.load(self._job.id) or self._job
-            case Loss.CANCELLED:
+            case StopReason.CANCELLED:
                 await self._write(ConfirmCancel(self._actor))
-            case Loss.DEADLINE:
+            case StopReason.DEADLINE:
                 text = timed_out_message(self._job)
                 await self._fail(text, final=True, code=FailureCode.TIMEOUT)
-            case Loss.SILENT:
+            case StopReason.SILENT:
                 await self._engine.kill()
                 text = f"The engine did not answer for {self._heartbeat.patience_s:.3g} s."
-                await self._break_off(text, mark)
+                await self._fail_after_engine_death(text)
+
+
+class _InputFileGone(Exception):
+    """An upload that the job names no longer exists."""
+
+
+class Heartbeat:
+    """Checks every `period_s` seconds whether the engine of a run answers.
+
+    Each answer states how long the present work of the engine may take, because the engine may not
+    be able to answer during a load. The engine may be silent for this time and `silence_s` seconds
+    more. Before the first answer it may be silent for `start_s` and `silence_s` seconds.
+    """
+
+    def __init__(
+        self, engine: EngineClient, *, period_s: float, silence_s: float, start_s: float
+    ) -> None:
+        self._engine = engine
+        self._period_s = period_s
+        self._silence_s = silence_s
+        self._heard_at = time.monotonic()
+        self._may_work_s = start_s
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds for which the engine may be silent after its last answer."""
+        return self._may_work_s + self._silence_s
+
+    def is_silent(self) -> bool:
+        return time.monotonic() - self._heard_at > self.patience_s
+
+    async def listen(self) -> None:
+        """Check the engine until cancelled."""
+        while True:
+            # The error EngineDied is ignored here, because `_work` gets it with more details.
+            with suppress(EngineDied):
+                state = await self._engine.check()
+                self._heard_at, self._may_work_s = time.monotonic(), state.seconds_left
+            await asyncio.sleep(self._period_s)
+
+
+_NOT_LISTED = "value_not_in_list"
+
+
+def code_of(error: EngineError) -> FailureCode:
+    """The failure code for an error of the engine.
+
+    The models of an accepted job existed at its acceptance. So the error `value_not_in_list` means
+    that a model was removed after the acceptance.
+    """
+    if _NOT_LISTED in _types(error):
+        return FailureCode.MODEL_UNAVAILABLE
+    match error.code:
+        case "invalid_input" | "model_unavailable" | "out_of_memory" | "node_failed" as code:
+            return FailureCode(code)
+        case _:
+            return FailureCode.ENGINE_FAILED
+
+
+def _types(error: EngineError) -> set[str]:
+    """The types of the errors of single fields or inputs."""
+    match error:
+        case ParametersInvalid(fields=fields):
+            return {each.type for each in fields}
+        case GraphInvalid(node_errors=nodes):
+            return {each["type"] for node in nodes.values() for each in node["errors"]}
+        case _:
+            return set()

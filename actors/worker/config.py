@@ -1,4 +1,4 @@
-"""WorkerConfig: what the processes of a worker are made from."""
+"""WorkerConfig: the values from which the processes of a worker are made."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from events.store.records import Endpoint
+from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
 from settings.graph import GraphSettings
 from settings.log import LogFormat, LogSettings
+from settings.settings import Settings
 from settings.version import VERSION
 from settings.workers import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What an engine is made from. It reads models and nothing else, so no secret is here."""
+    """The values from which an engine is made. None of them is secret."""
 
     endpoint: Endpoint
     workers: WorkerSettings
     engine: EngineSettings
     graph: GraphSettings
     models_dir: Path
-    models_timeout_s: float
     log_format: LogFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """A worker that was made from another value is replaced, so nothing else belongs here. Of its
-    endpoint that is `make` alone.
+    """The values from which a worker is made.
 
-    Its one secret is the URL of NATS, which job actors write to.
+    A worker that was made from other values is replaced, so this class has only values on which a
+    worker depends. Of the endpoint, only the values of `Endpoint.make` are compared. The only
+    secret is the URL of NATS, which job actors need.
     """
 
     endpoint: Endpoint
@@ -41,14 +43,12 @@ class WorkerConfig:
     graph: GraphSettings
     log: LogSettings
     images_url: str
-    images_retry_s: float
     models_dir: Path
-    models_timeout_s: float
     log_format: LogFormat
     is_traced: bool
-    """Whether events say what only traces tell."""
+    """Whether events contain data that only traces need."""
     version: str = VERSION
-    """The version of the program that its processes run."""
+    """The version of the program that the processes run."""
 
     def for_engine(self) -> EngineConfig:
         return EngineConfig(
@@ -57,22 +57,52 @@ class WorkerConfig:
             engine=self.engine,
             graph=self.graph,
             models_dir=self.models_dir,
-            models_timeout_s=self.models_timeout_s,
             log_format=self.log_format,
         )
 
     def digest(self) -> str:
-        """Names how a worker is made: by `release`, and by its endpoint's `make`."""
+        """A digest of these values: the `release`, a hyphen, and a digest of the endpoint's
+        `make`.
+        """
         return f"{self.release()}-{_digest(repr(self.endpoint.make()))}"
 
     def release(self) -> str:
-        """Of every value that is not its endpoint's, the one that `repr` hides too.
+        """A digest of all values except those of the endpoint.
 
-        Workers that share it run the same jobs alike, however their endpoint has them made.
+        The URL of NATS is added separately, because `repr` hides the URL. Workers of the same
+        release can run the same jobs, even if the values of their endpoints differ.
         """
         nats_url = self.log.nats_url.get_secret_value() if self.log.nats_url else ""
         rest = replace(self, endpoint=Endpoint(self.endpoint.id))
         return _digest(f"{rest!r} {nats_url}")
+
+
+def default_endpoint(settings: EndpointSettings) -> Endpoint:
+    return Endpoint(
+        id="default",
+        checkpoint=settings.checkpoint,
+        gpus=settings.gpus,
+        cpus=settings.cpus,
+        min_workers=settings.min_workers,
+        max_workers=settings.max_workers,
+        jobs_per_worker=settings.jobs_per_worker,
+        precision="auto",
+        channels_last=False,
+    )
+
+
+def worker_config(settings: Settings, endpoint: Endpoint) -> WorkerConfig:
+    return WorkerConfig(
+        endpoint=endpoint,
+        workers=settings.workers,
+        engine=settings.engine,
+        graph=settings.graph,
+        log=settings.log,
+        images_url=settings.stores.effective_images_url,
+        models_dir=settings.stores.models_dir,
+        log_format=settings.telemetry.log_format,
+        is_traced=settings.telemetry.otlp_url is not None,
+    )
 
 
 def _digest(text: str) -> str:

@@ -1,4 +1,4 @@
-"""EngineHost: the engine of one worker, as its job actors see it. Owns the device."""
+"""EngineHost: runs the orders of job actors on the engine of one worker."""
 
 from __future__ import annotations
 
@@ -11,87 +11,106 @@ from typing import Any, Protocol
 
 from actors.worker.process_memory import resident_bytes
 from actors.worker.run_mark import RunMarkWriter
-from engine.activity import Activity, ActivityKind, ModelUse, TimeLimits
-from engine.engine import Engine
-from engine.errors import DeviceFailed, EngineError, MachineFailed
-from engine.graph.catalogue import Catalogue
-from engine.graph.graph import Graph
-from engine.graph.limits import Limits
-from engine.graph.validation import validate
-from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady
-from engine.run import Run
+from actors.worker.watchdog import TimeLimits
+from engine.interface import (
+    Activity,
+    ActivityKind,
+    Catalogue,
+    Engine,
+    EngineError,
+    EngineEvent,
+    Errored,
+    Finished,
+    Graph,
+    ImageReady,
+    LatentReady,
+    Limits,
+    ModelUse,
+    Run,
+    validate,
+)
+from settings.constant import constant
 
+MODEL_LOAD_TIMEOUT_S = constant("MODEL_LOAD_TIMEOUT_S", 600.0)
+"""Largest time in seconds of the start of an engine, of the load of a model, or of the first device
+call of a kind and size. Kernels may be compiled during such a call.
+"""
+ENGINE_ANSWER_TIMEOUT_S = constant("ENGINE_ANSWER_TIMEOUT_S", 30.0)
+"""Seconds for which an engine may stay silent, in addition to the time that its work may take.
+After this time a job actor ends the engine, or the dispatcher ends it if no job runs on the worker.
+"""
 _BROKEN_AFTER_RUNS = 3
 _BROKEN_AFTER_JOBS = 2
 _REMEMBERED_RUNS = 1000
 _MAX_UNTAKEN = 4
-"""How many results of a run may wait to be taken by its job before the run pauses."""
+"""A run pauses when the job actor has not yet taken this many of its results."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What an attempt at a job asks of the engine."""
+class RunRequest:
+    """A run that an attempt requests from the engine."""
 
     job_id: str
     attempt: int
     prompt: Any
-    """Node graph, not validated yet."""
+    """Node graph. It is not validated yet."""
     first_index: Mapping[str, int] | None
     input_files: Mapping[str, bytes]
     mark: Path
-    """The file of its `RunMark`."""
+    """The file of the `RunMark`."""
+    limits: Limits
     input_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Width and height of the input files, as far as they are known."""
-    is_alone: bool = False
-    """It shares no device call with other jobs."""
+    """Width and height in pixels of each input file whose size is known."""
+    is_unbatched: bool = False
+    """Whether the run must share no device call with other jobs."""
     is_exclusive: bool = False
-    """It shares the engine with no other job."""
+    """Whether the run should be alone on the engine."""
     has_previews: bool = False
-    """Its progress shows now and then what its picture looks like."""
-    limits: Limits | None = None
-    """None: those of the engine."""
+    """Whether the progress of the run includes previews of the image."""
     name: str = ""
-    """By which the trace of a job that shares calls with it knows its attempt."""
+    """The id of the attempt's span. Traces of jobs that shared device calls with this job link to
+    it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an engine does now, for those who wait for it."""
+    """The present activity of an engine."""
 
     kind: ActivityKind
     seconds_left: float
-    """How long it may go on with it before its watchdog ends it."""
+    """Seconds for which the activity may continue before the watchdog ends the process."""
     jobs: int
-    """How many jobs at once suit its device and its machine."""
+    """Number of jobs that the device and the machine can run at the same time."""
     models: ModelUse = field(default=ModelUse(), compare=False)
     memory_bytes: int = field(default=0, compare=False)
-    """That its process has."""
+    """Resident memory of the process."""
 
     @property
     def works_s(self) -> float:
-        """For how long its present work may keep it from answering again."""
+        """Seconds for which the engine may stay silent because of its present work."""
         return 0.0 if self.kind is ActivityKind.IDLE else self.seconds_left
 
 
 class EngineDied(Exception):
-    """The engine, or its process, ended in the middle of the run."""
+    """The engine or its process ended during the run."""
 
 
 class EngineTaken(EngineDied):
-    """The engine is gone with its node or its place: no run is the reason."""
+    """The engine was lost with its node or placement group. The run is not to blame."""
 
 
 class EngineClient(Protocol):
-    """A worker's engine, seen from a job."""
+    """The engine of a worker, for its job actors. `RemoteEngine` implements it."""
 
-    def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
-        """Raises EngineDied, EngineTaken."""
+    def run(self, order: RunRequest) -> AsyncGenerator[EngineEvent]:
+        """Run an order and yield its events. Raises EngineDied, EngineTaken."""
 
     async def check(self) -> EngineState:
-        """What it does, if it answers. Raises EngineDied."""
+        """The state of the engine. Raises EngineDied."""
 
     async def kill(self) -> None:
-        """End an engine that does not answer; a fresh one takes its place."""
+        """End an engine that does not answer. Its standby takes over."""
 
 
 class EngineHost:
@@ -102,28 +121,31 @@ class EngineHost:
         *,
         engine: Engine,
         catalogue: Catalogue,
-        limits: Limits,
         time_limits: TimeLimits,
         most_jobs: int,
     ) -> None:
-        """`most_jobs`: how many the machine has room for, whatever the device has."""
+        """`most_jobs` is the number of jobs for which the memory of the machine has room."""
         self.time_limits = time_limits
         self._most_jobs = most_jobs
         self._engine = engine
         self._catalogue = catalogue
-        self._limits = limits
         self._runs: dict[str, tuple[int, Run]] = {}
-        """By job: attempt and run."""
+        """Attempt number and run, by job id."""
         self._failures: list[str] = []
-        """The job of each run since the last success that device or machine failed."""
+        """The job ids of the runs that failed by the device or the machine since the last run that
+        succeeded.
+        """
         self._begun: dict[tuple[str, int], bool] = {}
-        """Whether the device has worked for each of the last runs, by job and attempt."""
+        """By job id and attempt, whether the device has worked for the run. Only the latest runs
+        are kept.
+        """
 
-    async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
-        """The events of one run; the last is `Finished` or `Errored`.
+    async def run(self, order: RunRequest) -> AsyncGenerator[EngineEvent]:
+        """The events of one run. The last event is `Finished` or `Errored`.
 
-        A later attempt at the same job ends an earlier one, whose actor died or lost the job.
-        Raises EngineDied once the engine has stopped.
+        A run ends the run of an earlier attempt at the same job, because the actor of the earlier
+        attempt died or lost the job. An earlier attempt gets `Errored` while a later attempt runs.
+        Raises EngineDied if the engine has stopped.
         """
         with closing(RunMarkWriter(order.mark)) as mark:
             try:
@@ -151,14 +173,18 @@ class EngineHost:
                     del self._runs[order.job_id]
 
     def _submit(
-        self, order: Order, graph: Graph, mark: RunMarkWriter, events: asyncio.Queue[EngineEvent]
+        self,
+        order: RunRequest,
+        graph: Graph,
+        mark: RunMarkWriter,
+        events: asyncio.Queue[EngineEvent],
     ) -> Run:
         loop = asyncio.get_running_loop()
 
         def take(event: EngineEvent) -> None:
             if _is_device_failure(event):
                 mark.set_active(True)
-                mark.close()  # the device works for others from now on, but it broke under this one
+                mark.close()  # The mark is closed, so that the end of the run does not reset it.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
@@ -177,7 +203,7 @@ class EngineHost:
                 on_event=take,
                 first_index=order.first_index,
                 input_files=order.input_files,
-                is_alone=order.is_alone,
+                is_unbatched=order.is_unbatched,
                 is_exclusive=order.is_exclusive,
                 on_active=set_active,
                 on_joined=mark.note_joined,
@@ -196,13 +222,12 @@ class EngineHost:
         if len(self._begun) > _REMEMBERED_RUNS:
             del self._begun[next(iter(self._begun))]
 
-    def _graph(self, order: Order) -> Graph:
+    def _graph(self, order: RunRequest) -> Graph:
         files, sizes = order.input_files, order.input_sizes
-        limits = order.limits or self._limits
-        return validate(order.prompt, self._catalogue, limits, files, sizes=sizes)
+        return validate(order.prompt, self._catalogue, order.limits, files, sizes=sizes)
 
     def cancel(self, job_id: str, attempt: int) -> bool | None:
-        """End a run. Whether the device had worked for it; None if it is not known any more."""
+        """End a run. Returns whether the device had worked for the run, or None if unknown."""
         if job_id in self._runs and self._runs[job_id][0] == attempt:
             self._cancel(job_id)
         return self._begun.get((job_id, attempt))
@@ -211,16 +236,16 @@ class EngineHost:
         if job_id in self._runs:
             self._runs.pop(job_id)[1].cancel()
 
-    def _note_end(self, event: EngineEvent, order: Order) -> None:
+    def _note_end(self, event: EngineEvent, order: RunRequest) -> None:
         if isinstance(event, Finished):
             self._failures.clear()
-        elif isinstance(event, Errored) and isinstance(event.error, DeviceFailed | MachineFailed):
+        elif isinstance(event, Errored) and event.error.code in ("device_failed", "machine_failed"):
             self._failures.append(order.job_id)
         elif isinstance(event, Errored) and self._engine.has_stopped:
             raise EngineDied("The engine has stopped.")
 
     def check(self) -> EngineState:
-        """What it does. Raises EngineDied if only another process can help."""
+        """The state of the engine. Raises EngineDied if the process must be replaced."""
         if self.is_broken:
             raise EngineDied("The engine is broken.")
         activity = self._engine.activity
@@ -235,13 +260,15 @@ class EngineHost:
 
     @property
     def activity(self) -> Activity:
-        """What the engine does now."""
         return self._engine.activity
 
     @property
     def is_broken(self) -> bool:
-        """Only another process can help: the engine has stopped, or device or machine failed run
-        after run, and not those of one job alone.
+        """Whether the process must be replaced.
+
+        It must be replaced if the engine has stopped. It must also be replaced if at least
+        `_BROKEN_AFTER_RUNS` runs of at least `_BROKEN_AFTER_JOBS` jobs have failed by the device or
+        the machine since the last run that succeeded.
         """
         failures = self._failures
         is_faulty = len(failures) >= _BROKEN_AFTER_RUNS and len(set(failures)) >= _BROKEN_AFTER_JOBS
@@ -249,4 +276,4 @@ class EngineHost:
 
 
 def _is_device_failure(event: EngineEvent) -> bool:
-    return isinstance(event, Errored) and isinstance(event.error, DeviceFailed)
+    return isinstance(event, Errored) and event.error.code == "device_failed"

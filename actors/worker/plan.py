@@ -1,95 +1,100 @@
-"""Plan: what the engine is asked for, from what the caller asked for, in both flavours."""
+"""Plan: the request to the engine, made from the `Submitted` of a job of either flavour."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.worker.image_file import AS_PNG, ImageEncoding
-from engine.extra_data import pnginfo_of
-from engine.graph.catalogue import Catalogue
-from engine.graph.limits import Limits
-from engine.reports import ImageReady, LatentReady
-from engine.webui.compiler import compile_parameters
-from engine.webui.infotext.hashes import NO_HASHES, network_hashes
-from engine.webui.infotext.writing import infotext
-from engine.webui.parameters import parse_parameters
-from engine.webui.passes import Pass
+from actors.worker.result_file import AS_PNG, ImageEncoding
+from engine.interface import (
+    ImageReady,
+    ImageSettings,
+    LatentReady,
+    Limits,
+    ModelsFolder,
+    pnginfo_of,
+)
 from events.job import Job
-from events.types import Flavour
+from events.types import Compiled, Flavour, Infotext, Submitted
 from settings.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     prompt: Any
-    """Node graph, not validated yet."""
+    """Node graph. It is not validated yet."""
     first_index: Mapping[str, int] | None
-    """Index of each output node's first image; None: counted in the graph's order."""
+    """Index of the first image of each output node. With None, images are counted in the order of
+    the graph.
+    """
     extra_pnginfo: Mapping[str, Any]
-    limits: Limits | None = None
-    """Those that the job was accepted within; None: those of the engine."""
+    limits: Limits
+    """Limits within which the job was accepted."""
     describe: Callable[[int], str] | None = None
-    """The WebUI's text for the image of that index, in the flavour that is its own."""
+    """Returns the WebUI's text for the image with an index. None if images have no such text."""
     is_bare: bool = False
-    """Its images do not say how they were made."""
+    """Whether images are stored without the parameters from which they were made."""
     encoding: ImageEncoding = AS_PNG
-    """Of its images."""
 
 
-def planner(
-    catalogue: Catalogue, limits: Limits, default_checkpoint: str | None
-) -> Callable[[Job], Plan]:
-    """A function from job to plan. It raises EngineError if the request does not hold (any more):
-    what is on the log may be older than the checks of today.
+def planner(models: ModelsFolder, limits: Limits) -> Callable[[Job], Plan]:
+    """A function that makes the plan of a job. It raises EngineError for invalid metadata.
 
-    `limits`: of a job that does not say what its endpoint took when it was accepted.
+    `limits` applies to a job without recorded terms, and has the limits that terms do not have.
     """
 
     def plan(job: Job) -> Plan:
         submitted = job.submitted
-        encoding = ImageEncoding.asked(submitted.image_format, submitted.image_quality)
-        return replace(plan_of(job), is_bare=bool(submitted.bare), encoding=encoding)
-
-    def plan_of(job: Job) -> Plan:
-        request, own = job.submitted.request, _limits_of(job, limits)
-        if job.submitted.flavour is Flavour.WORKFLOW:
-            return Plan(request.get("prompt"), None, pnginfo_of(request.get("extra_data")), own)
-        parameters = parse_parameters(request, _compatibility_of(job))
-        compiled = compile_parameters(
-            parameters,
-            catalogue,
-            own,
-            default_checkpoint=default_checkpoint,
-            skip=frozenset(image.index for image in job.images),
-        )
-        hashes = NO_HASHES
-        if not job.submitted.bare:
-            hashes = network_hashes(catalogue.models, *_networks(compiled.passes))
+        prompt, first_index = submitted.graph, None
+        if submitted.compiled is not None:
+            stored = {image.index for image in job.images}
+            prompt, first_index = _without_images(submitted.compiled, stored)
+        is_workflow = submitted.flavour is Flavour.WORKFLOW
         return Plan(
-            compiled.prompt,
-            compiled.first_index,
-            {},
-            own,
-            describe=lambda index: infotext(
-                parameters, compiled, index, version=VERSION, hashes=hashes
-            ),
+            prompt,
+            first_index,
+            pnginfo_of(submitted.request.get("extra_data")) if is_workflow else {},
+            _limits_of(job, limits),
+            describe=_describe(submitted, models),
+            is_bare=bool(submitted.bare),
+            encoding=ImageEncoding.asked(submitted.image_format, submitted.image_quality),
         )
 
     return plan
 
 
-def _networks(passes: Sequence[Pass]) -> tuple[set[str], set[str]]:
-    """The LoRAs of passes, and the texts that may name embeddings."""
-    loras = {each.name for pass_ in passes for each in pass_.loras}
-    return loras, {text for pass_ in passes for text in (pass_.prompt, pass_.negative_prompt)}
+def _without_images(
+    compiled: Compiled, stored: Collection[int]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The graph without the images in `stored`, and the indexes of the other images.
+
+    An earlier attempt has stored the images in `stored`. Nodes that only these images need are
+    removed.
+    """
+    graph = compiled.graph
+    first_index = {id: index for id, index in compiled.first_index.items() if index not in stored}
+    if len(first_index) == len(compiled.first_index):
+        return graph, first_index
+    needed = set[str]()
+    pending = list(first_index)
+    while pending:
+        node_id = pending.pop()
+        if node_id not in needed:
+            needed.add(node_id)
+            values = graph[node_id]["inputs"].values()
+            pending += [value[0] for value in values if isinstance(value, list)]
+    return {id: node for id, node in graph.items() if id in needed}, first_index
 
 
-def _compatibility_of(job: Job) -> str:
-    terms = job.submitted.terms
-    return (terms and terms.compatibility) or "comfyui"
+def _describe(submitted: Submitted, models: ModelsFolder) -> Callable[[int], str] | None:
+    compiled = submitted.compiled
+    if compiled is None or compiled.infotext is None:
+        return None
+    recorded: Infotext = compiled.infotext
+    settings = ImageSettings(recorded.settings, recorded.seeds, recorded.variation_seeds)
+    return settings.describe(submitted.request, compiled.graph, models, VERSION)
 
 
 def _limits_of(job: Job, limits: Limits) -> Limits:
@@ -105,9 +110,10 @@ def _limits_of(job: Job, limits: Limits) -> Limits:
 
 
 def plan_text(plan: Plan, result: ImageReady | LatentReady) -> dict[str, str]:
-    """What a file says of itself, as in ComfyUI: the graph, and what its front end sent along.
+    """The metadata of a file as in ComfyUI: the graph, and additional data of the front end.
 
-    In the diffusion flavour the WebUI's `parameters` too. Of a bare plan nothing.
+    In the diffusion flavour the metadata includes the WebUI's `parameters`. For a bare plan the
+    metadata is empty.
     """
     if plan.is_bare:
         return {}
@@ -117,20 +123,3 @@ def plan_text(plan: Plan, result: ImageReady | LatentReady) -> dict[str, str]:
     if result.seed is not None:
         text["seed"] = str(result.seed)
     return text | {name: json.dumps(value) for name, value in plan.extra_pnginfo.items()}
-
-
-def checkpoint_of(job: Job) -> str | None:
-    """The checkpoint that the request names first, if any. Raises nothing, whatever it holds."""
-    request = job.submitted.request
-    if job.submitted.flavour is Flavour.DIFFUSION:
-        places = (request.get("override_settings"), request)
-        names = [_member(place, "sd_model_checkpoint") for place in places]
-    else:
-        prompt = request.get("prompt")
-        nodes = prompt.values() if isinstance(prompt, Mapping) else ()
-        names = [_member(_member(node, "inputs"), "ckpt_name") for node in nodes]
-    return next((name for name in names if isinstance(name, str) and name), None)
-
-
-def _member(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else None

@@ -1,20 +1,64 @@
-"""A result as the file that is stored."""
+"""Encodes results as files: images as PNG, WebP or JPEG, and latents as safetensors.
+
+Images contain texts that state how the images were made. In JPEG and WebP files these texts are in
+the EXIF tags that ComfyUI and the WebUI use:
+
+- The graph is in `Model`, as `prompt:{...}`.
+- Additional data of a front end is in `Make` and further tags.
+- The WebUI's `parameters` are in the user comment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
+from PIL.ExifTags import IFD, Base
+from PIL.PngImagePlugin import PngInfo
 from safetensors.numpy import save
 
-from actors.worker.image_file import AS_PNG, ImageEncoding, encode_image
-from actors.worker.plan import Plan, plan_text
-from engine.reports import ImageReady, LatentReady
-from storage.keys import SAFETENSORS
+from engine.interface import ImageReady, LatentReady
+from storage.keys import JPEG, SAFETENSORS, WEBP
 
+LOSSLESS = 100
+_LOSSLESS_EFFORT = {"method": 2, "quality": 50}
+_FULL_COLOUR_FROM = 90
+"""MinSet quality with which a JPEG stores colour at full resolution."""
+_MAX_SIDE = {WEBP: 16_383, JPEG: 65_535}
+_MAX_EXIF_BYTES = {WEBP: 2**20, JPEG: 65_000}
+"""Largest size of EXIF in bytes. A JPEG stores EXIF in one segment, and the length of a segment has
+16 bits.
+"""
+_BYTES_OF_TAG = 32
+_OWN_TAGS = range(65_000, 65_536)
+"""The tags that TIFF reserves for private use."""
+_USER_COMMENT_CODE = b"UNICODE\0"
+"""The character code before the text of a user comment in EXIF."""
+_PNG_COMPRESSION = 4
 _PIXELS_PER_CELL = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ImageEncoding:
+    media_type: str | None = None
+    """WebP or JPEG, or None for PNG."""
+    quality: int = LOSSLESS
+    """The quality of a WebP or JPEG, 1 to 100. A WebP of quality 100 is lossless."""
+
+    @classmethod
+    def asked(cls, image_format: str | None, quality: int | None) -> ImageEncoding:
+        """The encoding that a job recorded. An unknown format of a later version becomes PNG."""
+        media_type = {"webp": WEBP, "jpeg": JPEG}.get(image_format or "")
+        return cls(media_type, quality or LOSSLESS)
+
+
+AS_PNG = ImageEncoding()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +67,7 @@ class ResultFile:
     width: int
     height: int
     media_type: str | None = None
-    """None: a PNG."""
-
-
-def planned_file(plan: Plan, result: ImageReady | LatentReady) -> ResultFile:
-    return encode_result(result, plan_text(plan, result), plan.encoding)
+    """None means PNG."""
 
 
 def encode_result(
@@ -35,7 +75,7 @@ def encode_result(
     text: Mapping[str, str],
     encoding: ImageEncoding = AS_PNG,
 ) -> ResultFile:
-    """`text` is what the file says of itself; `encoding` is for images."""
+    """Encode a result with its metadata `text`. `encoding` applies to images only."""
     match result:
         case ImageReady(pixels=pixels):
             height, width, _ = pixels.shape
@@ -47,9 +87,73 @@ def encode_result(
 
 
 def _encode_latent(samples: NDArray[np.float32], text: Mapping[str, str]) -> bytes:
-    """As ComfyUI's; the empty tensor says that the scale is the VAE's."""
+    """Encode a latent as ComfyUI does. The empty tensor states that the latent has the scale of the
+    VAE.
+    """
     tensors = {
         "latent_tensor": np.ascontiguousarray(samples),
         "latent_format_version_0": np.zeros(0, np.float32),
     }
     return save(tensors, metadata=dict(text))
+
+
+def encode_image(
+    pixels: NDArray[np.uint8], text: Mapping[str, str], encoding: ImageEncoding
+) -> tuple[bytes, str | None]:
+    """The file and its media type, which is None for a PNG.
+
+    `pixels` has the shape (height, width, 3). An image that is too large for its format becomes a
+    PNG.
+    """
+    media_type = encoding.media_type
+    if media_type is None or max(pixels.shape[:2]) > _MAX_SIDE[media_type]:
+        return encode_png(pixels, text), None
+    options: dict[str, Any] = {"quality": encoding.quality}
+    if media_type == JPEG:
+        options["subsampling"] = "4:4:4" if encoding.quality >= _FULL_COLOUR_FROM else "4:2:0"
+    elif encoding.quality == LOSSLESS:
+        options = {"lossless": True, **_LOSSLESS_EFFORT}
+    if text:
+        options["exif"] = _exif(text, max_bytes=_MAX_EXIF_BYTES[media_type])
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, media_type.partition("/")[2], **options)
+    return file.getvalue(), media_type
+
+
+def _exif(text: Mapping[str, str], *, max_bytes: int) -> Image.Exif:
+    """The texts that fit into EXIF. The WebUI's text and the graph are added first."""
+    exif = Image.Exif()
+    for tag, value in _tags(text):
+        size = len(value) + _BYTES_OF_TAG
+        if size > max_bytes:
+            continue
+        max_bytes -= size
+        if tag == Base.UserComment:
+            exif.get_ifd(IFD.Exif)[tag] = value
+        else:
+            exif[tag] = value
+    return exif
+
+
+def _tags(text: Mapping[str, str]) -> Generator[tuple[int, str | bytes]]:
+    if "parameters" in text:
+        comment = text["parameters"].encode("utf-16-be", "surrogatepass")
+        yield Base.UserComment, _USER_COMMENT_CODE + comment
+    if "prompt" in text:
+        yield Base.Model, f"prompt:{text['prompt']}"
+    others = sorted(text.keys() - {"parameters", "prompt"}, key=lambda name: name != "workflow")
+    tags = chain((Base.Make, Base.ImageDescription, Base.DocumentName), _OWN_TAGS)
+    for tag, name in zip(tags, others, strict=False):
+        yield tag, f"{name}:{text[name]}"
+
+
+def encode_png(pixels: NDArray[np.uint8], text: Mapping[str, str]) -> bytes:
+    """Encode `pixels` of the shape (height, width, 3). A value of `text` that is not Latin-1 is
+    stored as iTXt.
+    """
+    info = PngInfo()
+    for name, value in text.items():
+        info.add_text(name[:79], value)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", pnginfo=info, compress_level=_PNG_COMPRESSION)
+    return file.getvalue()

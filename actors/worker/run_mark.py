@@ -1,7 +1,8 @@
-"""A run's mark: whether the device works for it, to be read after the engine's process has died.
+"""Run marks: each states whether the device works for a run. A mark outlives the engine process.
 
-It is one byte of a file that both processes map, so to set it costs no system call. The engine of a
-job runs on the same machine as its job actor: both are in one bundle of a placement group.
+A mark is one byte of a file. The engine maps the file into its memory, so it sets the mark without
+a system call. The engine and the job actor run on the same machine, because both are in one bundle
+of a placement group.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Self
 
 _ACTIVE, _BESIDE_OTHERS, _WAITS = b"1", b"2", b"0"
 _PREFIX = "darkroom-run-"
-"""Of the names of the files. The id of the process that made it follows."""
+"""Prefix of the file names. The id of the process that made the file follows."""
 
 
 class RunMark:
-    """The mark as the job actor has it. An engine sets it when it takes the run."""
+    """The mark of a run, for its job actor. The job actor makes the file and reads the mark."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,7 +29,9 @@ class RunMark:
     @classmethod
     @contextmanager
     def new(cls) -> Iterator[Self]:
-        """Where no file can be made, the disk being full, this is a mark that cannot be read."""
+        """Make a mark. If the file cannot be made, for example on a full disk, the mark is
+        unknown.
+        """
         with ExitStack() as stack:
             path = Path(os.devnull)
             with suppress(OSError):
@@ -37,12 +40,15 @@ class RunMark:
 
     @property
     def is_active(self) -> bool:
-        """Whether the device works for the run, or did when the engine died, or nobody knows."""
+        """Whether the device works for the run, or did so when the engine died.
+
+        True if the mark is unknown.
+        """
         return self._read() != _WAITS
 
     @property
     def may_be_joined(self) -> bool:
-        """Whether others are beside a run that was to be exclusive, or nobody knows."""
+        """Whether other runs have joined an exclusive run. True if the mark is unknown."""
         return self._read() != _ACTIVE
 
     def _read(self) -> bytes:
@@ -65,7 +71,7 @@ def _new_file() -> Iterator[Path]:
 
 
 def remove_stale_marks() -> None:
-    """Those of job actors that were killed before they could."""
+    """Remove the files of job actors whose process has ended."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid, _, _ = path.name.removeprefix(_PREFIX).partition("-")
         with suppress(OSError, ValueError):
@@ -82,12 +88,13 @@ def _is_alive(pid: int) -> bool:
 
 
 class RunMarkWriter:
-    """The mark as the engine has it."""
+    """The mark of a run, for the engine."""
 
     def __init__(self, path: Path) -> None:
-        """Sets the mark: what the engine does before the device thread has the run is its, too.
+        """Set the mark. `EngineHost` resets the mark after the validation of the graph.
 
-        A file that is not there is left alone: its job actor is on another machine, or dead.
+        So a job whose validation ends the engine is also a suspect. A missing file is not made
+        again: its job actor is dead or on another machine.
         """
         self._byte: mmap.mmap | None = None
         self._active = _ACTIVE
@@ -96,17 +103,19 @@ class RunMarkWriter:
         self.set_active(True)
 
     def set_active(self, is_active: bool) -> None:
-        """Any thread may call this. After `close` it changes nothing."""
+        """Any thread may call this. After `close`, a call changes nothing."""
         byte = self._byte
         if byte is not None:
-            with suppress(ValueError):  # closed
+            with suppress(ValueError):  # `close` was called meanwhile.
                 byte[:] = self._active if is_active else _WAITS
 
     def note_joined(self) -> None:
-        """Others are beside the run from now on."""
+        """Note that other runs have joined the run. The run is then not blamed for an end of the
+        engine.
+        """
         byte, self._active = self._byte, _BESIDE_OTHERS
         if byte is not None:
-            with suppress(ValueError):  # closed
+            with suppress(ValueError):  # `close` was called meanwhile.
                 if byte[:] == _ACTIVE:
                     byte[:] = self._active
 

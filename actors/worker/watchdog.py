@@ -1,6 +1,5 @@
-"""Watchdog: ends the engine's process once the device thread is stuck, or is no more.
-
-Ray makes a new one.
+"""Watchdog: ends the engine process if its device thread hangs or has ended. Ray restarts the
+process.
 """
 
 from __future__ import annotations
@@ -8,31 +7,63 @@ from __future__ import annotations
 import faulthandler
 import logging
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from engine.activity import Activity, ActivityKind, TimeLimits
+from engine.interface import Activity, ActivityKind
 
 logger = logging.getLogger(__name__)
 
 _STDERR = 2
 _LAST_WORDS_S = 1.0
-"""How long the process of a device thread that has ended may tell the ends of its runs."""
+"""Seconds until the process ends after its device thread has ended. In this time it reports the
+ends of its runs.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Limits of the duration of one activity of the device thread."""
+
+    step_s: float
+    """Limit in seconds of a device call, or of the body of a node."""
+    load_s: float
+    """Limit in seconds of a load of a model, or of the first device call of a kind and size."""
+
+    def of(self, kind: ActivityKind) -> float:
+        """The limit in seconds, or 0 after the device thread has ended."""
+        match kind:
+            case ActivityKind.LOAD:
+                return self.load_s
+            case ActivityKind.ENDED:
+                return 0.0
+            case _:
+                return self.step_s
+
+    def seconds_left(self, activity: Activity) -> float:
+        """The seconds until the limit. Idle time does not count."""
+        limit_s = self.of(activity.kind)
+        if activity.kind is ActivityKind.IDLE:
+            return limit_s
+        return max(0.0, activity.since + limit_s - time.monotonic())
 
 
 def exit_later(timeout_s: float) -> None:
-    """End the process in that time, unless this is called again before.
+    """End the process after `timeout_s` seconds. A further call replaces the time.
 
-    A timer in C does it: it needs no Python, so it also ends a call that never gives the
-    interpreter free. First it prints where each thread is.
+    A timer in C prints the stack of each thread and ends the process. The timer runs no Python
+    code, so it also works during a call that never releases the interpreter lock.
     """
     faulthandler.dump_traceback_later(timeout_s, exit=True, file=_STDERR)
 
 
 class Watchdog:
-    """Puts the end of the process off for as long as the device thread moves, or has nothing to do.
+    """Postpones the end of the process while the device thread is idle or makes progress.
 
-    It does not matter for whom the device works: a slow node of one job is no silence of another's.
-    Where the thread has ended, the process ends, too.
+    The limit applies to each activity of the device thread, and not to a job. So a slow node of one
+    job does not shorten the time of another job. If the device thread has ended, the process ends,
+    too.
     """
 
     def __init__(
@@ -53,7 +84,9 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def check(self) -> None:
-        """Look at the device thread once."""
+        """Check the device thread once, and postpone the end of the process if the thread is idle
+        or has begun another activity.
+        """
         activity = self._activity()
         if activity.kind is ActivityKind.IDLE or activity.count != self._last_count:
             self._exit_later(max(self._limits.of(activity.kind), _LAST_WORDS_S))
@@ -65,5 +98,7 @@ class Watchdog:
             try:
                 self.check()
             except Exception:
-                logger.exception("device thread is not watched", extra={"action": "watchdog"})
+                logger.exception(
+                    "the device thread is not watched any more", extra={"action": "watchdog"}
+                )
             pause.wait(self._period_s)

@@ -1,1 +1,1 @@
-"""What benchmarks measure with: load, times, processes, reports."""
+"""The tools of the benchmarks: load, times, processes, reports."""

@@ -1,8 +1,8 @@
-"""When jobs are meant to arrive: seconds from the start of an open-loop load, ascending.
+"""Arrival times of jobs: seconds from the start of an open-loop load, ascending.
 
-A caller who does not wait for the answers to others sends at these times, however slow the service
-is. So latency is counted from here: what a service that stalls delays is seen in every job that was
-meant to come meanwhile, and not in one alone (coordinated omission).
+Callers send at these times, however slow the service is, and latency counts from these times. So a
+delay of the service increases the latency of every job that arrives during the delay. Callers that
+wait for an answer before the next job would measure the delay only once (coordinated omission).
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ def uniform(rate_per_s: float, time_s: float) -> list[float]:
 
 
 def poisson(rate_per_s: float, time_s: float, *, seed: int) -> list[float]:
-    """Exponential gaps: callers who do not know of each other."""
+    """Exponentially distributed gaps, as with independent callers."""
     return list(_until(time_s, rate_per_s, Random(seed)))
 
 
 def bursts(rate_per_s: float, time_s: float, *, size: int, seed: int) -> list[float]:
-    """`size` jobs at once, at the times of a Poisson process: the same rate in the mean."""
+    """Bursts of `size` jobs at the times of a Poisson process. The mean rate of jobs is
+    `rate_per_s`.
+    """
     starts = _until(time_s, rate_per_s / size, Random(seed))
     return [start for start in starts for _ in repeat(None, size)]
 

@@ -1,4 +1,6 @@
-"""The jobs of the benchmarks, as graphs in ComfyUI's API format: 64 px in 20 steps, or mixed."""
+"""The jobs of the benchmarks, as graphs in ComfyUI's API format: images of 64 px in 20 steps, or
+mixed jobs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Graph: TypeAlias = dict[str, dict[str, Any]]
 
 _TINY = ROOT / "models" / "checkpoints" / "darkroom-tiny.safetensors"
 CHECKPOINT_FILE = Path(os.environ.get("BENCHMARK_CHECKPOINT") or _TINY)
-"""The tiny one by default; its configuration is the folder beside it that ends in `.config`."""
+"""The default is the tiny checkpoint. The configuration of a checkpoint is the folder with the same
+name and the suffix `.config`.
+"""
 CHECKPOINT = CHECKPOINT_FILE.name
 SIDE = 64
 STEPS = 20
@@ -30,7 +34,7 @@ MIXED: tuple[dict[str, Any], ...] = (
     {"sampler_name": "ddim", "scheduler": "ddim_uniform", "steps": 20, "cfg": 9.0},
 )
 SIDES = (64, 96, 64, 128)
-"""Of mixed jobs, in turn: jobs of different sizes share no call."""
+"""The sizes of mixed jobs in px, in turn. Jobs of different sizes share no call."""
 
 
 def graph(
@@ -41,7 +45,9 @@ def graph(
     lora: str | None = None,
     **sampler: Any,
 ) -> Graph:
-    """One image; no two of its texts are the same. `sampler`: inputs of the KSampler."""
+    """Return a graph of one image whose text contains the seed. `sampler` has inputs of the
+    KSampler.
+    """
     settings = {
         "seed": seed,
         "steps": STEPS,
@@ -76,7 +82,7 @@ def graph(
 
 
 def prompt(seed: int) -> str:
-    """Of the graph with this seed."""
+    """Return the text of the graph with this seed."""
     return f"a large red circle, number {seed}"
 
 
@@ -89,7 +95,7 @@ def alike(seed: int) -> Graph:
 
 
 def mixed(seed: int) -> Graph:
-    """Distinct samplers, steps, guidance and sizes, in turn."""
+    """Return a graph with samplers, steps, guidance and sizes that differ from seed to seed."""
     side = SIDES[seed // len(MIXED) % len(SIDES)]
     return graph(seed, side=side, **MIXED[seed % len(MIXED)])
 
@@ -103,11 +109,11 @@ KINDS: Mapping[str, Callable[[int], Graph]] = {
     "mixed": mixed,
     "8 LoRAs": with_lora,
 }
-"""The kinds of jobs; each makes the job of a seed."""
+"""The kinds of jobs. Each function makes the job of a seed."""
 
 
 class Seeds:
-    """Seeds that no job of this run has had."""
+    """Seeds that no earlier job of this run has used."""
 
     def __init__(self) -> None:
         self._numbers: Iterator[int] = itertools.count(1)

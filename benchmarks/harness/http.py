@@ -1,8 +1,8 @@
-"""Clients that cost little: one sends the same bytes again and again and counts the answers.
+"""Cheap HTTP clients: `burst` sends the same bytes again and again and counts the answers.
 
-httpx would be the bottleneck. What `burst` reaches against a server that does nothing but answer
-(`bare_server`) is its limit, and belongs beside every figure taken with it. `Connections` makes
-calls of any kind, as many at the same time as are wanted.
+A client with httpx would be slower than the service. The rate of `burst` with a server that only
+answers (`bare_server`) is the limit of `burst`, and reports show this limit beside the figures.
+`Connections` makes any calls, also concurrently.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ _HEAD_END = b"\r\n\r\n"
 _LENGTH = b"content-length:"
 _START_TIMEOUT_S = 20.0
 _REUSED_FOR_S = 2.0
-"""A server closes connections that rest: one that has rested for longer is not used again."""
+"""The largest time in seconds for which a connection is idle before it is used again. The server
+closes connections that are idle for longer.
+"""
 
 
 class WrongAnswer(Exception):
-    """The server said something else, or nothing."""
+    """The server gave another answer than the expected one, or no answer."""
 
 
 def request(method: str, path: str, *, key: str = "", body: Any = None) -> bytes:
-    """A whole request, ready to be sent on a connection that stays open."""
+    """Return the bytes of a request for a connection that stays open."""
     content = b"" if body is None else json.dumps(body).encode()
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
@@ -51,7 +53,9 @@ class Burst:
 async def burst(
     port: int, message: bytes, *, status: int, connections: int, time_s: float, most: int
 ) -> Burst:
-    """Calls over `time_s`, or until `most` are answered. Raises WrongAnswer."""
+    """Send requests for `time_s` seconds, or until about `most` answers have arrived. Raises
+    WrongAnswer.
+    """
     clients = [Client(message, status, most // connections) for _ in range(connections)]
     for client in clients:
         await client.connect(port)
@@ -70,7 +74,9 @@ async def burst(
 
 
 class Client(asyncio.Protocol):
-    """One connection: the next request leaves as soon as the last is answered."""
+    """Sends requests on one connection. Each request is sent after the answer to the previous
+    request.
+    """
 
     def __init__(self, message: bytes, status: int, most: int) -> None:
         self.answers = 0
@@ -92,7 +98,7 @@ class Client(asyncio.Protocol):
         self._transport.write(self._message)
 
     def finish(self) -> None:
-        """The connection closes with the answer to the request under way."""
+        """Close the connection after the answer to the current request."""
         self._most = 0
 
     def data_received(self, data: bytes) -> None:
@@ -128,7 +134,7 @@ class Client(asyncio.Protocol):
 class Answer:
     status: int
     headers: dict[str, str]
-    """By their names in small letters."""
+    """The headers by their names in lower case."""
     body: bytes
 
     def json(self) -> Any:
@@ -152,28 +158,30 @@ class _Connection:
 
 
 class Connections:
-    """Connections to one server, kept open: a call takes one that rests, or opens another."""
+    """Connections to one server that stay open. A call uses an idle connection or opens another
+    connection.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._resting: list[_Connection] = []
 
     async def call(self, message: bytes) -> Answer:
-        """Raises OSError, IncompleteReadError."""
+        """Send a request and return the answer. Raises OSError, IncompleteReadError."""
         connection = await self._take()
         try:
             answer = await connection.call(message)
         except BaseException:
             connection.writer.close()
             raise
-        if answer.headers.get("connection") == "close":  # as HAProxy says when it is reloaded
+        if answer.headers.get("connection") == "close":  # HAProxy sends this during a reload
             connection.writer.close()
         else:
             self._resting.append(connection)
         return answer
 
     async def _take(self) -> _Connection:
-        """The one that was used last."""
+        """Return the most recently used idle connection, or a new connection."""
         while self._resting:
             connection = self._resting.pop()
             if time.monotonic() - connection.used_at < _REUSED_FOR_S:
@@ -188,7 +196,9 @@ class Connections:
 
 @asynccontextmanager
 async def bare_server() -> AsyncGenerator[int]:
-    """The port of a server, in a process of its own, that answers without reading."""
+    """Run a server process that answers all received data at once, until the end of the context.
+    Yields its port.
+    """
     command = (sys.executable, "-m", __name__)
     server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:

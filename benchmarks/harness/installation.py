@@ -1,4 +1,4 @@
-"""The service that a benchmark measures: `darkroom up` on a folder that goes afterwards."""
+"""The service that a benchmark measures: `darkroom up` on a temporary folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from examples.service import Service
 NO_LIMITS = {
     "DARKROOM_OWNER_RATE_PER_S": "0",
     "DARKROOM_OWNER_MAX_OPEN_JOBS": "0",
-    "DARKROOM_OWNER_MAX_WAITS": "0",
+    "DARKROOM_TEST_OWNER_MAX_WAITS": "0",
     "DARKROOM_OWNER_SLOTS_KEPT_FREE": "0",
 }
-"""One owner sends all jobs here: what is kept for others is of no use. All else is as it comes."""
+"""Settings without limits for an owner, and without slots that are kept free for other owners."""
 _QUIET_CORES = 0.3
-"""What the idle service takes, and some: health checks, leases, pulls."""
+"""A little more than the cores that the idle service uses for health checks, leases and pulls."""
 _QUIET_PERIOD_S = 0.5
 
 
@@ -38,13 +38,13 @@ class Installation:
 
     @property
     def nats_url(self) -> str:
-        """With the service's own account, which hears the progress of jobs."""
+        """The URL with the service's own account, which may subscribe to the progress of jobs."""
         folder = self.service.data_dir / "nats"
         password = json.loads((folder / "credentials.json").read_text())["service"]
         return f"nats://service:{password}@127.0.0.1:{(folder / 'port').read_text().strip()}"
 
     def settle(self, *, timeout_s: float = 15.0) -> float:
-        """Wait until its processes have nothing left to do; seconds that took."""
+        """Wait until the processes are idle. Return the time in seconds until they were idle."""
         began, before = time.monotonic(), sum(self.family.cpu_s().values())
         while time.monotonic() - began < timeout_s:
             time.sleep(_QUIET_PERIOD_S)
@@ -57,7 +57,7 @@ class Installation:
 
 @contextmanager
 def installation(settings: Mapping[str, str], *, copies: int = 0) -> Iterator[Installation]:
-    """`copies`: see `make_models`."""
+    """Run the service until the end of the context. `copies`: see `make_models`."""
     with tempfile.TemporaryDirectory(prefix="darkroom-") as name:
         folder = Path(name)
         make_models(folder / "models", copies=copies)

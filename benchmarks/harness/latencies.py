@@ -1,4 +1,6 @@
-"""What a load took: latencies from the intended time, their percentiles, goodput."""
+"""The results of a load: latencies from the intended time of each job, their percentiles, and
+goodput.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _TIMED = ("queue", "load", "text", "denoise", "vae", "store")
-"""The stages that the service tells, in the order of a job's life."""
+"""The stages that the service reports, in the order of a job's life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +20,9 @@ class Sample:
     sent_s: float
     ended_s: float
     is_good: bool = True
-    """It came to a result."""
+    """Whether the job completed."""
     stage_ms: Mapping[str, float] = field(default_factory=dict)
-    """By `Server-Timing`."""
+    """The times of the stages, from `Server-Timing`."""
     rows_per_call: float | None = None
 
     @property
@@ -30,7 +32,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """All jobs of a load that was offered for `time_s`."""
+    """All jobs of a load that lasted for `time_s` seconds."""
 
     samples: Sequence[Sample]
     time_s: float
@@ -39,16 +41,18 @@ class Load:
         return percentile([each.latency_s for each in self.samples], percent)
 
     def late_s(self, percent: float) -> float:
-        """How late the generator itself was: a figure is worth nothing where this is large."""
+        """The delay with which the benchmark itself sent the jobs. With a large delay the figures
+        are useless.
+        """
         return percentile([each.sent_s - each.intended_s for each in self.samples], percent)
 
     def goodput_per_s(self, bound_s: float) -> float:
-        """Jobs per second that came to a result within the bound."""
+        """Jobs per second that completed within the bound."""
         good = sum(each.is_good and each.latency_s <= bound_s for each in self.samples)
         return good / self.time_s
 
     def good_share(self, bound_s: float) -> float:
-        """Of the jobs that were offered: those that came to a result within the bound."""
+        """The share of the sent jobs that completed within the bound."""
         return self.goodput_per_s(bound_s) * self.time_s / max(1, len(self.samples))
 
     @property
@@ -56,7 +60,7 @@ class Load:
         return sum(not each.is_good for each in self.samples)
 
     def stage_ms(self) -> dict[str, float]:
-        """The median of each stage, over the jobs that told it."""
+        """The median time of each stage, over the jobs that report their stages."""
         told = [each.stage_ms for each in self.samples if each.stage_ms]
         return {
             name: percentile([stages.get(name, 0.0) for stages in told], 50) if told else math.nan
@@ -64,12 +68,16 @@ class Load:
         }
 
     def rows_per_call(self) -> float:
-        """The harmonic mean over jobs: that of the calls where all jobs have as many rows."""
+        """The harmonic mean over the jobs. It is the mean over the calls if all jobs have the same
+        number of rows.
+        """
         return harmonic_mean(each.rows_per_call for each in self.samples if each.rows_per_call)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest rank: a value that did occur. Not a number where there is none."""
+    """Return a percentile by nearest rank, which is an observed value, or nan if there are no
+    values.
+    """
     if not values:
         return math.nan
     rank = math.ceil(percent / 100 * len(values))
@@ -82,7 +90,7 @@ def harmonic_mean(values: Iterable[float]) -> float:
 
 
 def parse_server_timing(header: str) -> tuple[dict[str, float], float | None]:
-    """Milliseconds of each stage, and rows in a call, of a `Server-Timing` of the service."""
+    """Return the milliseconds of each stage and the rows per call from a `Server-Timing` header."""
     stage_ms: dict[str, float] = {}
     rows = None
     for metric in filter(None, (each.strip() for each in header.split(","))):

@@ -1,4 +1,4 @@
-"""Load on a service: jobs that are sent at their times, whatever became of those before them."""
+"""Load on a service: each job is sent at its time, whether earlier jobs have ended or not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from benchmarks.harness.http import Connections, request
 from benchmarks.harness.latencies import Load, Sample, parse_server_timing
 
 WAIT_S = 30
-"""How long one answer is held; the service allows 60."""
+"""The largest time in seconds for which the service delays one answer. The service allows up to
+60.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a job ended, as its caller was told."""
+    """The end of a job, as its caller measures it."""
 
     is_good: bool = True
     stage_ms: Mapping[str, float] = field(default_factory=dict)
@@ -27,10 +29,11 @@ class End:
 async def offer(
     arrivals: Sequence[float], run: Callable[[int], Awaitable[End]], *, time_s: float | None = None
 ) -> Load:
-    """Run each job from its time on, in a task of its own, and wait for all of them.
+    """Run each job in its own task, which starts at the time of the job. Wait for all jobs.
 
-    `run` gets the number of the job. `time_s`: for how long jobs arrive; if it is not given, the
-    time until the last end counts, as for jobs that all come at once.
+    `run` receives the number of the job. `time_s` is the duration of the load in seconds. Without
+    `time_s`, the duration ends with the end of the last job, which suits jobs that all arrive at
+    once.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -56,14 +59,14 @@ async def offer(
 
 
 class Caller:
-    """A caller of the service, who submits graphs and waits for their results."""
+    """A caller of the service. It submits graphs and waits for their results."""
 
     def __init__(self, port: int, key: str) -> None:
         self._connections = Connections(port)
         self._key = key
 
     async def run(self, graph: Mapping[str, Any]) -> End:
-        """Submit a job and wait for its end. One that is refused has no good end."""
+        """Submit a job and wait for its end. A refused job counts as failed."""
         try:
             answer = await self._call("POST", "/workflow/v1/generate", {"prompt": graph})
             if answer.status != 202:
@@ -73,7 +76,7 @@ class Caller:
             return End(is_good=False)
 
     async def submit(self, graph: Mapping[str, Any]) -> str:
-        """The id of the job. Raises AssertionError where it is refused."""
+        """Submit a job and return its id. Raises AssertionError if the job is refused."""
         answer = await self._call("POST", "/workflow/v1/generate", {"prompt": graph})
         assert answer.status == 202, answer
         return str(answer.json()["request_id"])

@@ -1,4 +1,4 @@
-"""What the processes of a service take: CPU, memory, files and threads, part by part."""
+"""The resources of a service's processes by part: CPU, memory, files and threads."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ PARTS: Mapping[str, str] = {
     r"^\S*/nats-server ": "nats-server",
     r"^\S+ \S*/darkroom up": "darkroom up",
 }
-"""The parts of a service, by how the command lines of their processes look."""
+"""The parts of a service, by patterns of their command lines."""
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, OSError)
-"""A process may end while it is looked at."""
+"""Errors that occur if a process ends while its figures are read."""
 
 
 def part_of(command: Sequence[str]) -> str:
-    """The part that a process belongs to."""
+    """Return the part to which a process belongs."""
     line = " ".join(command) + " "
     found = (part for pattern, part in PARTS.items() if re.search(pattern, line))
     return next(found, OTHERS)
 
 
 class Family:
-    """A process and all that it has started; what it tells is by part."""
+    """A process and all its descendants, with figures by part."""
 
     def __init__(self, pid: int, *, part_of: Callable[[Sequence[str]], str] = part_of) -> None:
         self._root = psutil.Process(pid)
         self._part_of = part_of
 
     def cpu_s(self) -> Cpu:
-        """CPU time so far, of those that live."""
+        """Return the CPU time so far of the living processes."""
         times: dict[tuple[str, int], float] = {}
         for part, process in self._each():
             with suppress(*_GONE):
@@ -53,7 +53,7 @@ class Family:
         return times
 
     def pss_bytes(self) -> dict[str, int]:
-        """Memory, with what processes share divided among them."""
+        """Return the memory by part. Shared memory is divided among the processes that share it."""
         return self._sum(lambda each: _pss_bytes(each.pid))
 
     def files(self) -> dict[str, int]:
@@ -79,7 +79,9 @@ class Family:
 
 
 def used(before: Cpu, after: Cpu) -> dict[str, float]:
-    """What each part used between two `cpu_s`. What a process used that ended meanwhile is lost."""
+    """Return the CPU time of each part between two `cpu_s`, without that of processes that ended
+    between them.
+    """
     sums: dict[str, float] = {}
     for (part, pid), cpu_s in after.items():
         sums[part] = sums.get(part, 0.0) + cpu_s - before.get((part, pid), 0.0)

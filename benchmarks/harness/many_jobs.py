@@ -1,8 +1,7 @@
-"""Jobs in bulk: into the log as bytes, and into the read model as rows.
+"""Makes many jobs at once: as events in the log, and as rows of the read model.
 
-Each is like one that the service ran, but for its ids, which are written into one job's bytes: with
-a real acceptance and a real run for each, a million would take days. The log is one stream, and the
-positions in the rows are its sequences.
+The jobs are copies of the bytes of one template job, with other ids. To accept and run a million
+real jobs would take days.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ import sqlalchemy as sa
 from nats.aio.client import Client
 
 from events.bus.streams import JOBS, job_subject
+from events.cloud_events import decode, encode
 from events.ids import new_id
 from events.job import fold
 from events.store.database import Database
 from events.store.job_rows import job_row
 from events.store.tables import JOBS as ROWS
 from events.types import Completed, Event, EventData, Flavour, ImageStored, Started, Submitted
-from events.wire.cloud_events import decode, encode
-from serve_app.local.nats_server import nats_server_binary
+from local.nats_server import nats_server_binary
 
 OWNER = "alice"
 _PUBLISHED_TOGETHER = 2000
@@ -42,7 +41,9 @@ jetstream {{ store_dir: "{folder}", sync_interval: {sync} }}
 
 @asynccontextmanager
 async def nats_server(folder: Path, *, sync: str) -> AsyncGenerator[tuple[int, str]]:
-    """Process id and URL of a server without accounts; `sync`: `always`, or a duration."""
+    """Run a nats-server without accounts. Yields its process id and its URL. `sync` is its sync
+    interval: `always`, or a duration.
+    """
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -59,7 +60,7 @@ async def nats_server(folder: Path, *, sync: str) -> AsyncGenerator[tuple[int, s
 
 
 class Mould:
-    """One job, from which others are cast: one that has ended, or one that waits."""
+    """A template job, either ended or waiting, from which other jobs are copied."""
 
     def __init__(
         self, last_event_at: datetime, *, is_open: bool = False, owner: str = OWNER
@@ -100,7 +101,7 @@ class Mould:
         return [payload.replace(mine, theirs) for payload in self._payloads]
 
     def rows(self, job_ids: Sequence[str], *, first_position: int) -> list[dict[str, Any]]:
-        """Their rows, where their events lie behind each other in the log."""
+        """Return the rows of jobs whose events are in the log one job after the other."""
         job = fold(decode(payload, position=1) for payload in self._payloads)
         assert job is not None
         row = job_row(job)
@@ -147,7 +148,7 @@ def _cast(state: str, mould_id: str, job_id: str, position: int) -> str:
 
 
 async def publish(url: str, mould: Mould, job_ids: Sequence[str]) -> int:
-    """Put the jobs into the log; the position of the first event."""
+    """Write the events of the jobs to the log. Return the position of the first event."""
     client = await nats.connect(url)
     try:
         js = client.jetstream()
@@ -172,7 +173,7 @@ async def log_bytes(url: str) -> int:
 
 
 async def _stored(client: Client, position: int) -> None:
-    """Wait until the log has come to this position: what is published asks for no answer."""
+    """Wait until the log has reached this position, because `publish` does not wait for answers."""
     while (await client.jetstream().stream_info(JOBS)).state.last_seq < position:
         pass
 

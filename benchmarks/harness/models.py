@@ -1,4 +1,4 @@
-"""A models folder: the checkpoint, LoRAs for it, and copies of it that nobody has read."""
+"""A models folder with the checkpoint, LoRAs for the checkpoint, and copies of the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from benchmarks.harness.graphs import CHECKPOINT, CHECKPOINT_FILE, LORAS
 _UNET = "model.diffusion_model."
 _RANK = 4
 _SCALE = 0.02
-"""Of the random numbers in a LoRA: it changes the picture and does not spoil it."""
+"""The scale of the random numbers in a LoRA. With this scale a LoRA changes pictures only a
+little.
+"""
 
 
 def make_models(folder: Path, *, copies: int = 0) -> None:
-    """`copies`: how many checkpoints there are besides, `copy_name(number)`."""
+    """Create the folder. `copies` is the number of copies of the checkpoint, with the names
+    `copy_name(number)`.
+    """
     checkpoints, loras = folder / "checkpoints", folder / "loras"
     checkpoints.mkdir(parents=True)
     loras.mkdir()
@@ -39,7 +43,9 @@ def copy_name(number: int) -> str:
 
 
 def _attention_shapes(checkpoint: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Outputs and inputs of the linear layers of the UNet's attention, by kohya's names."""
+    """Yield the kohya name, and the numbers of outputs and inputs, of each linear layer in the
+    UNet's attention.
+    """
     with safe_open(checkpoint, framework="np") as file:
         for key in file.keys():  # noqa: SIM118 - it is no mapping
             name = key.removeprefix(_UNET).removesuffix(".weight")

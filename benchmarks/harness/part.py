@@ -1,6 +1,6 @@
-"""One part of the service in a process of its own, without Ray; its settings are its environment.
+"""Runs one part of the service in its own process, without Ray, with settings from the environment.
 
-usage: python -m benchmarks.harness.part api PORT | router | results | callbacks | dispatcher
+usage: python -m benchmarks.harness.part api PORT | router | projection | callbacks | dispatcher
 """
 
 from __future__ import annotations
@@ -11,30 +11,35 @@ import sys
 
 import uvicorn
 
-from actors.assembly import connect
-from actors.roles import run_callbacks, run_dispatcher, run_results, run_router
+from actors.connections import connect
+from actors.roles import callbacks, projection, router
+from actors.roles.dispatcher import run_dispatcher
 from actors.worker.config import WorkerConfig
 from benchmarks.harness.simulated_workers import SimulatedCluster
 from events.log import JobWriter
 from serve_app.app import build_asgi
 from settings.settings import Settings
 
-ROLES = {"router": run_router, "results": run_results, "callbacks": run_callbacks}
+ROLES = {"router": router.run, "projection": projection.run, "callbacks": callbacks.run}
 JOB_S = "BENCHMARK_JOB_S"
-"""How long a simulated job takes; without it, no worker gets a place."""
+"""The environment variable with the duration of a simulated job in seconds. Without it no worker
+has room.
+"""
 JOB_WRITES = "BENCHMARK_JOB_WRITES"
-"""Empty where a simulated job writes no event, and only acknowledges its entry."""
+"""The environment variable that is empty if a simulated job writes no events and only acknowledges
+its entry.
+"""
 
 
 async def _dispatch(settings: Settings) -> None:
-    """With workers that are simulated."""
-    messaging = connect(settings.log, "workers", lease_s=settings.workers.lease_s)
-    await messaging.connected()
+    """Run the dispatcher with simulated workers."""
+    connections = connect(settings.log, "workers")
+    await connections.connected()
     job_s = os.environ.get(JOB_S)
 
     def open_cluster(config: WorkerConfig) -> SimulatedCluster:
         return SimulatedCluster(
-            JobWriter(messaging.log),
+            JobWriter(connections.log),
             job_s=float(job_s or 0),
             jobs_per_worker=config.endpoint.jobs_per_worker,
             has_room=job_s is not None,

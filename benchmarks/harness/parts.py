@@ -1,7 +1,7 @@
-"""The parts of the service that every job goes through, each a process of its own, and no Ray.
+"""The parts of the service that every job passes, each in its own process, without Ray.
 
-So what a job costs is seen part by part. The dispatcher is the real one, and its workers are
-simulated (`simulated_workers.py`).
+So the cost of a job can be measured for each part. The dispatcher is the real dispatcher, with
+simulated workers (`simulated_workers.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Parts:
     port: int
     key: str
     families: dict[str, Family] = field(default_factory=dict)
-    """By part."""
+    """The processes by part."""
 
     def caller(self) -> Caller:
         return Caller(self.port, self.key)
@@ -62,7 +62,7 @@ class Parts:
         return {part: sum(each.pss_bytes().values()) for part, each in self.families.items()}
 
     async def settle(self, *, timeout_s: float) -> None:
-        """Wait until the parts have nothing left to do. Raises AssertionError after the time."""
+        """Wait until the parts are idle. Raises AssertionError after `timeout_s` seconds."""
         began, before = time.monotonic(), sum(self.cpu_s().values())
         while True:
             await asyncio.sleep(_QUIET_PERIOD_S)
@@ -77,10 +77,10 @@ class Parts:
 async def running_parts(
     settings: Mapping[str, str], *, job_s: float | None, sync: str
 ) -> AsyncGenerator[Parts]:
-    """HTTP, router, results and dispatcher.
+    """Run HTTP, router, projection and dispatcher until the end of the context.
 
-    `job_s`: how long a simulated job takes; None where no worker gets a place. `sync`: how often
-    nats-server syncs its files.
+    `job_s` is the duration of a simulated job in seconds; None if no worker has room. `sync` is the
+    interval at which nats-server syncs its files.
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="darkroom-")))
@@ -95,7 +95,7 @@ async def running_parts(
         stack.push_async_callback(database.close)
         parts = Parts(nats_url, database, port, await _key(database))
         parts.families["nats-server"] = Family(nats_pid)
-        for name in ("api", "router", "results", "dispatcher"):
+        for name in ("api", "router", "projection", "dispatcher"):
             arguments = ("-m", "benchmarks.harness.part", name, str(port))
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *arguments, env=environment, cwd=ROOT, stdout=log, stderr=log

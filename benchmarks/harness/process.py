@@ -1,8 +1,9 @@
-"""Runs a peer in a process of its own, with the environment of a worker's engine.
+"""Runs a peer (a program to compare with) in its own process, with the environment of a worker's
+engine.
 
-The peer reads a kind of jobs and a number from each line of its input, runs so many of them, and
-prints the seconds. It has a process of its own because OpenMP's threads belong to the thread that
-starts them: two threads that take turns in one process slow each other down.
+The peer reads a kind of jobs and a number from each line of its input, runs this number of jobs,
+and prints the time in seconds. A peer has its own process, because each thread that uses OpenMP
+starts OpenMP threads of its own. Two such threads in one process slow each other down.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from actors.dispatch.ray_cluster import ENGINE_ENVIRONMENT
+from actors.scheduler.ray_cluster import ENGINE_ENVIRONMENT
 from examples.service import ROOT
 
 
 def run_as_engine(module: str) -> None:
-    """Run this module from its start with the environment of a worker's engine, unless it is.
+    """Run a module again with the environment of a worker's engine, unless the process has this
+    environment already.
 
-    The allocator and OpenMP read theirs when a process starts.
+    The allocator and OpenMP read their variables when a process starts.
     """
     if not ENGINE_ENVIRONMENT.items() <= os.environ.items():
         arguments = [sys.executable, "-m", module, *sys.argv[1:]]
@@ -28,7 +30,7 @@ def run_as_engine(module: str) -> None:
 
 
 class Process:
-    """The process of a module; `nice` lowers its priority, as the command does."""
+    """The process of a module. `nice` is the niceness that is added, as with the command `nice`."""
 
     def __init__(self, module: str, *arguments: str, nice: int = 0) -> None:
         self._command = ["nice", "-n", str(nice), sys.executable, "-m", module, *arguments]
@@ -54,7 +56,7 @@ class Process:
         self._process.wait()
 
     def run(self, jobs: int = 1, *, kind: str = "alike") -> float:
-        """The seconds that the peer needs for so many jobs of a kind."""
+        """Return the time in seconds that the peer needs for `jobs` jobs of a kind."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(kind, jobs, file=self._process.stdin, flush=True)

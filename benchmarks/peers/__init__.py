@@ -1,1 +1,1 @@
-"""What the service is compared with, each in a process of its own."""
+"""The programs with which the service is compared. Each runs in its own process."""

@@ -1,4 +1,4 @@
-"""A ComfyUI at COMFYUI_URL that has the benchmark's checkpoint: it runs the same graphs."""
+"""A ComfyUI at COMFYUI_URL, which must have the benchmark's checkpoint. It runs the same graphs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _POLL_S = 0.02
 
 
 def run_all(url: str, graphs: Sequence[Graph]) -> float:
-    """Seconds until it has run them all, which were submitted at once.
-
-    Raises RuntimeError if one fails.
+    """Submit all graphs at once. Return the time in seconds until all have run. Raises RuntimeError
+    if a graph fails.
     """
     with httpx.Client(base_url=url, timeout=_TIMEOUT_S, trust_env=False) as client:
         began = time.perf_counter()
@@ -35,7 +34,7 @@ def run_all(url: str, graphs: Sequence[Graph]) -> float:
 
 
 def forget_queue(url: str) -> None:
-    """Drop what waits, and stop what runs."""
+    """Remove the waiting prompts and stop the running prompt."""
     with httpx.Client(base_url=url, timeout=_TIMEOUT_S, trust_env=False) as client:
         client.post("/queue", json={"clear": True}).raise_for_status()
         client.post("/interrupt").raise_for_status()

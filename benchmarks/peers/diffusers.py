@@ -1,4 +1,4 @@
-"""The plain loop of diffusers in a process of its own (see `harness/process.py`).
+"""The plain loop of diffusers in its own process (see `harness/process.py`).
 
 usage: python -m benchmarks.peers.diffusers CHECKPOINT DEVICE
 """
@@ -18,7 +18,7 @@ from torch import nn
 
 from benchmarks.harness.graphs import prompt
 from engine.diffusion.loading.checkpoints import load_checkpoint
-from engine.diffusion.loading.linear import OneDnnLinear
+from engine.diffusion.loading.layers import OneDnnLinear
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.text.encoding import load_tokenizer
 from engine.graph.models_folder import ModelsFolder
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 class DiffusersLoop:
-    """Text to pixels with the networks and a scheduler of diffusers, and nothing else."""
+    """Makes pixels from a text with only the networks and a scheduler of diffusers."""
 
     def __init__(self, checkpoint: Path, device: torch.device) -> None:
         store = ModelStore(ModelsFolder(checkpoint.parents[1]), device, 2**40)
@@ -50,7 +50,7 @@ class DiffusersLoop:
 
     @torch.inference_mode()
     def run(self) -> float:
-        """Seconds."""
+        """Run one job. Return the time in seconds."""
         seed = next(seeds)
         began = time.perf_counter()
         context = torch.cat([self._encode(""), self._encode(prompt(seed))])
@@ -80,7 +80,7 @@ class DiffusersLoop:
 
 
 def _with_plain_layers(network: Any) -> Any:
-    """The network with torch's own linear layers, as diffusers makes it."""
+    """Return the network with torch's own linear layers, which diffusers uses."""
     for name, layer in list(network.named_modules()):
         if isinstance(layer, OneDnnLinear):
             has_bias = layer.bias is not None

@@ -1,4 +1,4 @@
-"""An engine in a process of its own (see `harness/process.py`), which runs graphs at once.
+"""An engine in its own process (see `harness/process.py`), which runs graphs concurrently.
 
 usage: python -m benchmarks.peers.engine MODELS DEVICE
 """
@@ -24,7 +24,7 @@ from engine.reports import EngineEvent, Errored, Finished
 
 
 def run_all(engine: Engine, graphs: Sequence[Graph]) -> float:
-    """Seconds from the first submit to the last end, all at once."""
+    """Run the graphs. Return the time in seconds from the first submission to the last end."""
     ends: SimpleQueue[EngineEvent] = SimpleQueue()
 
     def take(event: EngineEvent) -> None:

@@ -1,1 +1,1 @@
-"""What the suite runs on one service, a module for each group of tables."""
+"""The parts of the suite, which run on one service. Each module makes one group of tables."""

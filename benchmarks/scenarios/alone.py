@@ -1,4 +1,4 @@
-"""One job that has everything for itself: the service, and what does the same without one."""
+"""Measures one job alone on the service and on the peers."""
 
 from __future__ import annotations
 

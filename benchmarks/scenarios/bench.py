@@ -1,4 +1,4 @@
-"""What every scenario works with: the service, its caller, and the peers beside it."""
+"""The parts that every scenario uses: the service, its caller, and the peers."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _MOST_WARM_UPS = 10
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything; the defaults are a run of minutes on two cores."""
+    """The amounts of work. With the defaults a run takes some minutes on two cores."""
 
     jobs: int = 16
-    """That are sent at once where the service is to be saturated."""
+    """The number of jobs that are sent at once to saturate the service."""
     rounds: int = 4
     alone: int = 12
-    """Jobs that run alone, one after the other."""
+    """The number of jobs that run alone, one after the other."""
     load_s: float = 15.0
-    """For how long each load is offered."""
+    """The duration of each load in seconds."""
     idle_s: float = 20.0
     first_steps: int = 40
     copies: int = 3
-    """Checkpoints that nobody has read."""
+    """The number of copies of the checkpoint, for jobs whose model has not been read before."""
 
 
 SMOKE = Size(jobs=2, rounds=1, alone=1, load_s=2.0, idle_s=1.0, first_steps=2, copies=1)
-"""Shows that everything runs, and measures nothing."""
+"""A small run, which shows whether everything works. Its figures are useless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A load, and the CPU time that the service took meanwhile."""
+    """A load, and the CPU time of the service during the load, by part."""
 
     load: Load
     cpu_s: dict[str, float]
@@ -59,7 +59,7 @@ class Bench:
     def __init__(
         self, installation: Installation, report: Report, size: Size, *, device: str = "cpu"
     ) -> None:
-        """`device`: of the peers; the service takes a GPU where there is one."""
+        """`device` is the device of the peers. The service uses a GPU if there is one."""
         self.installation = installation
         self.report = report
         self.size = size
@@ -74,16 +74,17 @@ class Bench:
         return self.installation.family
 
     async def first_job(self) -> None:
-        """It waits for the worker. HAProxy still reloads meanwhile, which costs connections.
-
-        Raises TimeoutError.
+        """Run jobs until one succeeds. The first jobs may fail, because HAProxy closes connections
+        while it reloads. Raises TimeoutError.
         """
         async with asyncio.timeout(FIRST_JOB_TIMEOUT_S):
             while (await self.at_once("alike", 1)).load.failed:
                 pass
 
     async def warm_up(self, kind: str) -> None:
-        """The engine learns what a row takes, and job actors are started for as many jobs."""
+        """Run jobs until the number of job actors does not change any more. In this time the engine
+        also measures the memory of a row.
+        """
         actors = 0
         for _ in range(_MOST_WARM_UPS):
             await self.at_once(kind, self.size.jobs)
@@ -108,14 +109,16 @@ class Bench:
         return Measured(load, used(before, self.family.cpu_s()))
 
     async def alone_s(self) -> float:
-        """What one job takes that has the service for itself: the unit of latency bounds."""
+        """The median time of one job alone on the service. Latency bounds are multiples of this
+        time.
+        """
         if self._alone_s is None:
             runs = [await self.at_once("alike", 1) for _ in range(self.size.alone)]
             self._alone_s = statistics.median(each.load.time_s for each in runs)
         return self._alone_s
 
     async def rate_per_s(self) -> float:
-        """The service's capacity: jobs per second of as many as are sent at once."""
+        """The capacity of the service: the jobs per second when many jobs are sent at once."""
         if self._rate_per_s is None:
             await self.warm_up("alike")
             runs = [await self.at_once("alike", self.size.jobs) for _ in range(self.size.rounds)]
@@ -123,7 +126,7 @@ class Bench:
         return self._rate_per_s
 
     def engine_peer(self, stack: ExitStack) -> Process:
-        """An engine without a service, no nicer than the one of the service."""
+        """Start an engine without a service, with the same priority as the service's engine."""
         module, models = "benchmarks.peers.engine", str(self.installation.models)
         peer = Process(module, models, self._device, nice=self._nice_of_engine())
         return stack.enter_context(peer)
@@ -135,7 +138,9 @@ class Bench:
         return stack.enter_context(peer)
 
     def comfyui_s(self, kind: str, jobs: int) -> float | None:
-        """Seconds of ComfyUI for as many jobs; None where there is none."""
+        """Return the time in seconds that ComfyUI needs for these jobs, or None without a
+        ComfyUI.
+        """
         if comfyui.URL is None:
             return None
         return comfyui.run_all(comfyui.URL, self.seeds.graphs(kind, jobs))
@@ -147,7 +152,7 @@ class Bench:
 
 
 def median(values: Sequence[float | None]) -> float | None:
-    """None where nothing was measured."""
+    """Return the median of the values that are not None. None if there are no such values."""
     found = [each for each in values if each is not None]
     return statistics.median(found) if found else None
 

@@ -1,4 +1,4 @@
-"""A job for a model that is not in memory, and that the engine has never read."""
+"""Measures a job for a model that is not in memory and that the engine has never read."""
 
 from __future__ import annotations
 

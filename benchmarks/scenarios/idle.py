@@ -1,4 +1,4 @@
-"""A service without a job: what it takes, and how soon it works for the first one."""
+"""Measures the idle service, and how soon it starts the first step of a job."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from benchmarks.harness.report import Cell
 from benchmarks.scenarios.bench import Bench
 
 _PAUSE_S = (0.2, 0.5)
-"""Between two jobs, drawn: they meet what the service does now and then at any of its moments."""
+"""Bounds of the random pauses between jobs. With random pauses, jobs do not always arrive at the
+same phase of periodic work.
+"""
 SETTLE_TIMEOUT_S = 60.0
-"""After a start: what stands by loads torch, and job actors are started ahead."""
+"""The largest time in seconds until the standby has loaded torch and spare job actors have
+started.
+"""
 _MB = 1e6
 
 
@@ -49,10 +53,9 @@ async def _at_rest(bench: Bench) -> None:
 
 
 async def _first_steps(bench: Bench) -> None:
-    """From the moment before a job is sent.
+    """Measure the seconds from just before the submission to the start of the first step.
 
-    The service tells of a step once it is done, so the time of one is taken off for its begin: of
-    all that belongs to denoising, as much as one of the steps has.
+    The service reports a step after its end, so the mean duration of a step is subtracted.
     """
     heard: dict[str, float] = {}
     random = Random(1)

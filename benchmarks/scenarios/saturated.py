@@ -1,4 +1,6 @@
-"""Jobs that all come at once: how many a second, alike, mixed, and with different LoRAs."""
+"""Measures jobs per second when all jobs are sent at once: equal jobs, mixed jobs, and jobs with
+different LoRAs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from benchmarks.harness.report import Cell
 from benchmarks.scenarios.bench import Bench, Measured, median, ratio
 
 _WITH_LORA = "8 LoRAs"
-"""ComfyUI does not have the LoRAs that were made for this run."""
+"""The kind that ComfyUI cannot run, because it does not have the LoRAs that this run creates."""
 
 
 async def run(bench: Bench) -> None:
@@ -21,7 +23,7 @@ async def run(bench: Bench) -> None:
         engine = bench.engine_peer(stack)
         for kind in KINDS:
             await bench.warm_up(kind)
-            engine.run(bench.size.jobs, kind=kind)  # loads what they need
+            engine.run(bench.size.jobs, kind=kind)  # loads the models
             row, runs = await _kind(bench, kind, engine)
             rows.append(row)
             cpu[kind] = _cpu_ms_per_job(runs)

@@ -1,7 +1,8 @@
-"""Jobs that come by themselves, at 0.2 to 1.2 of what the service can do: latency and goodput.
+"""Measures latency and goodput at loads of 0.2 to 1.2 of the service's capacity.
 
-A load is open: each job is sent at its time, and its latency counts from there. Goodput is how many
-jobs a second ended within a bound, which is a multiple of the time of one job alone.
+Each job is sent at its time, whether earlier jobs have ended or not, and its latency counts from
+this time. Goodput is the number of jobs per second that complete within a bound. The bound is a
+multiple of the time of one job alone.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from benchmarks.scenarios.bench import Bench, Measured
 
 FRACTIONS = (0.2, 0.4, 0.5, 0.6, 0.8, 0.95, 1.2)
 OTHERS_AT = 0.8
-"""At what part of its capacity other arrivals than those of a Poisson process are offered."""
+"""The load, as a fraction of the capacity, for arrivals other than a Poisson process."""
 BURST = 8
 BOUND = 5.0
-"""A job is good that took no more than so many times the time of one alone."""
+"""The bound of goodput, as a multiple of the time of one job alone."""
 _STAGES = ("queue", "text", "denoise", "vae", "store")
 
 
@@ -57,7 +58,7 @@ async def run(bench: Bench) -> None:
 
 
 def _loads(capacity_per_s: float, time_s: float) -> Sequence[tuple[str, float, list[float]]]:
-    """Name, part of the capacity, and times of each load."""
+    """The name, the fraction of the capacity, and the arrival times of each load."""
     seeded = [
         (f"Poisson {part:g}", part, poisson(part * capacity_per_s, time_s, seed=number))
         for number, part in enumerate(FRACTIONS)

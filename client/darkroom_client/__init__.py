@@ -1,10 +1,9 @@
-"""A client of Darkroom: submit, wait, watch, download, upload, and check callbacks."""
+"""A client of Darkroom: submit, wait, watch, download, upload, and verify callbacks."""
 
 from darkroom_client.asynchronous import AsyncDarkroom
 from darkroom_client.errors import (
     AnswerInvalid,
     DarkroomError,
-    JobFailed,
     NotEnded,
     Refused,
     SignatureInvalid,
@@ -15,6 +14,7 @@ from darkroom_client.values import (
     Callback,
     Event,
     Image,
+    JobFailed,
     Options,
     Put,
     PutState,

@@ -1,7 +1,8 @@
-"""What the client does, without doing it: each operation is a generator of calls and pauses.
+"""The operations of both clients as generators without I/O.
 
-Whoever runs one sends it the answer of each `Call`, or `Lost` where there was none. So retries and
-waiting are written once, for callers with and without asyncio.
+A generator yields steps: calls, pauses and requests for the time. `AsyncDarkroom` and `Darkroom`
+perform each step and send the result back into the generator. The result of a call is an `Answer`,
+or `Lost` if the call got no answer. Both clients share the code for retries and waiting.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ T = TypeVar("T")
 Flavour = Literal["workflow", "diffusion"]
 
 TIMEOUT_S = 30.0
+LONG_TIMEOUT_S = 120.0
 _LONGEST_WAIT_S = 60.0
 _SHORTEST_WAIT_S = 1.0
-"""A service in trouble may answer at once that a job has not ended."""
+"""The shortest time in seconds between two requests for a result. Without it, a service that
+answers at once although the job has not ended would get requests without a pause.
+"""
 _TRIES = 6
 _LONGEST_PAUSE_S = 30.0
 _PASSING = frozenset({429, 502, 503, 504})
@@ -35,8 +39,8 @@ _SECONDS = re.compile(r"[0-9]{1,6}")
 class Call:
     method: str
     path: str
-    """Or a whole URL, which is called without the key."""
-    query: Mapping[str, str] = field(default_factory=dict)
+    """A path of the service, or a whole URL. A whole URL is called without the API key."""
+    query: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     json: Any = None
     file: tuple[str, bytes] | None = None
@@ -50,7 +54,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Asks for the time, in seconds; answered by `Now`."""
+    """A step that asks for the time. The client sends a `Now` back into the generator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Now:
 class Answer:
     status: int
     headers: Mapping[str, str]
-    """By names in lower case."""
+    """The headers by name, in lower case."""
     body: bytes
 
     def json(self) -> Any:
@@ -72,7 +76,7 @@ class Answer:
             return None
 
     def read(self, read: Callable[[Any], T]) -> T:
-        """What `read` makes of the JSON. Raises AnswerInvalid where that is not the service's."""
+        """Apply `read` to the parsed JSON body. Raises AnswerInvalid if `read` fails."""
         try:
             return read(self.json())
         except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -81,7 +85,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer came."""
+    """A call got no answer; `why` is the reason."""
 
     why: str
 
@@ -92,12 +96,14 @@ Flow: TypeAlias = Generator[Step, Sent, T]
 
 
 def called(call: Call) -> Flow[Answer]:
-    """The answer of a call that may be repeated. Raises Refused, Unreachable."""
+    """Make a call, and repeat it after a temporary error. Raises Refused, Unreachable."""
     why = ""
     for number in range(_TRIES):
         answer = yield call
         if isinstance(answer, Answer):
-            if answer.status < 300:  # a redirect is not followed, since it may lead elsewhere
+            # An answer with a redirect is an error, because the redirect may lead to another
+            # service.
+            if answer.status < 300:
                 return answer
             if answer.status not in _PASSING:
                 raise Refused(answer.status, answer.json())
@@ -113,6 +119,23 @@ def called(call: Call) -> Flow[Answer]:
     raise Unreachable(why)
 
 
+def called_once(call: Call) -> Flow[Any]:
+    """Make a call once. Returns its JSON, or None for an answer without a body.
+
+    Raises Refused, AnswerInvalid, Unreachable.
+    """
+    answer = yield call
+    if not isinstance(answer, Answer):
+        assert isinstance(answer, Lost)
+        raise Unreachable(answer.why)
+    if answer.status >= 300:
+        raise Refused(answer.status, answer.json())
+    body = answer.json()
+    if body is None and answer.body:
+        raise AnswerInvalid(answer.status)
+    return body
+
+
 def backoff_s(number: int) -> float:
     return min(_LONGEST_PAUSE_S, 0.5 * 2.0**number) * random.uniform(0.7, 1.3)
 
@@ -125,7 +148,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 def submitted(
     flavour: Flavour, body: Mapping[str, Any], options: Options, idempotency_key: str | None
 ) -> Flow[Result]:
-    """A key of its own makes one job of all tries."""
+    """Submit a job. Because of the idempotency key, repeated calls create only one job."""
     key = idempotency_key or str(uuid.uuid4())
     path, headers = f"/{flavour}/v1/generate", {"Idempotency-Key": key}
     call = Call("POST", path, options.query(), headers, json=options.body(body))
@@ -141,7 +164,7 @@ def result(request_id: str, *, wait_s: float = 0.0, inline: bool = False) -> Flo
 
 
 def waited(request_id: str, *, timeout_s: float | None, inline: bool) -> Flow[Result]:
-    """The result once the job has ended. Raises NotEnded, Refused, Unreachable."""
+    """Wait for the end of a job. Returns its result. Raises NotEnded, Refused, Unreachable."""
     began_s = yield from _now()
     while True:
         left_s = _LONGEST_WAIT_S
@@ -160,7 +183,7 @@ def waited(request_id: str, *, timeout_s: float | None, inline: bool) -> Flow[Re
 
 
 def cancelled(request_id: str) -> Flow[bool]:
-    """False where it had another end before."""
+    """Cancel a job. Returns False if the job had already ended in another way."""
     answer = yield from called(Call("POST", _job(request_id, "/cancel")))
     return answer.read(lambda body: bool(body["cancelled"]))
 
@@ -170,14 +193,14 @@ def erased(request_id: str) -> Flow[None]:
 
 
 def uploaded(name: str, data: bytes) -> Flow[Upload]:
-    call = Call("POST", "/v1/uploads", file=(name, data), timeout_s=120.0)
+    call = Call("POST", "/v1/uploads", file=(name, data), timeout_s=LONG_TIMEOUT_S)
     return (yield from called(call)).read(Upload.of)
 
 
 def downloaded(image: Image) -> Flow[bytes]:
     if image.data is not None:
         return image.data
-    return (yield from called(Call("GET", image.url, timeout_s=120.0))).body
+    return (yield from called(Call("GET", image.url, timeout_s=LONG_TIMEOUT_S))).body
 
 
 def _now() -> Flow[float]:

@@ -1,70 +1,60 @@
-"""What goes wrong.
+"""The errors of the client.
 
 DarkroomError
-├── Refused            the service answered an error
-├── AnswerInvalid      what answered is not the service
-├── Unreachable        it did not answer, however often it was asked
-├── NotEnded           the job has not ended in the time that was given
-├── JobFailed          the job ended without its images
-└── SignatureInvalid   a callback is not the service's, or is old
+├── Refused            the service answered with an error
+├── AnswerInvalid      the answer does not come from Darkroom
+├── Unreachable        the service did not answer
+├── NotEnded           the job has not ended within the given time
+├── JobFailed          the job failed or was cancelled (in `values`)
+└── SignatureInvalid   a callback has a wrong or an old signature
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from darkroom_client.values import Result
+from collections.abc import Mapping
+from typing import Any
 
 
 class DarkroomError(Exception):
-    """Something went wrong."""
+    """The base class of the errors of the client."""
 
 
 class Refused(DarkroomError):
-    """The service answered an error. `type` is for programs."""
+    """The service answered with an error.
+
+    `type` is a name for programs, and `body` is the whole answer.
+    """
 
     def __init__(self, status: int, body: Any) -> None:
-        error = body.get("error") if isinstance(body, dict) else None
+        self.body: Mapping[str, Any] = body if isinstance(body, dict) else {}
+        error = self.body.get("error")
         error = error if isinstance(error, dict) else {}
         self.status = status
         self.type = str(error.get("type", "unknown"))
         self.message = str(error.get("message", f"The service answered {status}."))
         self.details = str(error.get("details", ""))
-        self.node_errors: dict[str, Any] = (
-            isinstance(body, dict) and body.get("node_errors")
-        ) or {}
+        self.node_errors: dict[str, Any] = self.body.get("node_errors") or {}
         super().__init__(" ".join(part for part in (self.message, self.details) if part))
 
 
 class AnswerInvalid(DarkroomError):
-    """The answer is none of the service's: its address may be that of something else."""
+    """The answer does not come from Darkroom. Another program may listen at this address."""
 
     def __init__(self, status: int) -> None:
         super().__init__(
-            f"The answer ({status}) is none of Darkroom's. Look at the address of the service, and "
-            "at what stands before it."
+            f"The answer ({status}) did not come from Darkroom. Check the address of the service, "
+            "and any proxy in front of it."
         )
         self.status = status
 
 
 class Unreachable(DarkroomError):
-    """The service did not answer, however often it was asked."""
+    """The service did not answer. Every method except `call` has also repeated the request."""
 
 
 class NotEnded(DarkroomError):
-    """The job has not ended in time. It goes on: wait again, watch or cancel it."""
-
-
-class JobFailed(DarkroomError):
-    """The job ended without its images."""
-
-    def __init__(self, result: Result) -> None:
-        super().__init__(result.message or "The job failed.")
-        self.result = result
-        self.code = result.error_code
-        self.is_retryable = result.is_retryable
+    """The job has not ended within the given time. The job continues."""
 
 
 class SignatureInvalid(DarkroomError):
-    """This callback was not signed with this secret, or not lately."""
+    """The callback was not signed with this secret, or it was signed too long ago."""

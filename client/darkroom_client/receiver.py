@@ -1,4 +1,4 @@
-"""A route of FastAPI that receives callbacks: it checks them and drops repeats."""
+"""A FastAPI route that receives callbacks, verifies their signatures and drops repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from darkroom_client.errors import SignatureInvalid
 from darkroom_client.values import Callback
 from darkroom_client.webhooks import verified
 
-Told = Callable[[Callback], Awaitable[None]]
+Handler = Callable[[Callback], Awaitable[None]]
 
 _REMEMBERED = 10_000
 _MAX_BYTES = 2**20
@@ -21,16 +21,16 @@ _MAX_BYTES = 2**20
 
 def callbacks(
     app: FastAPI | APIRouter, path: str = "/task_completed", *, secret: str
-) -> Callable[[Told], Told]:
-    """Decorates the function that is told of each callback once, as long as this process lives.
+) -> Callable[[Handler], Handler]:
+    """Decorate the function that handles callbacks. This process calls it once for each callback.
 
-    Where it raises, the answer is an error, and the service tries again. Drop what another process
-    has had by `callback.id`.
+    If the function raises, the service receives an error and sends the callback again. If you run
+    several processes, the function must drop repeats by `callback.id`.
     """
 
-    def decorate(told: Told) -> Told:
+    def decorate(handler: Handler) -> Handler:
         seen: OrderedDict[str, None] = OrderedDict()
-        turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
         async def receive(request: Request) -> Response:
             body = await _body(request)
@@ -40,23 +40,23 @@ def callbacks(
                 callback = verified(secret, body, request.headers)
             except SignatureInvalid:
                 return Response(status_code=401)
-            # A repeat may come while the function is still at the callback.
-            async with turns.setdefault(callback.id, asyncio.Lock()):
+            # The same callback may arrive again while the handler still runs.
+            async with locks.setdefault(callback.id, asyncio.Lock()):
                 if callback.id not in seen:
-                    await told(callback)
+                    await handler(callback)
                     seen[callback.id] = None
             while len(seen) > _REMEMBERED:
                 seen.popitem(last=False)
             return Response(status_code=204)
 
         app.add_api_route(path, receive, methods=["POST"], include_in_schema=False)
-        return told
+        return handler
 
     return decorate
 
 
 async def _body(request: Request) -> bytes | None:
-    """None where it is longer than a callback is."""
+    """Return the body of the request, or None if it is larger than any callback."""
     parts, size = list[bytes](), 0
     async for part in request.stream():
         size += len(part)

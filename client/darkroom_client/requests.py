@@ -1,4 +1,4 @@
-"""Calls as requests of httpx, and back."""
+"""Converts calls to requests of httpx, and responses of httpx to answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import httpx
 
 from darkroom_client.core import Answer, Call
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 
 def headers_of(key: str) -> dict[str, str]:
@@ -16,7 +16,10 @@ def headers_of(key: str) -> dict[str, str]:
 
 
 def request_of(client: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
-    """A whole URL is that of an image, which needs no key and may be at another host."""
+    """Return the request of a call. The key is not sent to a whole URL.
+
+    A whole URL is the URL of an image. Such a URL needs no key and may be on another host.
+    """
     more: dict[str, Any] = {}
     if call.file is not None:
         more["files"] = {"image": call.file}
@@ -36,7 +39,7 @@ def request_of(client: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Re
 
 
 def answer_of(response: httpx.Response) -> Answer:
-    """Of a response that was read."""
+    """Return the answer in a response. `response` must have been read to its end."""
     headers = {name.lower(): value for name, value in response.headers.items()}
     return Answer(response.status_code, headers, response.content)
 

@@ -1,4 +1,4 @@
-"""The client for programs without asyncio."""
+"""Darkroom: the client for programs without asyncio."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
+from httpx_sse import EventSource
 
 from darkroom_client import core
 from darkroom_client.core import Answer, Call, Clock, Flow, Lost, Now, Pause, Sent
 from darkroom_client.requests import answer_of, headers_of, is_stream, request_of
-from darkroom_client.stream import Watching
+from darkroom_client.stream import Watching, watching_all, watching_job
 from darkroom_client.values import Event, Image, Options, Result, Upload
 
 T = TypeVar("T")
 
 
 class Darkroom:
-    """`with Darkroom(url, key) as darkroom:` calls one service with one API key.
+    """A client of one service with one API key.
 
-    Every method raises Refused, AnswerInvalid and Unreachable. What may pass is tried again, for
-    up to half a minute or so.
+    Use it as `with Darkroom(url, key) as darkroom:`. Every method may raise Refused, AnswerInvalid
+    and Unreachable. After a temporary error, every method except `call` repeats the request for up
+    to about half a minute.
     """
 
     def __init__(self, url: str, key: str, *, transport: httpx.BaseTransport | None = None) -> None:
@@ -46,9 +48,10 @@ class Darkroom:
         options: Options | None = None,
         idempotency_key: str | None = None,
     ) -> Result:
-        """Submit a node graph in ComfyUI's API format; the job as it is then.
+        """Submit a node graph in ComfyUI's API format. Returns the accepted job.
 
-        Without a key of yours, one is drawn, so that a call that is tried again is one job.
+        Without an `idempotency_key`, the client generates one, so that a repeated request creates
+        only one job.
         """
         body = graph if "prompt" in graph else {"prompt": graph}
         return self._run(core.submitted("workflow", body, options or Options(), idempotency_key))
@@ -60,63 +63,58 @@ class Darkroom:
         options: Options | None = None,
         idempotency_key: str | None = None,
     ) -> Result:
-        """Submit parameters by the WebUI's names, as `workflow` does."""
+        """Submit parameters with the names of the WebUI. See `workflow` for the other arguments."""
         return self._run(
             core.submitted("diffusion", parameters, options or Options(), idempotency_key)
         )
 
     def result(self, job: Result | str, *, inline: bool = False) -> Result:
-        """The job as it is now; `inline`: with the files of small images."""
+        """Return the current state of a job.
+
+        With `inline`, the result includes the files of small images.
+        """
         return self._run(core.result(_id(job), inline=inline))
 
     def wait(
         self, job: Result | str, *, timeout_s: float | None = None, inline: bool = False
     ) -> Result:
-        """The job once it has ended, whichever way. Raises NotEnded after `timeout_s`."""
+        """Wait until the job has completed, failed or been cancelled. Returns its result.
+
+        Raises NotEnded if the job has not ended within `timeout_s` seconds.
+        """
         return self._run(core.waited(_id(job), timeout_s=timeout_s, inline=inline))
 
     def watch(self, job: Result | str) -> Generator[Event]:
-        """What has happened to a job, and what happens until its end.
+        """Yield all events of a job, from the first event to the end of the job.
 
-        A connection that is lost is made again, and goes on where it was.
+        If the connection is lost, the client reconnects and continues after the last event.
         """
-        watching = Watching(_id(job))
-        while not watching.is_over:
-            why = "The stream ended before its job."
-            request = request_of(self._http, watching.call())
-            try:
-                response = self._http.send(request, stream=True)
-                try:
-                    if not is_stream(response):
-                        response.read()
-                        watching.answered(answer_of(response))
-                    else:
-                        for chunk in response.iter_bytes():
-                            yield from watching.fed(chunk)
-                finally:
-                    response.close()
-            except httpx.TransportError as error:
-                why = str(error) or type(error).__name__
-            if not watching.is_over:
-                time.sleep(watching.pause_s(why))
+        return self._follow(watching_job(_id(job)))
+
+    def watch_all(self, **query: str) -> Generator[Event]:
+        """Yield the events of every job of the key's owner. The stream does not end by itself.
+
+        `query` takes the parameters of `GET /v1/events`: `endpoint`, `status` and `cursor`.
+        """
+        return self._follow(watching_all(query))
 
     def cancel(self, job: Result | str) -> bool:
-        """False where it had another end before."""
+        """Cancel the job. Returns False if the job had already ended in another way."""
         return self._run(core.cancelled(_id(job)))
 
     def erase(self, job: Result | str) -> None:
-        """Remove its prompt, images and events; one that has not ended is cancelled."""
+        """Remove the prompt, images and events of a job. A job that has not ended is cancelled."""
         self._run(core.erased(_id(job)))
 
     def upload(self, name: str, data: bytes) -> Upload:
-        """An input image, which workflows name from now on."""
+        """Store an input image or latent under `name`. Workflows refer to it by this name."""
         return self._run(core.uploaded(name, data))
 
     def download(self, image: Image) -> bytes:
         return self._run(core.downloaded(image))
 
     def save(self, result: Result, folder: Path) -> list[Path]:
-        """The files of its images, as `<request id>-<index>.<suffix>`."""
+        """Write the images to files `<request id>-<index>.<suffix>`. Returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for image in result.images:
@@ -125,6 +123,42 @@ class Darkroom:
             path.write_bytes(data)
             paths.append(path)
         return paths
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        json: Any = None,
+    ) -> Any:
+        """Call any route of the service once. Returns the parsed JSON answer.
+
+        `path` begins with a slash, and its parts must be quoted.
+        """
+        call = Call(method, path, query or {}, json=json, timeout_s=core.LONG_TIMEOUT_S)
+        return self._run(core.called_once(call))
+
+    def _follow(self, watching: Watching) -> Generator[Event]:
+        while not watching.is_over:
+            why = "The stream has ended."
+            request = request_of(self._http, watching.call())
+            try:
+                response = self._http.send(request, stream=True)
+                try:
+                    if not is_stream(response):
+                        response.read()
+                        watching.answered(answer_of(response))
+                    else:
+                        for sent in EventSource(response).iter_sse():
+                            if (event := watching.heard(sent)) is not None:
+                                yield event
+                finally:
+                    response.close()
+            except httpx.TransportError as error:
+                why = str(error) or type(error).__name__
+            if not watching.is_over:
+                time.sleep(watching.pause_s(why))
 
     def _run(self, flow: Flow[T]) -> T:
         sent: Sent = None

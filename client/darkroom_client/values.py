@@ -1,4 +1,4 @@
-"""What the service answers and tells, as values. Members that are not known are in `raw`."""
+"""Classes for the answers, events and callbacks of the service. `raw` has the whole JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from darkroom_client.errors import JobFailed
+from darkroom_client.errors import DarkroomError
 
 ImageFormat = Literal["png", "webp", "jpeg"]
+
+
+class JobFailed(DarkroomError):
+    """The job failed or was cancelled."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.message or "The job failed.")
+        self.result = result
+        self.code = result.error_code
+        self.is_retryable = result.is_retryable
 
 
 class State(StrEnum):
@@ -27,22 +37,22 @@ _ENDS = {State.COMPLETED, State.FAILED, State.CANCELLED}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a job may be asked for beside its request; None is what the service does by itself."""
+    """Options of a job. None means the default of the service."""
 
     endpoint: str | None = None
     callback_url: str | None = None
     callback_events: Sequence[str] | None = None
-    """Of `started`, `image` and `completed`."""
+    """Some of `started`, `image` and `completed`."""
     alone: bool | None = None
     preview: bool | None = None
     image_format: ImageFormat | None = None
     image_quality: int | None = None
-    """1 to 100, of WebP and JPEG."""
+    """1 to 100, for WebP and JPEG."""
     image_put_urls: Sequence[str] | None = None
-    """Where its images are put once it has ended: presigned addresses of a bucket of yours."""
+    """Presigned URLs of your bucket. The images are uploaded to them when the job has ended."""
 
     def body(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The request with what is asked for in its body."""
+        """Return the request with the options that are members of its body."""
         urls = self.image_put_urls
         return {**request, **({} if urls is None else {"image_put_urls": list(urls)})}
 
@@ -75,16 +85,16 @@ _PUTS = {0: PutState.PENDING, 1: PutState.DONE, 2: PutState.FAILED}
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Whether an image is where `image_put_urls` wanted it."""
+    """The state of the upload of an image to its URL in `image_put_urls`."""
 
     state: PutState
     message: str | None = None
-    """Why it was given up."""
+    """The reason why the upload was given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One result of a job: an image, or a latent."""
+    """One result of a job: an image or a latent."""
 
     index: int
     url: str
@@ -92,13 +102,13 @@ class Image:
     width: int | None = None
     height: int | None = None
     data: bytes | None = field(default=None, repr=False)
-    """Where the result was asked for with its files, and it is small enough."""
+    """The file, if it was requested with `inline` and is small enough."""
     put: Put | None = None
-    """Where it has an address of `image_put_urls`."""
+    """The state of the presigned upload; None if the image has no URL in `image_put_urls`."""
 
     @property
     def suffix(self) -> str:
-        """`.png`, `.webp`, `.jpg` or `.latent`."""
+        """The suffix of the file name: `.png`, `.webp`, `.jpg` or `.latent`."""
         return "." + self.url.partition("?")[0].rpartition(".")[2]
 
 
@@ -109,12 +119,12 @@ class Result:
     request_id: str
     state: State
     images: tuple[Image, ...]
-    """Those that are there."""
+    """The finished images."""
     message: str | None = None
-    """Why it failed."""
+    """The reason why the job failed."""
     error_code: str | None = None
     is_retryable: bool = False
-    """Whether the same request may well succeed when it is submitted again."""
+    """Whether the same request is likely to succeed if it is submitted again."""
     progress: float | None = None
     queue_position: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -124,7 +134,7 @@ class Result:
         return self.state in _ENDS
 
     def require_completed(self) -> Result:
-        """Raises JobFailed where it failed or was cancelled."""
+        """Return this result. Raises JobFailed if the job failed or was cancelled."""
         if self.state in {State.FAILED, State.CANCELLED}:
             raise JobFailed(self)
         return self
@@ -132,10 +142,10 @@ class Result:
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Result:
         error = body.get("error") or {}
-        said = body.get("state")
+        state = body.get("state")
         return cls(
             request_id=str(body["request_id"]),
-            state=State(said) if said in set(State) else _STATES[body["status"]],
+            state=State(state) if state in set(State) else _STATES[body["status"]],
             images=tuple(
                 _image(index, item)
                 for index, item in enumerate(body.get("results") or ())
@@ -165,7 +175,7 @@ def _image(index: int, item: Mapping[str, Any]) -> Image:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job. `data` is for its caller; `id` is its place in the log."""
+    """An event of a job. `id` is its offset in the log, or None for progress."""
 
     name: str
     data: Mapping[str, Any]
@@ -178,28 +188,31 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An input image, which a workflow names."""
+    """An input image or latent. Workflows refer to it by `name`."""
 
     name: str
     digest: str
     width: int
     height: int
     size_bytes: int
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Upload:
         names = ("name", "digest", "width", "height", "size_bytes")
-        return cls(**{name: body[name] for name in names})
+        return cls(**{name: body[name] for name in names}, raw=body)
 
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """What a callback tells: the result, and what of it happened."""
+    """A callback: the result of a job, and the event for which the callback is sent."""
 
     id: str
-    """The same on every try: drop what you have had."""
+    """The id is the same for every attempt to send this callback. Ignore a callback whose id was
+    received before.
+    """
     event: str
-    """`completed` for the end, whichever; `started` or `image` before it."""
+    """`completed` for every kind of end, or `started` or `image` before the end."""
     result: Result
     index: int | None = None
-    """Of the image that `image` is about."""
+    """The index of the image, or None if `event` is not `image`."""

@@ -1,4 +1,4 @@
-"""Checks the signature of a callback, as Standard Webhooks says, with the standard library alone.
+"""Verifies the signature of a callback by Standard Webhooks, using only the standard library.
 
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
@@ -22,10 +22,10 @@ TOLERANCE_S = 300.0
 def verified(
     secret: str, body: bytes, headers: Mapping[str, str], *, now: float | None = None
 ) -> Callback:
-    """The callback, if it is the service's, unchanged and not older than five minutes.
+    """Return the callback in `body`. `secret` is the webhook secret of the API key, `whsec_…`.
 
-    `secret` is that of the API key, `whsec_…`. Raises SignatureInvalid, and ValueError for an empty
-    one.
+    Raises SignatureInvalid unless the service signed exactly this body within the last five
+    minutes. Raises ValueError if the secret is empty.
     """
     given = {name.lower(): value for name, value in headers.items()}
     try:
@@ -43,5 +43,5 @@ def verified(
     expected = "v1," + b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
     if not any(hmac.compare_digest(each.encode(), expected.encode()) for each in signatures):
         raise SignatureInvalid("The callback was not signed with this secret.")
-    said = json.loads(body)
-    return Callback(id, said.get("event", "completed"), Result.of(said), said.get("index"))
+    members = json.loads(body)
+    return Callback(id, members.get("event", "completed"), Result.of(members), members.get("index"))

@@ -13,17 +13,17 @@ from events import types
 from events.types import EVENT_TYPES, EventData, JobEvent
 
 REFERENCE = "#/components/schemas/{model}"
-"""Where a schema is found that another one names."""
+"""The template of references between schemas."""
 
 
 def event_types() -> str:
-    """A section for each type: where it is stored, what it means, its fields."""
+    """Return a section for each type: where it is stored, its meaning, and its fields."""
     schemas = event_schemas()
     return "\n\n".join(_section(each, schemas) for each in EVENT_TYPES.values())
 
 
 def event_schemas() -> dict[str, dict[str, Any]]:
-    """JSON Schemas of all events, and of what they hold, by the names of their classes."""
+    """Return the JSON Schemas of all events and of their models, by class name."""
     meanings = _field_docstrings()
     _, document = models_json_schema(
         [(each, "validation") for each in EVENT_TYPES.values()], ref_template=REFERENCE
@@ -52,7 +52,7 @@ def _describe(schema: dict[str, Any], meanings: dict[str, str]) -> None:
 
 
 def _field_docstrings() -> dict[str, dict[str, str]]:
-    """By class and field. Pydantic keeps them for models that ask for it; events do not."""
+    """Return the docstrings by class and field, which Pydantic does not keep for events."""
     classes = [
         node
         for node in ast.parse(inspect.getsource(types)).body

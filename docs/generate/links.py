@@ -1,7 +1,7 @@
-"""Links from page to page: they lead to files in the repository, and to pages on the site.
+"""Links between pages: in the repository they lead to files, and on the site to pages.
 
-A page is written for both. `[Security](../SECURITY.md)` is right in the repository; the site has
-that file too, as the page `security.md`.
+The same text serves both. `[Security](../SECURITY.md)` is a link to a file of the repository, which
+the site has as the page `security.md`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ OUTSIDE = (
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "README.md",
     "SECURITY.md",
     "client/README.md",
     "deploy/ray-cluster.yaml",
@@ -32,20 +33,22 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)(?P<path>[^)#\s]+)(?=[)#])")
 
 
 class NotOnTheSite(LookupError):
-    """A page links to a file that is no part of the site. Add it to `OUTSIDE`, or name it only."""
+    """A page links to a file that the site lacks. Add it to `OUTSIDE`, or remove the link."""
 
 
 def site_path(path: str) -> str:
-    """Where the site has a file of the repository. Raises NotOnTheSite."""
+    """Return the path on the site of a file of the repository. Raises NotOnTheSite."""
     if path.startswith(DOCS):
         return path.removeprefix(DOCS)
+    if path == "README.md":
+        return "index.md"
     if path in OUTSIDE:
         return path.lower()
     raise NotOnTheSite(path)
 
 
 def relink(markdown: str, source: str) -> str:
-    """The page `source`, a path in the repository, with its links as the site needs them.
+    """Return the text of the page `source`, a path in the repository, with links for the site.
 
     Raises NotOnTheSite.
     """

@@ -1,4 +1,4 @@
-"""`<!-- generated: NAME -->` in a page stands for what the generator of that name writes."""
+"""`<!-- generated: NAME -->` in a page is replaced by the text of the generator with this name."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ _MARKER = re.compile(r"^<!-- generated: (?P<name>\w+) -->$", re.MULTILINE)
 
 
 def fill(markdown: str) -> str:
-    """The page with its markers replaced. Raises KeyError for a name that no generator has."""
+    """Return the page with markers replaced. Raises KeyError for a name that no generator has."""
     return _MARKER.sub(lambda match: GENERATORS[match["name"]](), markdown)

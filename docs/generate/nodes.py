@@ -24,7 +24,7 @@ _SHOWN_VALUES = 8
 
 
 def nodes() -> str:
-    """A section for each category, a heading and a table for each node in it."""
+    """Return a section for each category, a heading and a table for each node in it."""
     sections: dict[str, list[NodeType]] = {}
     for declared in NODE_TYPES:
         sections.setdefault(declared.category.partition("/")[0].strip("_"), []).append(declared)

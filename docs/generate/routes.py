@@ -15,7 +15,7 @@ from settings.settings import Settings
 
 
 def openapi_document() -> dict[str, Any]:
-    """What a replica serves at `/openapi.json`. Nothing is started for it."""
+    """Return the document of `/openapi.json` without starting anything."""
     with TemporaryDirectory() as folder:
         nowhere = Settings.load(
             data_dir=folder, nats_url="nats://127.0.0.1:1", secret="of the document alone"
@@ -25,16 +25,16 @@ def openapi_document() -> dict[str, Any]:
 
 @dataclass
 class Operation:
-    """One handler. The same handler may stand at more than one path."""
+    """One handler. The same handler may have more than one path."""
 
     tag: str
     content: Schema
     calls: list[str] = field(default_factory=list)
-    """Method and path, `GET /v1/jobs`; the first one is the usual one."""
+    """Methods and paths, such as `GET /v1/jobs`; the first path is the main path."""
 
 
 def http_routes() -> str:
-    """Every operation by its tag, then the errors, then the bodies that they name."""
+    """Return a section for each operation, by tag, followed by the errors and the bodies."""
     document = openapi_document()
     operations = list(_operations(document))
     parts = []
@@ -99,7 +99,7 @@ def _body(schema: Schema) -> str:
 
 
 def _answers(responses: Schema) -> str:
-    """Each success in a row; errors by their status alone, since they share one body."""
+    """Return a table with a row for each success, and a list of the error statuses."""
     rows = [
         (status, _answer_type(answer), answer["description"])
         for status, answer in responses.items()
@@ -110,7 +110,7 @@ def _answers(responses: Schema) -> str:
 
 
 def _answer_type(answer: Schema) -> str:
-    """The schema of a JSON body, the media types of any other."""
+    """Return the type of a JSON body, or the media types of another body."""
     content = answer.get("content", {})
     if "application/json" in content:
         return type_of(content["application/json"]["schema"])

@@ -23,18 +23,21 @@ _BOUNDS = {
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table. A cell may hold line breaks and `|`."""
+    """Return a Markdown table. A cell may hold line breaks and `|`."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 
 
 def _cell(text: str) -> str:
-    """On one line. Outside of code `|` is escaped; inside, Python-Markdown needs it bare."""
+    """Return the text on one line.
+
+    `|` is escaped only outside of code, as Python-Markdown requires.
+    """
     return _BAR_OR_CODE.sub(lambda match: match["code"] or "\\|", " ".join(text.split()))
 
 
 def field_table(schema: Schema) -> str:
-    """The fields of an object, each followed by the fields of the objects in it."""
+    """Return a table of the fields of an object. The fields of inner objects follow their field."""
     return table(FIELD_COLUMNS, _field_rows(schema))
 
 
@@ -57,13 +60,13 @@ def _inner_objects(field: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def default_of(field: Schema) -> str:
-    """Empty where there is none, or it is null."""
+    """Return the default in words, or nothing if there is none or it is null."""
     default = field.get("default")
     return "" if default is None else f"`{json.dumps(default, ensure_ascii=False)}`"
 
 
 def type_of(schema: Schema) -> str:
-    """The type in words, with its bounds. A named schema is a link to its heading."""
+    """Return the type in words, with its bounds. A named schema is a link to its heading."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -85,7 +88,7 @@ def _kind(schema: Schema) -> str:
 
 
 def with_definitions(schema: Any, definitions: Schema) -> Any:
-    """The schema with each reference replaced by what it refers to."""
+    """Return the schema with each reference replaced by its definition."""
     if isinstance(schema, list):
         return [with_definitions(each, definitions) for each in schema]
     if not isinstance(schema, dict):

@@ -1,1 +1,1 @@
-"""Everything that needs torch."""
+"""The part of the engine that needs torch."""

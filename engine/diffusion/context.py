@@ -1,4 +1,4 @@
-"""What a node's body can ask the engine for."""
+"""The services of the engine that a node's body can use."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from torch import Tensor
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
-from engine.diffusion.conditioning.guidance_rules import Third
+from engine.diffusion.conditioning.guidance import Third
 from engine.diffusion.images import latents
-from engine.diffusion.images.image_files import read_images, read_mask
-from engine.diffusion.images.latent_files import read_latent
+from engine.diffusion.images.input_files import read_images, read_latent, read_mask
 from engine.diffusion.images.latent_operations import LatentOperations
-from engine.diffusion.images.latent_previews import show_estimate
 from engine.diffusion.images.latents import Images, Latent, Mask
 from engine.diffusion.images.operations import ImageOperations
-from engine.diffusion.images.tiled_vae import decoded_within_memory, encoded_within_memory
-from engine.diffusion.images.upscale_models import read_upscale_model, upscaled
-from engine.diffusion.images.upscale_networks import UpscaleNetwork
-from engine.diffusion.images.vae import Vae, prepared_for_inpainting
+from engine.diffusion.images.upscale_models import UpscaleNetwork, read_upscale_model, upscaled
+from engine.diffusion.images.vae import (
+    Vae,
+    decoded_within_memory,
+    encoded_within_memory,
+    prepared_for_inpainting,
+)
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint, load_vae
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.store import Load, ModelStore, Read
 from engine.diffusion.model import Model
-from engine.diffusion.previews import RunPreviews
+from engine.diffusion.previews import RunPreviews, show_estimate
 from engine.diffusion.samplers import schedules
-from engine.diffusion.text import webui as webui_text
+from engine.diffusion.text import webui_texts
 from engine.diffusion.text.encoding import Clip, encode_pair
-from engine.diffusion.text.webui import Clips, Parts, TextOptions
+from engine.diffusion.text.webui_texts import Clips, Parts, TextOptions
 from engine.diffusion.trajectory import (
     Guidance,
     NoiseConfig,
@@ -53,10 +54,11 @@ T = TypeVar("T")
 
 
 class Context:
-    """One run's access to models, device and files; `on_steps` gets the count of new sampler steps.
+    """The access of one run to models, device and files.
 
-    `images` and `latents` have the operations on images and latents, within `limits`; `vision` has
-    those with pictures in the place of texts.
+    `on_steps` is called with the number of new sampler steps. `images` and `latents` have the
+    operations on images and latents, within `limits`. `vision` has the operations that use pictures
+    as prompts instead of texts.
     """
 
     def __init__(
@@ -83,13 +85,14 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """On which the models of the engine are."""
+        """The device that holds the models of the engine."""
         return self._store.device
 
     def free_memory(self) -> bool:
-        """Make more memory free after it ran out in a body; see `ModelStore.free_memory`.
+        """Free memory after memory ran out in a node's body; see `ModelStore.free_memory`.
 
-        Bodies work in the machine's memory, of which models that are streamed take more.
+        No model is streamed here: bodies use the memory of the machine, and a streamed model needs
+        more of this memory.
         """
         return self._store.free_memory(may_stream=False)
 
@@ -102,12 +105,12 @@ class Context:
         return checkpoint
 
     def model(self, kind: str, name: str, read: Read[T]) -> Work[T]:
-        """A model of another kind, read by `read` unless it is in memory."""
+        """A model of another kind. `read` reads the model if it is not in memory."""
         model: T = yield Load((kind, name, read), lambda: self._store.get(kind, name, read))
         return model
 
     def made(self, key: Hashable, make: Callable[[ModelStore], T]) -> Work[T]:
-        """What `make` makes of models with the store, once for all runs that wait for `key`."""
+        """The result of `make`, which is called once for all runs that wait for `key`."""
         made: T = yield Load(("made", key), lambda: make(self._store))
         return made
 
@@ -116,22 +119,22 @@ class Context:
         return self._store.models.names(kind)
 
     def input_file(self, name: str) -> bytes:
-        """The file of that name that came with the job. Raises InputFileUnavailable."""
+        """The bytes of the job's input file of that name. Raises InputFileUnavailable."""
         try:
             return self._input_files[name]
         except KeyError as error:
             raise InputFileUnavailable(f"There is no input file {name!r}.") from error
 
     def image_file(self, name: str) -> tuple[Images, Mask]:
-        """The images of a file that came with the job, and their masks; see `read_images`."""
+        """The images in an input file of the job, and their masks; see `read_images`."""
         return read_images(self.input_file(name), name, self._limits)
 
     def mask_file(self, name: str, channel: str) -> Mask:
-        """A mask of a file that came with the job; see `read_mask`."""
+        """A mask from an input file of the job; see `read_mask`."""
         return read_mask(self.input_file(name), name, channel=channel, limits=self._limits)
 
     def latent_file(self, name: str) -> Latent:
-        """The latent of a file that came with the job; see `read_latent`."""
+        """The latent in an input file of the job; see `read_latent`."""
         return read_latent(self.input_file(name), name, self._limits)
 
     def load_vae(self, name: str) -> Work[Vae]:
@@ -148,7 +151,7 @@ class Context:
         model_strength: float,
         clip_strength: float,
     ) -> Work[tuple[Model, Clips | None]]:
-        """The model and its text encoders changed by a LoRA."""
+        """The model and its text encoders, both changed by a LoRA."""
         if not model_strength and not clip_strength:
             return model, clip
         encoders = clip.networks if clip is not None else ()
@@ -180,8 +183,8 @@ class Context:
     def encode_webui(
         self, clip: Clips, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
     ) -> Work[tuple[Conditioning, Conditioning]]:
-        """The conditioning of both prompts in the WebUI's syntax, along a schedule."""
-        return webui_text.encode(clip, positive, negative, sigmas=sigmas, options=options)
+        """The conditionings of two prompts in the WebUI's syntax, along a schedule."""
+        return webui_texts.encode(clip, positive, negative, sigmas=sigmas, options=options)
 
     def sigmas(
         self,
@@ -193,7 +196,10 @@ class Context:
         sampler: str | None = None,
         taken: int = 0,
     ) -> Tensor:
-        """The sigmas of a schedule that `sampler` follows, or of its last `taken` steps; 0: all."""
+        """The sigmas of a schedule for `sampler`.
+
+        If `taken` is not 0, only the sigmas of the last `taken` steps are returned.
+        """
         discards = sampler is not None and SAMPLER_OF[sampler].discards_penultimate_sigma
         sigmas = schedules.sigmas_for(
             model.levels, scheduler, steps, denoise, discards_penultimate_sigma=discards
@@ -215,10 +221,10 @@ class Context:
         adds_noise: bool = True,
         third: Third | None = None,
     ) -> Work[tuple[Latent, Latent]]:
-        """The latent after noise of `seed` was added to it and removed along `sigmas`, and the last
-        estimate of it without noise.
+        """Add noise of `seed` to a latent and remove the noise along `sigmas`.
 
-        `third` guides beside the other two; without it, that of the model.
+        Returns the latent at the last sigma, and the last estimate of the latent without noise.
+        `third` is a third conditioning. None: the third conditioning of the model is used.
         """
         return (
             yield from self.sample_along(
@@ -242,9 +248,9 @@ class Context:
         noise: NoiseConfig,
         refiner: Refiner | None = None,
     ) -> Work[tuple[Latent, Latent]]:
-        """`sample` with noise of any kind, and with a second model near the end.
+        """Like `sample`, with any noise and with an optional second model for the last sigmas.
 
-        Progress is reported in `steps`, whatever the number of sigmas.
+        Progress is reported as a number of `steps`, also if the number of sigmas is different.
         """
         progress = PassedSigmas(self._on_steps, steps, sigmas=len(schedule.sigmas) - 1)
         found = yield from trajectory(
@@ -266,17 +272,26 @@ class Context:
         return partial(show_estimate, self._previews, model.family.traits, self._store.previews)
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
-        """The images of a latent; tile by tile where memory runs out, which is noted."""
+        """The images of a latent.
+
+        If memory runs out, the latent is decoded tile by tile, and a note is added to the run.
+        """
         return decoded_within_memory(vae, latent, lambda: self._on_note(Note.VAE_TILED))
 
     def encode_images(self, vae: Vae, images: Images) -> Work[Latent]:
-        """The latent of images, cropped (see `cropped`); tile by tile where memory runs out."""
+        """The latent of images after cropping (see `cropped`).
+
+        If memory runs out, the images are encoded tile by tile, and a note is added to the run.
+        """
         return encoded_within_memory(vae, images, lambda: self._on_note(Note.VAE_TILED))
 
     def encode_for_inpainting(
         self, vae: Vae, images: Images, mask: Mask, *, grow_by: int
     ) -> Work[Latent]:
-        """The latent of images that are grey where the mask is 1, with the mask for sampling."""
+        """The latent of images that are made grey where the mask is 1.
+
+        The latent also has the mask, which limits the sampling.
+        """
         images, mask = prepared_for_inpainting(images, mask, grow_by)
         latent = yield from self.encode_images(vae, images)
         return replace(latent, noise_mask=mask)
@@ -286,13 +301,13 @@ class Context:
         return self.model(UPSCALE_MODELS, name, read_upscale_model)
 
     def upscaled(self, network: UpscaleNetwork, images: Images) -> Work[Images]:
-        """Images enlarged by an upscale model, tile by tile."""
+        """Images that an upscale model has enlarged tile by tile."""
         return upscaled(network, images, self._limits)
 
     def saved(self, latent: Latent) -> SavedLatent:
-        """A latent as a result of the run."""
+        """The latent as a result of the run."""
         return SavedLatent(latent.samples.float().cpu().numpy())
 
     def pixels(self, images: Images) -> list[NDArray[np.uint8]]:
-        """Each image as (height, width, 3) of 0..255."""
+        """Each image as an array (height, width, 3) of values 0..255."""
         return latents.to_pixels(images)

@@ -1,4 +1,4 @@
-"""Calls of a denoising model: all rows that wait for the same weights share them."""
+"""Calls of a denoising model. All rows that wait for the same weights share a call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from torch import Tensor
 from engine.batcher import Request
 from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Condition
-from engine.diffusion.conditioning.guidance import rescaled_cfg
-from engine.diffusion.conditioning.guidance_rules import Rule
+from engine.diffusion.conditioning.guidance import Rule, rescaled_cfg
 from engine.diffusion.conditioning.placement import PlacedCondition, PlacedConditioning
-from engine.diffusion.families.family import Call, CallRows
+from engine.diffusion.device_error import memory_checked
+from engine.diffusion.families.model_family import Call, CallRows
 from engine.diffusion.model import Model
-from engine.diffusion.out_of_memory import memory_checked
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.vision.row_prompts import placed_prompts
 from engine.stages import Stage
@@ -30,10 +29,10 @@ _MAX_REPEATS = 4
 
 @dataclass(slots=True, eq=False)
 class Denoise(Request):
-    """One model call of a sampler: x0 of `x` (batch, 4, h, w) at `sigma`, guided by `cfg`.
+    """One model call of a sampler: x0 of `x` (batch, channels, h, w) at `sigma`, guided by `cfg`.
 
-    Every condition of `cond` and `uncond` is a row of the same UNet call. A `cfg` of exactly 1
-    leaves `uncond` out, unless the sampler or the `rule` needs it.
+    Every condition of `cond` and `uncond` is a row of the same model call. If `cfg` is exactly 1,
+    `uncond` is left out, unless the sampler or the `rule` needs it.
     """
 
     stage: ClassVar[Stage | None] = Stage.DENOISE
@@ -44,21 +43,24 @@ class Denoise(Request):
     uncond: PlacedConditioning
     cfg: float
     needs_uncond: bool = False
-    """The result is (2, batch, 4, h, w): the guided x0, and the x0 of `uncond` alone."""
+    """If true, the result is (2, batch, channels, h, w): the guided x0, then the x0 of `uncond`."""
     needs_parts: bool = False
-    """The result is (n, batch, 4, h, w): the guided x0, and that of each conditioning."""
+    """If true, the result is (n, batch, channels, h, w): the guided x0, then the x0 of each
+    conditioning.
+    """
     concat_latent: Tensor | None = None
-    """(batch, n, h, w): channels that the UNet of an inpainting model gets after those of x."""
+    """(batch, n, h, w): the UNet of an inpainting model gets these channels after those of x."""
     rule: Rule | None = None
-    """Guides by `third` as well."""
+    """The rule of guidance that uses `third`."""
     third: PlacedConditioning = ()
     level: float = field(init=False)
-    """The number in `sigma`."""
+    """The value of `sigma` as a float."""
     conditionings: tuple[PlacedConditioning, ...] = field(init=False)
-    """The conditions that apply at `sigma`: those of `cond`, then of `uncond` if it is used, then
-    of `third`."""
+    """The conditions of `cond`, `uncond` and `third`, in this order and as far as they are used.
+    Only conditions that apply at `sigma` are included.
+    """
     attended: Tensor | None = field(init=False, default=None)
-    """What the UNet attended to for the first of `uncond`, if it keeps that."""
+    """The UNet's attention map for the first condition of `uncond`, if the UNet keeps a map."""
 
     def __post_init__(self) -> None:
         self.level = sigma = float(self.sigma)
@@ -104,9 +106,11 @@ class Denoise(Request):
         return [_Row(self, each) for each in conditioning]
 
     def _mean(self, rows: Sequence[_Row], x0s: Iterator[Tensor]) -> Tensor:
-        """x0 of one conditioning: the weighted mean of the x0s of its conditions."""
+        """Return x0 of one conditioning: the weighted mean of the x0s of its conditions."""
         if len(rows) == 1 and rows[0].placed.weight is None:
             return next(x0s)
+        # The windows of the conditions may overlap. Each place gets the weighted mean of all x0s
+        # that cover it.
         total, weights = torch.zeros_like(self.x), torch.full_like(self.x, _NO_WEIGHT)
         for row in rows:
             weight = 1.0 if row.placed.weight is None else row.placed.weight
@@ -123,7 +127,7 @@ class Denoise(Request):
     def _combined(
         self, cond: Tensor, uncond: Tensor | None = None, third: Tensor | None = None
     ) -> Tensor:
-        """Classifier-free guidance: Ho and Salimans 2022 (arXiv:2207.12598)."""
+        """Return the guided x0, as in Ho and Salimans 2022 (arXiv:2207.12598)."""
         if uncond is None:
             return cond
         if self.rule is not None and third is not None:
@@ -134,7 +138,7 @@ class Denoise(Request):
         return x0
 
     def with_one(self, conditioning: PlacedConditioning, *, model: Model, x: Tensor) -> Denoise:
-        """The call for one of the conditionings alone."""
+        """Return the call for only one of the conditionings."""
         return replace(
             self,
             model=model,
@@ -149,13 +153,13 @@ class Denoise(Request):
         )
 
     def note_attended(self, placed: PlacedCondition, attended: Tensor) -> None:
-        """Keep what the UNet attended to for one of the conditions, if it is wanted."""
+        """Keep the attention map of the first negative condition; ignore all other maps."""
         if len(self.conditionings) > 1 and placed in self.conditionings[1][:1]:
             self.attended = attended
 
 
 _NO_WEIGHT = 1e-37
-"""Where no condition applies, x0 is 0 and not 0 / 0."""
+"""The smallest sum of weights. Without it, x0 would be 0 / 0 where no condition applies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +191,7 @@ class _Row:
         return self.condition.tokens.shape[1]
 
     def in_call(self, levels: NoiseLevels) -> CallRows:
-        """What the network's call needs of it, but for latents and sigma."""
+        """Return the inputs of the network's call except latents and sigma."""
         sigma = self.request.level
         controls = [each for each in self.condition.controls if each.applies_at(sigma, levels)]
         own = self.request.model.image_prompts
@@ -203,7 +207,7 @@ class _Row:
 
 
 def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
-    """x0 of each row, in as few calls as the sizes and the lengths of the texts allow."""
+    """Return x0 of each row. Rows share calls as far as the sizes and text lengths allow."""
     found: dict[int, Tensor] = {}
     for places, length in _calls(rows, by_length=model.family.repeats_texts):
         x0s = _call(model, [rows[place] for place in places], length)
@@ -212,11 +216,13 @@ def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
 
 
 def _calls(rows: Sequence[_Row], *, by_length: bool) -> Iterator[tuple[list[int], int]]:
-    """The indices of rows that share a call, and the length to which their texts are repeated.
+    """Yield the indices of rows that share a call, and the length of their repeated texts.
 
-    Rows of the same adapters follow one another. Texts of different lengths share a call unless it
-    would become too large, or they are not `by_length`.
+    Rows with the same adapters follow one another. Rows with texts of different lengths share a
+    call unless the repeated texts would become too long. Without `by_length`, texts are not
+    repeated, and rows with texts of any length share calls.
     """
+    # Equal adapters that follow one another are added in one product: see `RowUpdates.of`.
     by_adapters: defaultdict[Adapters, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         by_adapters[row.adapters].append(place)
@@ -224,6 +230,8 @@ def _calls(rows: Sequence[_Row], *, by_length: bool) -> Iterator[tuple[list[int]
     for place in chain.from_iterable(by_adapters.values()):
         by_size[rows[place].x.shape[1:]].append(place)
     for places in by_size.values():
+        # Texts are repeated to the least common multiple of their lengths. The repetition does not
+        # change the result of attention. If the multiple is too large, separate calls cost less.
         lengths = {rows[place].length if by_length else 1 for place in places}
         common = math.lcm(*lengths)
         if common <= _MAX_REPEATS * min(lengths):
@@ -234,7 +242,7 @@ def _calls(rows: Sequence[_Row], *, by_length: bool) -> Iterator[tuple[list[int]
 
 
 def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
-    """x0 of each row, from one call of the network."""
+    """Return x0 of each row from one call of the network."""
     windows = [row.x for row in rows]
     sizes, x = [len(each) for each in windows], torch.cat(windows)
     requests = [row.request for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
@@ -246,8 +254,8 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
         [row.in_call(model.levels) for row in rows],
         length,
     )
-    if told := getattr(model.unet, "drawn_rows", None):
-        told.tell([row.request.model.draws for row in rows], sizes, x)
+    if drawn_rows := getattr(model.unet, "drawn_rows", None):
+        drawn_rows.assign([row.request.model.draws for row in rows], sizes, x)
     output = model.family.output(model.unet, call).float()
     if watched := getattr(model.unet, "watched", None):
         attended = model.unet.get_submodule(watched).attended

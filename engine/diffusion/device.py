@@ -1,4 +1,4 @@
-"""The torch device of an engine, with the models that are loaded on it."""
+"""The torch device of an engine, with the engine's models, free memory and torch settings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from engine.activity import ModelUse
 from engine.diffusion.context import Context
 from engine.diffusion.device_error import is_device_error, is_lost
-from engine.diffusion.loading.memory.streaming import Room
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.memory_probe import HostMemoryProbe, memory_probe_of
+from engine.diffusion.loading.streaming import Room
+from engine.diffusion.memory_probes import HostMemoryProbe, memory_probe_of
 from engine.diffusion.previews import Previewer, RunPreviews
 from engine.errors import Cancelled, DeviceFailed, TooLarge
 from engine.graph.limits import Limits
@@ -21,26 +21,39 @@ from engine.options import DeviceOptions
 from engine.reports import Note
 from engine.stages import Stage
 
+_CPU_CACHE_BYTES = 8 * 2**30
+
+
+def cache_bytes(options: DeviceOptions, device: torch.device) -> int:
+    """The largest size of all loaded models together, in bytes.
+
+    By default, a quarter of the engine's GPU memory is left for activations of calls and for
+    images.
+    """
+    if options.cache_bytes is not None:
+        return options.cache_bytes
+    if device.type != "cuda":
+        return _CPU_CACHE_BYTES
+    _, total_bytes = torch.cuda.mem_get_info(device)
+    return int(0.75 * options.gpu_share * total_bytes)
+
 
 class Device:
-    """The device of one engine."""
-
     def __init__(self, models: ModelsFolder, options: DeviceOptions) -> None:
         self._options = options
         self._device = device = _find(options.device)
         self.memory_probe = memory_probe_of(device)
-        self._previewer = Previewer(options.preview_period_s)
+        self._previewer = Previewer()
         self._store = ModelStore(
             models,
             device,
-            options.cache_bytes,
-            text_cache_bytes=options.text_cache_bytes,
-            unets=options.unets,
-            room=self._room() if options.weight_streaming == "auto" else None,
+            cache_bytes(options, device),
+            unets=options,
+            room=self._room(),
         )
 
     def diagnosed(self, error: Exception) -> Exception:
-        """The error that ended a run, or DeviceFailed where the device is the reason for it."""
+        """Return `error`, which ended a run, or DeviceFailed if the device caused the error."""
         lost = not isinstance(error, Cancelled | TooLarge) and is_lost(self._device)
         if not lost and not is_device_error(error):
             return error
@@ -51,22 +64,22 @@ class Device:
         return self._store.use
 
     def _room(self) -> Room | None:
-        """What is free on a GPU; on a CPU all weights are where they are needed."""
+        """The free memory of a GPU and of the machine. None on a CPU, which needs no streaming."""
         probe = self.memory_probe
         if self._device.type != "cuda" or probe is None:
             return None
         return Room(probe.available_bytes, HostMemoryProbe().available_bytes)
 
     def free_memory(self, stage: Stage | None = None) -> bool:
-        """Make more memory free after it ran out in a call of that stage.
+        """Free memory after memory ran out in that stage; see `ModelStore.free_memory`.
 
-        See `ModelStore.free_memory`. For a VAE no model is streamed: it can work tile by tile.
+        In the VAE stage no model is streamed, because a VAE can work tile by tile instead.
         """
         return self._store.free_memory(may_stream=stage is not Stage.VAE)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """The settings of torch that the device thread works with."""
+        """Within this context, torch has the settings of the device thread."""
         if self._options.threads is not None:
             torch.set_num_threads(self._options.threads)
         with torch.inference_mode():
@@ -81,11 +94,11 @@ class Device:
         on_preview: Callable[[bytes], None] | None = None,
         on_note: Callable[[Note], None] = lambda _note: None,
     ) -> Context:
-        """The access of one run to the device; `on_steps` gets the number of new sampler steps.
+        """Return the access of one run to the device.
 
-        `on_preview` gets JPEGs of what its samplers have, in another thread; None wants none.
-
-        `limits` apply to the images and latents that its nodes make.
+        `on_steps` is called with the number of new sampler steps. `on_preview` is called in another
+        thread with JPEG previews of the samplers' estimates. None: no previews are made. `limits`
+        apply to the images and latents that the nodes of the run make.
         """
         return Context(
             self._store,
@@ -99,7 +112,7 @@ class Device:
 
 
 def _find(name: str) -> torch.device:
-    """The device of that name; `auto` is the first GPU, or the CPU if torch sees none."""
+    """Return the device of that name. `auto` means a GPU, or the CPU if torch finds no GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

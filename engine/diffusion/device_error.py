@@ -1,12 +1,15 @@
-"""Recognises the errors with which torch says that the device failed, whatever it was asked for."""
+"""Recognises errors of torch: a device that failed, and memory that ran out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
-from engine.errors import is_caused_by
+from engine.errors import OutOfMemory, is_caused_by, is_out_of_memory
 
-# cuDNN and cuBLAS raise a plain RuntimeError.
+# cuDNN and cuBLAS raise a plain RuntimeError, so their errors are recognised by these texts.
 _DEVICE = ("CUDA error", "CUDA driver error", "cuDNN error", "CUDNN_STATUS_", "CUBLAS_STATUS_")
 _ARGUMENTS = (
     "invalid argument",
@@ -15,11 +18,11 @@ _ARGUMENTS = (
     "STATUS_INVALID_VALUE",
     "STATUS_NOT_SUPPORTED",
 )
-"""The call itself was wrong, and the device would say so each time."""
+"""Messages about wrong arguments of a call. After such an error, the device still works."""
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Whether the device failed: the error itself says so, or one that it was raised from."""
+    """Whether `error`, or an error in its chain of causes, reports that the device failed."""
     return is_caused_by(error, _is_of_the_device)
 
 
@@ -32,9 +35,9 @@ def _is_of_the_device(error: BaseException) -> bool:
 
 
 def is_lost(device: torch.device) -> bool:
-    """Whether this process can use the device no more.
+    """Whether this process can no longer use the device.
 
-    Some errors of CUDA stay: each later call raises them again, until the process ends.
+    Some errors of CUDA persist: every later call in the process raises the same error again.
     """
     if device.type != "cuda":
         return False
@@ -43,3 +46,15 @@ def is_lost(device: torch.device) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+@contextmanager
+def memory_checked() -> Iterator[None]:
+    """Raise OutOfMemory if torch runs out of memory on the device or the host."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error):
+            torch.cuda.empty_cache()
+            raise OutOfMemory from error
+        raise

@@ -1,4 +1,4 @@
-"""Inpainting: a part of a latent is denoised, the rest stays as it is."""
+"""Inpainting: a part of a latent is denoised, and the rest is kept."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _GREY = (0.8223, -0.6876, 0.6364, 0.1380)
-"""Each channel of the scaled latent that the VAE of Stable Diffusion 1 makes of a grey image."""
+"""The channels of the scaled latent of a grey image, encoded by the VAE of Stable Diffusion 1."""
 
 
 def fitted_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """The mask as (batch, 1, h, w), scaled to the size of the latent `like` (batch, 4, h, w).
+    """Return the mask as (batch, 1, h, w), scaled to the latent `like` (batch, channels, h, w).
 
-    Masks are repeated where there are fewer masks than latents.
+    If there are fewer masks than latents, the masks are repeated.
     """
     planes = mask.reshape(-1, 1, *mask.shape[-2:]).to(like)
     if planes.shape[2:] != like.shape[2:]:
@@ -28,10 +28,12 @@ def fitted_mask(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def concat_latent(mask: Tensor | None, clean: Tensor) -> Tensor:
-    """(batch, 5, h, w): the channels that an inpainting model gets after those of the noisy latent.
+    """Return the further input channels of an inpainting model, (batch, 5, h, w).
 
-    The mask is 1 where the model paints; the four channels of the clean latent follow. Rombach et
-    al. 2022 (arXiv:2112.10752), section 4.5. Without a mask the model paints everywhere, on grey.
+    The model gets these channels after the channels of the noisy latent (Rombach et al. 2022,
+    arXiv:2112.10752, section 4.5). The first channel is the mask; it is 1 where the model paints.
+    The other four are the channels of the clean latent. Without a mask, the model paints everywhere
+    and the clean latent is the latent of a grey image.
     """
     if mask is None:
         grey = torch.tensor(_GREY, device=clean.device, dtype=clean.dtype)[:, None, None]
@@ -41,23 +43,23 @@ def concat_latent(mask: Tensor | None, clean: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class MaskSteps:
-    """Greys of a mask as times: the lighter a place, the sooner it is sampled.
+    """Interprets the grey levels of a mask as times: lighter positions are sampled earlier.
 
-    Levin and Fried 2023 (arXiv:2306.00950), section 3.2. `strength` is the share of that in the
-    mask; the rest is the mask itself.
+    This is section 3.2 of Levin and Fried 2023 (arXiv:2306.00950). A step uses
+    strength x (mask of that section) + (1 - strength) x (plain mask).
     """
 
     first: float
-    """The timestep of the first sigma."""
     last: float
+    """The timestep of the last sigma, or of the model's smallest sigma if that sigma is larger."""
     levels: NoiseLevels
     strength: float
 
     @classmethod
     def of(cls, sigmas: Tensor, levels: NoiseLevels, strength: float | None) -> MaskSteps | None:
-        """The steps from the first of the sigmas to the last of those that the model knows.
+        """Return the steps for the sigmas of a schedule.
 
-        None without a `strength`: the mask is the same in all steps.
+        Return None if `strength` is None: the mask is then the same in all steps.
         """
         if strength is None:
             return None
@@ -66,7 +68,7 @@ class MaskSteps:
         return cls(first, last, levels, strength)
 
     def at(self, mask: Tensor, sigma: Tensor) -> Tensor:
-        """The mask that holds at a sigma."""
+        """Return the mask for the step at that sigma."""
         left = self.levels.timestep_near(float(sigma)) - self.last
         whole = self.first - self.last
         sampled = (mask >= (left / whole if whole else float("inf"))).to(mask)
@@ -75,11 +77,11 @@ class MaskSteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptNoise:
-    """The noise of what a mask keeps."""
+    """The noise in the part of the latent that is kept."""
 
     noise: Tensor
     is_renewed: bool = True
-    """Without that the model gets what the sampler has there, as in the WebUI."""
+    """If false, the model gets the sampler's latent in the kept part, as in the WebUI."""
 
 
 def inpainting(
@@ -91,10 +93,11 @@ def inpainting(
     levels: NoiseLevels = STABLE_DIFFUSION,
     steps: MaskSteps | None = None,
 ) -> Sampling:
-    """`sampling` that changes the latent where `mask` is 1, and keeps `clean` where it is 0.
+    """Run `sampling`, but change the latent only where `mask` is 1. Keep `clean` where it is 0.
 
-    There the model gets `clean` with `noise` of the current sigma: the replacement of Lugmayr et
-    al. 2022 (arXiv:2201.09865), equation 8, once in each call, with the same noise each time.
+    In the kept part, the model gets `clean` with noise of the current sigma, as in equation 8 of
+    Lugmayr et al. 2022 (arXiv:2201.09865). The replacement is made once in each call, always with
+    the same noise.
     """
     whole = mask
     try:

@@ -1,4 +1,4 @@
-"""Holds what the body of another package's node returns against the types that it declares."""
+"""Checks the outputs of a node of another package against the types that the node declares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLOURS = 3
 
 
 def require_output(type_name: str, value: Any) -> None:
-    """Raise ValueError for a value that no input of that type can be given."""
+    """Raise ValueError if an input of that type does not accept the value."""
     match type_name:
         case "IMAGE":
             _require_planes(value, 4)
@@ -39,7 +39,7 @@ def require_output(type_name: str, value: Any) -> None:
 
 
 def require_results(results: Any) -> None:
-    """Raise ValueError for anything but a list of images of bytes and of latents."""
+    """Raise ValueError unless `results` is a list of uint8 images and saved latents."""
     if not isinstance(results, list):
         raise ValueError(f"an output node must return a list, not {_name(results)}")
     for each in results:

@@ -1,4 +1,4 @@
-"""The path of one latent from noise to picture: its sampler, and the model calls that it makes."""
+"""The path of one latent from noise to picture: the start, the sampler and the model calls."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
-from engine.diffusion.conditioning.guidance_rules import Third
+from engine.diffusion.conditioning.guidance import Third
 from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.denoise import Denoise
-from engine.diffusion.families.start import NoiseScale, noised, own_latent
+from engine.diffusion.families.flow_sampling import require_flow_sigmas
 from engine.diffusion.images.latents import Latent, Mask, noise_like
 from engine.diffusion.inpainting import (
     KeptNoise,
@@ -26,8 +27,9 @@ from engine.diffusion.inpainting import (
     inpainting,
 )
 from engine.diffusion.model import Model
-from engine.diffusion.patches.patched_calls import guided_x0, is_self_guided, patched_by_sigma
-from engine.diffusion.samplers.lookup import DEFAULT, SamplerOptions, sampling_of
+from engine.diffusion.patches.attention_reduction import CallDraws
+from engine.diffusion.patches.self_guidance import perturb, watch
+from engine.diffusion.patches.variants import variant_of
 from engine.diffusion.samplers.noise import (
     UNVARIED,
     Variation,
@@ -37,21 +39,181 @@ from engine.diffusion.samplers.noise import (
     start_noise,
     varied,
 )
+from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
+from engine.diffusion.samplers.sampler_lookup import DEFAULT, SamplerOptions, sampling_of
 from engine.errors import EngineError
 from engine.graph.names import Sampler
-from engine.webui.sampler_names import SAMPLER_OF
+from engine.webui.sampler_names import SAMPLER_OF, follows_timesteps
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The noise of a seed. `is_added` is false if the latent already contains noise."""
+
+    seed: int
+    is_added: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guider:
+    model: Model
+    positive: Conditioning
+    negative: Conditioning
+    cfg: float
+    third: Third | None = None
+
+
+NoiseScale: TypeAlias = Literal["comfyui", "sigma", "unit variance"]
+"""The scale of the noise at the start. Flow models ignore this scale.
+
+- sigma: the first sigma
+- unit variance: the scale that gives a latent of unit variance after `Model.scaled_input`
+- comfyui: unit variance if the first sigma is at least the model's largest sigma, or else sigma
+"""
+
+
+def own_latent(latent: Latent, model: Model, sigmas: Tensor, row: Sampler) -> Latent:
+    """Return the latent with the model's number of channels.
+
+    A latent of zeros is replaced with zeros in the model's number of channels. Raises EngineError
+    if any other latent has another number of channels, or if a flow model cannot be sampled with
+    the schedule or the sampler.
+    """
+    _require_schedule(model, sigmas, row)
+    batch, channels, *sides = latent.samples.shape
+    if channels == model.latent_channels:
+        return latent
+    if latent.samples.any():
+        raise EngineError(
+            f"the latent has {channels} channels, but the model ({model.family}) needs "
+            f"{model.latent_channels}: encode the image with the VAE of the model"
+        )
+    return replace(latent, samples=torch.zeros(batch, model.latent_channels, *sides))
+
+
+def _require_schedule(model: Model, sigmas: Tensor, row: Sampler) -> None:
+    if not model.levels.is_flow:
+        if model.family.predicts_flow:
+            raise EngineError(
+                f"{model.family.traits.title} predicts a flow, but its prediction or its noise "
+                "levels were replaced with those of other models: leave out the ModelSampling node"
+            )
+        return
+    require_flow_sigmas(sigmas)
+    if follows_timesteps(row):
+        raise EngineError(f"{row.label} needs the timesteps of Stable Diffusion")
+    if model.guidance_rescale:
+        raise EngineError("RescaleCFG is for models that predict noise, not for flow models")
+
+
+def noised(
+    clean: Tensor, noise: Tensor, sigma: Tensor, *, levels: NoiseLevels, scale: NoiseScale
+) -> Tensor:
+    """Return `clean` with `noise` added for the first sigma, `sigma`, of a sampling."""
+    if levels.is_flow:
+        return levels.noised(clean, noise, sigma)
+    return clean + noise * _factor(scale, sigma, levels)
+
+
+def _factor(scale: NoiseScale, sigma: Tensor, levels: NoiseLevels) -> Tensor:
+    has_unit_variance = scale == "unit variance"
+    if scale == "comfyui":
+        has_unit_variance = bool(
+            sigma > levels.sigma_max or torch.isclose(sigma, levels.sigma_max, rtol=1e-5)
+        )
+    return (1 + sigma**2).sqrt() if has_unit_variance else sigma
+
+
+def patched_by_sigma(model: Model, generator: torch.Generator) -> Callable[[float], Model]:
+    """Return a function that returns the patched model for the next call at a sigma.
+
+    The random draws of the patches start from the current state of `generator`.
+    """
+    if model.fewer is None:
+        return _unet_by_sigma(model)
+    unet = variant_of(model.unet, model.fewer, model.fewer.patch)
+    patched = _unet_by_sigma(replace(model, unet=unet))
+    own, calls = torch.Generator().set_state(generator.get_state()), count()
+    return lambda sigma: replace(patched(sigma), draws=CallDraws(next(calls), own))
+
+
+def _unet_by_sigma(model: Model) -> Callable[[float], Model]:
+    if model.self_attention is not None:
+        model = replace(model, unet=variant_of(model.unet, "watched", watch))
+    plain, shrink = _with_perturbed(model), model.shrink
+    if shrink is None:
+        return lambda _sigma: plain
+    most, least = map(model.levels.percent_to_sigma, shrink.percent_range)
+    shrunk = replace(model, unet=variant_of(model.unet, shrink, shrink.patch))
+    shrunk = _with_perturbed(shrunk)
+    return lambda sigma: shrunk if least <= sigma <= most else plain
+
+
+def _with_perturbed(model: Model) -> Model:
+    if not model.perturbed_attention:
+        return model
+    return replace(model, perturbed_unet=variant_of(model.unet, "perturbed", perturb))
+
+
+def is_self_guided(model: Model) -> bool:
+    """Whether `guided_x0` makes more than one call."""
+    return model.self_attention is not None or model.perturbed_attention != 0
+
+
+def guided_x0(request: Denoise) -> Work[Tensor]:
+    """Return the result of a model call, with the model's self-guidance added."""
+    result: Tensor = yield request
+    if not request.needs_parts:
+        return result
+    x0, *parts = result
+    if request.model.perturbed_attention and request.conditionings[0]:
+        x0 = x0 + (yield from _from_perturbed(request, parts[0]))
+    if request.model.self_attention is not None and request.conditionings[1]:
+        x0 = x0 + (yield from _from_blurred(request, parts[1]))
+    return torch.stack([x0, parts[1]]) if request.needs_uncond else x0
+
+
+def _from_perturbed(request: Denoise, x0_cond: Tensor) -> Work[Tensor]:
+    """Return the term of perturbed-attention guidance.
+
+    This is equation 14 of Ahn et al. 2024 (arXiv:2403.17377).
+    """
+    model = request.model
+    perturbed = replace(model, unet=model.perturbed_unet, self_attention=None)
+    x0: Tensor = yield request.with_one(request.cond, model=perturbed, x=request.x)
+    return (x0_cond - x0) * model.perturbed_attention
+
+
+def _from_blurred(request: Denoise, x0_uncond: Tensor) -> Work[Tensor]:
+    """Return the term of self-attention guidance.
+
+    This is equation 16 of Hong et al. 2023 (arXiv:2210.00939).
+    """
+    guidance, attended = request.model.self_attention, request.attended
+    is_whole = len(request.conditionings[1]) == 1 and request.conditionings[1][0].area is None
+    if not is_whole or attended is None or guidance is None:
+        raise EngineError(
+            "self-attention guidance needs exactly one negative text, for the whole image"
+        )
+    if not guidance.suits(x0_uncond):
+        return torch.zeros_like(x0_uncond)
+    degraded = guidance.degraded(x0_uncond, attended)
+    model = replace(request.model, self_attention=None)
+    x = degraded + request.x - x0_uncond
+    x0: Tensor = yield request.with_one(request.uncond, model=model, x=x)
+    return (degraded - x0) * guidance.scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplerSchedule:
-    """A sampler by its name, and the sigmas that it steps through."""
+    """The name of a sampler, and the sigmas along which it steps."""
 
     sampler: str
     sigmas: Tensor
-    """(n,) on the CPU; they fall, or rise where the schedule was flipped."""
+    """(n,) on the CPU. The sigmas fall, or rise if the schedule was flipped."""
     whole: Tensor | None = None
-    """The schedule whose end `sigmas` are, if Brownian paths are to be those of all of it."""
+    """A longer schedule that ends with `sigmas`. If set, Brownian paths cover this schedule."""
     options: SamplerOptions = DEFAULT
 
     @property
@@ -60,7 +222,7 @@ class SamplerSchedule:
 
 
 class _Steps:
-    """Where on its schedule a sampler is, by the sigma that it calls the model at."""
+    """The progress of a sampler along its schedule, by the sigma of a model call."""
 
     def __init__(self, schedule: SamplerSchedule) -> None:
         *begins, end = schedule.sigmas.tolist()
@@ -69,35 +231,36 @@ class _Steps:
         self._begins = None if schedule.row.own_schedule else frozenset(begins)
 
     def passed(self, sigma: float) -> int:
-        """The number of the schedule's sigmas, without the last, that come no later."""
+        """Return the number of steps of the schedule that begin at `sigma` or earlier."""
         return bisect_right(self._passed, self._sign * sigma)
 
     def begins_at(self, sigma: float) -> bool:
-        """Whether a step may begin there. Samplers also call the model within a step."""
+        """Whether a step may begin at `sigma`.
+
+        Always True for a sampler that chooses its own sigmas (`own_schedule`).
+        """
         return self._begins is None or sigma in self._begins
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guidance:
-    """Both conditionings of classifier-free guidance, and its scale."""
-
     positive: Conditioning
     negative: Conditioning
     cfg: float
     skips_negative_below: float = 0.0
-    """Below this sigma every second call of the model leaves the negative out."""
+    """Below this sigma, every second call of the model leaves out the negative conditioning."""
     third: Third | None = None
-    """What guides beside both; without it, that of the model."""
+    """A third conditioning. None: the model's third conditioning is used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refiner:
-    """A second model that takes the first one's place near the end of a schedule."""
+    """A second model that replaces the first model near the end of a schedule."""
 
     model: Model
     guidance: Guidance
     switch_at: float
-    """At this share of its timesteps, from the largest sigma down."""
+    """The refiner begins after this fraction of its timesteps, counted from the largest sigma."""
 
     def begins_at(self, sigma: float) -> bool:
         levels = self.model.levels
@@ -111,16 +274,17 @@ class NoiseConfig:
 
     seed: int
     adds_noise: bool = True
-    """False: the latent has its noise already."""
+    """If false, no noise is added at the start, because the latent already contains noise."""
     step_seed_offset: int | None = 0
-    """What is added to `seed` for the noise of the steps; None: it goes on where that of the start
-    ends."""
+    """The offset that is added to `seed` for the noise of the steps. None: the noise of the steps
+    is drawn from the same generator as the noise at the start.
+    """
     scale: NoiseScale = "comfyui"
     variation: Variation = UNVARIED
     multiplier: float = 1.0
-    """What the noise of the start is multiplied with beside its scale."""
+    """The noise at the start is multiplied by this factor."""
     renews_kept: bool = True
-    """What a mask keeps gets its noise anew in each call."""
+    """Whether the part that a mask keeps gets its noise again in each call."""
 
 
 def trajectory(
@@ -134,9 +298,11 @@ def trajectory(
     on_estimate: Callable[[Tensor], None] = lambda _estimate: None,
     refiner: Refiner | None = None,
 ) -> Work[tuple[Latent, Latent]]:
-    """The latent at the end of the schedule, and the last estimate of it without noise.
+    """Sample a latent along a schedule.
 
-    `on_sigmas_passed` gets how many sigmas are passed, `on_estimate` the first estimate of a step.
+    Returns the latent at the end of the schedule, and the last estimate of the latent without
+    noise. `on_sigmas_passed` is called with the number of passed sigmas. `on_estimate` is called
+    with the first estimate of each step.
     """
     if not len(schedule.sigmas):
         return latent, latent
@@ -177,7 +343,7 @@ class _Calls:
     generator: torch.Generator
 
     def make(self) -> Callable[[Tensor, Tensor], Denoise]:
-        """What makes the call for an x and its sigma. Raises EngineError."""
+        """Return a function that makes the call for an x and its sigma. Raises EngineError."""
         model, guidance, clean = self.model, self.guidance, self.clean
         third = guidance.third or model.third
         sized = partial(
@@ -211,14 +377,14 @@ class _Calls:
 
 
 def _denoise(calls: _Calls, refiner: Refiner | None) -> Callable[[Tensor, Tensor], Denoise]:
-    """What makes the call of the model, or of the refiner once that has taken over.
+    """Return a function that makes the call of the model, or of the refiner after the switch.
 
-    Raises EngineError for a refiner whose latents are others than the model's.
+    Raises EngineError if the latents of the refiner differ from the latents of the model.
     """
     if refiner is None:
         return calls.make()
     if refiner.model.latent_scale != calls.model.latent_scale:
-        raise EngineError("the refiner is of another kind: its latents are not the model's")
+        raise EngineError("the refiner is for another kind of latents than the model")
     first = calls.make()
     second = replace(calls, model=refiner.model, guidance=refiner.guidance).make()
     has_switched = False
@@ -240,9 +406,10 @@ def _sampled(
     on_sigmas_passed: Callable[[int], None],
     on_estimate: Callable[[Tensor], None],
 ) -> Work[tuple[Tensor, Tensor]]:
-    """The end of `sampling`, and the last estimate of x0 at the beginning of a step.
+    """Run `sampling` to its end.
 
-    A sampler that has nothing to do makes no estimate; `start` stands for it.
+    Returns the end, and the last estimate of x0 at the beginning of a step. If the sampler makes no
+    steps, there is no estimate, and `start` is returned instead.
     """
     estimate, steps = start, _Steps(schedule)
     try:
@@ -262,7 +429,7 @@ def _sampled(
 def _start_noise(
     latent: Latent, config: NoiseConfig, *, like: Tensor
 ) -> tuple[Tensor, torch.Generator]:
-    """The noise at the start, and the generator that it was drawn from."""
+    """Return the noise at the start, and the generator that drew the noise."""
     generator = torch.Generator().manual_seed(config.seed)
     if not config.adds_noise:
         return torch.zeros_like(like), generator
@@ -294,7 +461,7 @@ def _sampling(
 
 
 def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -> KeptNoise:
-    """The noise of the part that a mask keeps."""
+    """Return the noise for the part that a mask keeps."""
     if schedule.row.own_mask_noise:
         noise = noise_like(noise, shifted(config.seed, 1)).to(noise)
     return KeptNoise(noise, config.renews_kept)

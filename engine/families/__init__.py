@@ -1,1 +1,1 @@
-"""What any process knows of the families of models, without torch: a module each, and one table."""
+"""The model families, described without torch: their traits, and how their files are recognized."""

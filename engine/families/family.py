@@ -1,4 +1,4 @@
-"""What a family of models is, as far as any process needs to know it."""
+"""The families of models, and the traits that any process may need. This module loads no torch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Literal, Self, TypeAlias
 from engine.graph.safetensors_header import Header
 
 UNET = "model.diffusion_model."
-"""The prefix that the weights of a network have in the single file of a checkpoint, whatever the
-network is."""
+"""The prefix of the weights of any network, also a transformer, in the single file of a checkpoint.
+"""
 VAE = "first_stage_model."
-"""The prefix of a VAE beside a UNet."""
+"""The prefix of the VAE in a checkpoint with a UNet."""
 
 Colour: TypeAlias = tuple[float, float, float]
-"""Red, green and blue of 0..255."""
+"""Red, green and blue, from 0 to 255."""
 
 
 class Family(StrEnum):
-    """The architectures that are supported."""
+    """The supported architectures."""
 
     SD1 = "sd1"
     SD2 = "sd2"
@@ -31,7 +31,7 @@ class Family(StrEnum):
 
 
 class ModelName(str):
-    """The name of a model, with its family as far as its file tells it."""
+    """The name of a model, with its family, or None if the family is not known."""
 
     __slots__ = ("family",)
     family: Family | None
@@ -44,31 +44,31 @@ class ModelName(str):
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A linear map from the channels of a latent, as the network has it, to a picture."""
+    """A linear map from the channels of the network's latent to colours."""
 
     weights: tuple[Colour, ...]
-    """What one of each channel adds."""
+    """For each channel, the colour that a value of 1 adds."""
     bias: Colour
-    """The colour of zeros."""
+    """The colour of a latent of zeros."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What its models are worth, beside those of Stable Diffusion: see docs/costs.md."""
+    """The work of a family's models, relative to Stable Diffusion; see docs/costs.md."""
 
     call: float = 1.0
-    """A call of the network."""
+    """The work of a call of the network."""
     text: float = 1.0
-    """A token encoded."""
+    """The work to encode a token."""
     load: float = 1.0
-    """The network loaded, for UNets a whole checkpoint."""
+    """The work to load the network, or a whole checkpoint if the network is a UNet."""
     text_load: float = 0.0
-    """Its text encoders loaded."""
+    """The work to load the text encoders, if they are loaded separately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What a diffusion request takes where it says nothing; None: what is usual."""
+    """The defaults of a diffusion request for the family. None: the general default."""
 
     steps: int | None = None
     cfg_scale: float | None = None
@@ -78,38 +78,42 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """One family: a value in a module of its own, and a row of `table.py`."""
+    """The traits of one family. `table.py` has the traits of all families."""
 
     family: Family
     title: str
-    """What it is called in messages."""
+    """The name of the family in messages."""
     place: str
-    """What it is on the device: `module:class` in `engine.diffusion.families`."""
+    """The class of the family on the device, as `module:class` in `engine.diffusion.families`."""
     text_encoders: tuple[str, ...]
-    """The prefixes that the weights of its text encoders have in a checkpoint's single file."""
+    """The prefixes of the text encoders' weights in the single file of a checkpoint."""
     is_network: Callable[[Header, str], bool] | None = None
-    """Whether the network whose weights have that prefix is of the family; raises
-    CheckpointUnavailable for a near relative. None: a UNet, which is told by its text encoders and
-    loaded with them alone."""
+    """A function that returns whether a network belongs to the family. Its parameters are the
+    header of a file and the prefix of the network's weights. It raises CheckpointUnavailable for a
+    variant that is not supported.
+
+    None: the network is a UNet. A UNet is recognized by its text encoders, and is loaded only
+    together with them.
+    """
     pipeline: str | None = None
-    """What the names of diffusers' pipelines for the family have in them, where that tells it."""
+    """A part of the names of diffusers' pipelines that identifies the family, if there is one."""
     lora_text_width: int | None = None
-    """The width of the text that its LoRAs attend to."""
+    """The width of the texts to which LoRAs of the family attend."""
     clip_type: str | None = None
-    """The type by which the loaders of text encoders name it."""
+    """The name of the family in the nodes that load text encoders."""
     clip_files: int = 0
-    """In how many files those encoders lie."""
+    """The number of files of text encoders that these nodes need."""
     latent_channels: int = 4
     text_width: int = 2048
     """The width of an encoded token."""
     least_tokens: int = 1
-    """How many tokens a shorter text has."""
+    """The number of tokens to which a shorter text is padded."""
     work: Work = Work()
     side: int
-    """Width and height in pixels of a picture whose request names none."""
+    """The width and height in pixels of a picture, if the request names no size."""
     defaults: Defaults = Defaults()
-    is_told_guidance: bool = False
-    """Whether the network is told a scale of guidance, as distilled ones are."""
+    takes_guidance_input: bool = False
+    """Whether the guidance scale is an input of the network, as in distilled models."""
     aligned_steps: Literal["SD1", "SDXL"] = "SD1"
-    """Which of the schedules that were optimized for models is made for it."""
+    """The schedule of "Align Your Steps" that is used for the family."""
     preview: Preview | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
 from engine.families.family import UNET, VAE, Family, Traits
-from engine.families.table import FAMILIES
+from engine.families.table import FAMILIES, TRAITS
 from engine.graph.models_folder import (
     CHECKPOINTS,
     DIFFUSION_MODELS,
@@ -26,9 +26,9 @@ _OTHER_KINDS = {
     "model.diffusion_model.joint_blocks.": "Stable Diffusion 3",
     "joint_blocks.": "Stable Diffusion 3",
     "text_encoders.": "a model with other text encoders than CLIP",
-    "control_model.": "a ControlNet: it belongs into controlnet/",
-    "lora_": "a LoRA: it belongs into loras/",
-    "emb_params": "an embedding: it belongs into embeddings/",
+    "control_model.": "a ControlNet, which belongs into controlnet/",
+    "lora_": "a LoRA, which belongs into loras/",
+    "emb_params": "an embedding, which belongs into embeddings/",
 }
 _OTHER_NETWORKS = {
     "double_stream_modulation_img.": "Flux.2",
@@ -38,81 +38,85 @@ _OTHER_NETWORKS = {
     "cap_embedder.": "Lumina 2",
     "txt_norm.": "Qwen-Image",
     "head.modulation": "Wan",
-    "input_blocks.": "a UNet without text encoders, which is loaded as a whole checkpoint alone",
-    "lora_": "a LoRA: it belongs into loras/",
-    "text_model.": "a text encoder: it belongs into text_encoders/",
-    "model.embed_tokens.": "a text encoder: it belongs into text_encoders/",
-    "encoder.block.": "a text encoder: it belongs into text_encoders/",
-    "decoder.conv_in.": "a VAE: it belongs into vae/",
+    "input_blocks.": "a UNet without text encoders, which can only be loaded as a whole checkpoint",
+    "lora_": "a LoRA, which belongs into loras/",
+    "text_model.": "a text encoder, which belongs into text_encoders/",
+    "model.embed_tokens.": "a text encoder, which belongs into text_encoders/",
+    "encoder.block.": "a text encoder, which belongs into text_encoders/",
+    "decoder.conv_in.": "a VAE, which belongs into vae/",
 }
-"""What a file of `diffusion_models/` is that has such a name, if it is none that is supported."""
+"""Descriptions of unsupported files in `diffusion_models/`, by a prefix of the tensors' names."""
 _UNSUPPORTED_CHANNELS = {
     5: "a depth model",
     7: "an upscaling model",
     8: "an instruction model",
 }
 _SUPPORTED_CHANNELS = {4, 9}
-"""4 are those of a latent. A model for inpainting also takes a mask and a second latent."""
+"""A latent has 4 channels. A model for inpainting also has a mask and a second latent as inputs."""
 _LORA_INFIXES = (".lora_down.", ".lora_A.", ".lora.down.")
 _CACHED_FAMILIES = 4096
 
 
 def checkpoint_family(header: Header) -> Family:
-    """The family of a checkpoint. Raises CheckpointUnavailable with what the file is instead."""
+    """Return the family of a checkpoint.
+
+    Raises CheckpointUnavailable, which describes the file, if the checkpoint is not supported.
+    """
     if whole := _whole_transformer(header):
         return whole
     for prefix, kind in _OTHER_KINDS.items():
         if header.has(prefix):
-            raise CheckpointUnavailable(f"{header.name} is {kind}, not a checkpoint that is known")
+            raise CheckpointUnavailable(f"{header.name} is not a known checkpoint: it is {kind}")
     if any(infix in key for key in header.shapes for infix in _LORA_INFIXES):
-        raise CheckpointUnavailable(f"{header.name} is a LoRA: it belongs into loras/")
+        raise CheckpointUnavailable(f"{header.name} is a LoRA, which belongs into loras/")
     for prefix in (UNET, VAE):
         if not header.has(prefix):
             raise CheckpointUnavailable(
-                f"{header.name} is no Stable Diffusion checkpoint: it has no {prefix}*"
+                f"{header.name} is not a Stable Diffusion checkpoint: it has no {prefix}*"
             )
     input_channels(header)
     for each in FAMILIES:
         if each.is_network is None and all(map(header.has, each.text_encoders)):
             return each.family
-    raise CheckpointUnavailable(f"{header.name} has no text encoder that is known")
+    raise CheckpointUnavailable(f"{header.name} has no known text encoder")
 
 
 def _whole_transformer(header: Header) -> Family | None:
-    """The family of a checkpoint with a transformer; None for another.
+    """Return the family of a checkpoint with a transformer, or None for another checkpoint.
 
-    Raises CheckpointUnavailable for one without text encoders.
+    Raises CheckpointUnavailable if the checkpoint has a transformer but no text encoders.
     """
     found = _network_family(header, UNET)
     if found and all(map(header.has, found.text_encoders)):
         return found.family
     if found := found or _network_family(header):
         raise CheckpointUnavailable(
-            f"{header.name} is the network of a {found.family} model alone: it belongs into "
+            f"{header.name} contains only the network of a {found.family} model: put it into "
             "diffusion_models/"
         )
     return None
 
 
 def diffusion_model_family(header: Header) -> Family:
-    """The family of a network without text encoders, whose keys may begin with `UNET`.
+    """Return the family of a network in a file without text encoders.
 
-    Raises CheckpointUnavailable with what the file is instead.
+    The keys of the file may begin with `UNET`. Raises CheckpointUnavailable, which describes the
+    file, if the network is not supported.
     """
     prefix = UNET if header.has(UNET) else ""
     if found := _network_family(header, prefix):
         return found.family
     kinds = (kind for key, kind in _OTHER_NETWORKS.items() if header.has(f"{prefix}{key}"))
-    kind = next(kinds, "no diffusion model that is known")
+    kind = next(kinds, "not a known diffusion model")
     known = " and ".join(each.title for each in FAMILIES if each.is_network)
     raise CheckpointUnavailable(f"{header.name} is {kind}; {known} are supported here")
 
 
 def _network_family(header: Header, prefix: str = "") -> Traits | None:
-    """The family of the network whose keys begin with `prefix`; None if it is another one, or a
-    UNet.
+    """Return the family of the network whose keys begin with `prefix`.
 
-    Raises CheckpointUnavailable for one that takes more than a latent.
+    Returns None if the network is a UNet or of an unknown family. Raises CheckpointUnavailable if
+    the network needs more inputs than a latent.
     """
     for each in FAMILIES:
         if each.is_network is not None and each.is_network(header, prefix):
@@ -121,22 +125,22 @@ def _network_family(header: Header, prefix: str = "") -> Traits | None:
 
 
 def input_channels(header: Header) -> int | None:
-    """The number of input channels of a checkpoint's UNet; None if the header does not say.
+    """Return the number of input channels of a checkpoint's UNet, or None if none is found.
 
-    Raises CheckpointUnavailable if UNets with so many channels are not supported.
+    Raises CheckpointUnavailable if UNets with this number of channels are not supported.
     """
     shape = header.shapes.get(_FIRST_CONVOLUTION, ())
     if len(shape) != 4:
         return None
     channels = shape[1]
     if channels not in _SUPPORTED_CHANNELS:
-        kind = _UNSUPPORTED_CHANNELS.get(channels, f"a model of {channels} input channels")
+        kind = _UNSUPPORTED_CHANNELS.get(channels, f"a model with {channels} input channels")
         raise CheckpointUnavailable(f"{header.name} is {kind}, which is not supported yet")
     return channels
 
 
 def lora_family(header: Header) -> Family | None:
-    """The family that a LoRA is for, by the width of the text it attends to; None if unknown."""
+    """Return the family of a LoRA by the width of its texts, or None for an unknown width."""
     for key, shape in header.shapes.items():
         if "attn2" in key and "to_k" in key and ("down" in key or "lora_A" in key):
             widths = {one.lora_text_width: one.family for one in FAMILIES if one.lora_text_width}
@@ -145,7 +149,7 @@ def lora_family(header: Header) -> Family | None:
 
 
 def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
-    """The family of a listed model; None if its header does not say or cannot be read."""
+    """Return the family of a listed model, or None for an unknown family or an unreadable file."""
     try:
         path = models.path(kind, name)
         return models.reads.read(("family", path), partial(family_at, kind, path))
@@ -153,8 +157,14 @@ def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
         return None
 
 
+def traits_of(models: ModelsFolder, kind: str, name: str) -> Traits | None:
+    """Return the traits of a listed model's family, or None if the family is not known."""
+    family = family_of(models, kind, name)
+    return TRAITS[family] if family else None
+
+
 def family_at(kind: str, path: Path) -> Family | None:
-    """The same of a file or folder. It is remembered until that changes."""
+    """Return the family of a file or folder. The result is cached until the file changes."""
     try:
         file = path / FOLDER_MARK if path.is_dir() else path
         state = file.stat()
@@ -175,8 +185,9 @@ def _family_of(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Fam
 
 
 def _folder_family(mark: Path) -> Family | None:
-    """That of a diffusers folder, by the names of its transformer and of its pipeline, which 1 and
-    2 of Stable Diffusion share.
+    """Return the family of a diffusers folder by the classes of its transformer and its pipeline.
+
+    Stable Diffusion 1 and 2 have the same pipeline class, so the class does not identify them.
     """
     names = map(_class_name, (mark.parent / "transformer" / "config.json", mark))
     signs = [(each.pipeline, each.family) for each in FAMILIES if each.pipeline]
@@ -184,7 +195,7 @@ def _folder_family(mark: Path) -> Family | None:
 
 
 def _class_name(config: Path) -> str:
-    """The class of diffusers that a configuration is for; empty if it does not say."""
+    """Return the name of the class in a diffusers configuration, or "" if it cannot be read."""
     try:
         return str(json.loads(config.read_text()).get("_class_name"))
     except (OSError, ValueError, AttributeError, RecursionError):

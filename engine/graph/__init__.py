@@ -1,1 +1,1 @@
-"""Graphs: how nodes are declared, which of them exist, and whether a graph is valid."""
+"""Graphs: the declarations of nodes, the catalogue of node types, and the validation of graphs."""

@@ -1,14 +1,15 @@
-"""The node types that a graph may use, with the choices that depend on the models folder."""
+"""The catalogue lists everything that a job may use: node types, models and built-in choices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from engine.families.family import Family
-from engine.families.recognition import family_of
+from engine.families.recognition import family_of, traits_of
 from engine.graph.declarations import (
     Boolean,
     Choice,
@@ -21,29 +22,75 @@ from engine.graph.declarations import (
     String,
     type_name,
 )
-from engine.graph.models_folder import CHECKPOINTS, DIFFUSION_MODELS, ModelsFolder
+from engine.graph.models_folder import (
+    CHECKPOINTS,
+    CONTROL_NETS,
+    DIFFUSION_MODELS,
+    EMBEDDINGS,
+    HYPERNETWORKS,
+    LORAS,
+    TEXT_ENCODERS,
+    UPSCALE_MODELS,
+    VAES,
+    ModelsFolder,
+)
+from engine.graph.names import Sampler, Scheduler
 from engine.nodes import NODE_TYPES
+from engine.webui.family_defaults import RequestDefaults, request_defaults
+from engine.webui.model_names import listed_name
+from engine.webui.sampler_names import ALL_SAMPLERS, ALL_SCHEDULERS
+from engine.webui.styles import Style, styles_of
+from engine.webui.upscalers import UPSCALERS, Upscaler, upscaler_named
 
 _OF_FAMILIES = {CHECKPOINTS, DIFFUSION_MODELS}
-"""The folders whose models cost what their family costs."""
+"""The folders of models whose cost depends on their family."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    kind: str
+    """The folder of the model, such as checkpoints or loras."""
+    name: str
+    family: Family | None
+    """The family, or None if the file does not show the family."""
+    defaults: RequestDefaults | None
+    """The defaults of a checkpoint whose family is known."""
 
 
 class Catalogue:
-    """The node types by their `class_type`."""
+    """Everything that a job may use: node types, models, samplers, schedulers and upscalers."""
 
-    def __init__(self, models: ModelsFolder, node_types: Sequence[NodeType] = NODE_TYPES) -> None:
+    MODEL_KINDS: ClassVar = (
+        CHECKPOINTS,
+        DIFFUSION_MODELS,
+        TEXT_ENCODERS,
+        LORAS,
+        VAES,
+        CONTROL_NETS,
+        EMBEDDINGS,
+        UPSCALE_MODELS,
+        HYPERNETWORKS,
+    )
+    """The folders of models that are listed."""
+    SAMPLERS: ClassVar[tuple[Sampler, ...]] = ALL_SAMPLERS
+    SCHEDULERS: ClassVar[tuple[Scheduler, ...]] = ALL_SCHEDULERS
+    UPSCALERS: ClassVar[Mapping[str, Upscaler]] = UPSCALERS
+    """The upscalers that need no model, by their names in the WebUI."""
+
+    def __init__(self, models: ModelsFolder, more_nodes: Sequence[NodeType] = ()) -> None:
+        """`more_nodes` are the node types of installed packages."""
         self.models = models
-        self._node_types = {each.class_type: each for each in node_types}
+        self._node_types = {each.class_type: each for each in (*NODE_TYPES, *more_nodes)}
         self._names: Callable[[str], tuple[str, ...]] = models.names
 
     def snapshot(self) -> Catalogue:
-        """The same catalogue, which lists each folder once, however often it is asked."""
+        """Return a copy of the catalogue that reads each folder at most once."""
         snapshot = copy(self)
         snapshot._names = cache(self._names)
         return snapshot
 
     def only(self, checkpoints: Collection[str]) -> Catalogue:
-        """The same catalogue, in which these checkpoints alone may be chosen."""
+        """Return a copy of the catalogue in which only these checkpoints may be chosen."""
         view = copy(self)
         view.models = self.models.only(checkpoints)
         view._names = view.models.names
@@ -53,12 +100,56 @@ class Catalogue:
         """The node type of that name, or None."""
         return self._node_types.get(class_type)
 
+    def image_inputs(self, class_type: str) -> tuple[str, ...]:
+        """The names of the inputs of a node type that take an image file."""
+        declared = self.node(class_type)
+        inputs = declared.all_inputs.items() if declared else ()
+        return tuple(
+            name for name, each in inputs if isinstance(each, InputFile) and each.kind == "image"
+        )
+
+    def listed_models(self) -> list[ListedModel]:
+        """All models that exist now. Raises ModelsUnavailable."""
+        names = self.models.names
+        return [self._listed(kind, name) for kind in self.MODEL_KINDS for name in names(kind)]
+
+    def _listed(self, kind: str, name: str) -> ListedModel:
+        traits = traits_of(self.models, kind, name)
+        defaults = request_defaults(traits) if traits and kind == CHECKPOINTS else None
+        return ListedModel(kind, name, traits.family if traits else None, defaults)
+
+    def checkpoints(self) -> tuple[str, ...]:
+        """The names of the checkpoints. Raises ModelsUnavailable."""
+        return self.models.names(CHECKPOINTS)
+
+    def checkpoint(self, spelling: str) -> str:
+        """Return the listed name of a checkpoint for a spelling of the WebUI, which may be shorter.
+
+        Raises ValueError, ModelsUnavailable.
+        """
+        return listed_name(spelling, self.checkpoints())
+
+    def defaults(self, checkpoint: str) -> RequestDefaults:
+        """The default values of a diffusion request for this checkpoint."""
+        return request_defaults(traits_of(self.models, CHECKPOINTS, checkpoint))
+
+    def upscaler(self, spelling: str) -> Upscaler | None:
+        """The upscaler of that name, or None. An upscaler may be a model.
+
+        Raises ModelsUnavailable.
+        """
+        return upscaler_named(spelling, self.models)
+
+    def styles(self) -> Mapping[str, Style]:
+        """The operator's styles by name. Raises ModelsUnavailable."""
+        return styles_of(self.models)
+
     def choices(self, choice: Choice) -> tuple[str, ...]:
-        """The values that may be chosen now. Those of a folder are the names of its models."""
+        """The values that may be chosen now. For a folder, these are the names of its models."""
         return self._names(choice.folder) if choice.folder else choice.values
 
     def families(self, declared: NodeType, literals: Mapping[str, Any]) -> dict[str, Family]:
-        """The families of the models that a node names, by its inputs, as far as they are known."""
+        """The known families of the models that a node names, by the names of its inputs."""
         found = {
             name: family_of(self.models, folder, literals[name])
             for name, folder in declared.model_inputs.items()
@@ -74,7 +165,7 @@ class Catalogue:
         return {name: self._info(each, input_files) for name, each in self._node_types.items()}
 
     def input_config(self, declared: Input, input_files: Collection[str] = ()) -> list[Any]:
-        """An input in ComfyUI's shape: its type (or the list to choose from) and its options."""
+        """An input in ComfyUI's shape: its type (or the list of its choices) and its options."""
         options = _options(declared)
         match declared:
             case Choice():
@@ -121,7 +212,8 @@ def _options(declared: Input) -> dict[str, Any]:
         case InputFile(is_text=True):
             options = {"default": "", "multiline": False}
         case InputFile(kind="image"):
-            options = {"image_upload": True}  # makes ComfyUI's front end offer an upload
+            # With this option, ComfyUI's front end offers an upload.
+            options = {"image_upload": True}
         case Choice() | Link() | InputFile():
             pass
     return {**options, "tooltip": declared.tooltip} if declared.tooltip else options

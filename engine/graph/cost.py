@@ -1,71 +1,74 @@
-"""What a graph costs, and what its nodes pass on to each other, as far as a cost depends on it.
+"""The cost of a graph, and the shapes of the values between nodes on which the cost depends.
 
-Every number is saturated: it stays at `MOST` however much is added, so that no graph makes it huge.
+The numbers are limited to `MOST`, so that no graph causes huge numbers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 from engine.families.family import Family, Traits
 from engine.families.table import TRAITS
 from engine.graph.work import ATTENTION_MEGAPIXELS, TOKEN_MEGAPIXELS
 
 MOST = 2**53
-"""The largest number in a cost. JSON readers keep every integer up to it."""
+"""The largest number in a cost. JSON readers keep every integer up to this number exactly."""
 CHANNELS = 4
-"""Those of a `LatentShape`."""
+"""The channels of a `LatentShape`."""
 CHUNK_TOKENS = 77
 _CHUNK_CHARS = 75
 _TOKEN_BYTES = 4 * 2048
-"""The embedding of a token in float32, as wide as SDXL has it."""
+"""The size of the embedding of a token in float32, with the width of SDXL."""
 _LAYERS_BYTES = 8 * 2**20
-"""A copy of the layers of a UNet, without their weights."""
+"""The size of a copy of the layers of a UNet, without their weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a job costs, as far as its graph says."""
+    """The cost of a job, estimated from its graph."""
 
     work: float = 0.0
-    """In megapixel-steps: calls of a UNet for one row of conditioning on a megapixel."""
+    """The work in megapixel-steps: UNet calls for one row of conditioning on a megapixel."""
     live_bytes: int = 0
-    """The most bytes of values alive at once while the nodes run one by one, in `run_order`. What
-    models and their calls take is not in it."""
+    """The largest size of the values alive at once while the nodes run one by one, in `run_order`.
+    The memory of models and of their calls is not included."""
     rows: int = 0
-    """The most rows of conditioning that one sampler gets, positive and negative together."""
+    """The largest number of rows of conditioning of one sampler, positive and negative together."""
     tokens: int = 0
-    """The most tokens of one conditioning."""
+    """The largest number of tokens of one conditioning."""
     outputs: int = 0
-    """The images and latents that it saves."""
+    """The number of images and latents that the job saves."""
     result_bytes: int = 0
-    """The most bytes that their files take, without what they say of how they were made."""
+    """The largest possible size of the files of the results, without their metadata."""
 
 
 def saturated(number: int) -> int:
-    """The number, at most `MOST`."""
+    """Return the number, limited to `MOST`."""
     return min(number, MOST)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """A batch of planes of one size. Its sides are in pixels, those of latents too."""
+    """A batch of planes of one size. The sides are in pixels of the image, also for latents."""
 
     pixel_bytes: ClassVar[float]
     count: int
     width: int
     height: int
     held_bytes: int = 0
-    """The size of the masks that belong to it."""
+    """The size of the masks that belong to the batch."""
 
     @property
     def megapixels(self) -> float:
-        """Those of the whole batch."""
+        """The megapixels of the whole batch."""
         return self._pixels / 1e6
 
     def attended_megapixels(self, tokens: int = 0) -> float:
-        """Those of the whole batch, and what attention to each image and to a text adds."""
+        """The megapixels of the whole batch, increased by the cost of attention.
+
+        Attention has two parts: within each image, and to `tokens` tokens of text.
+        """
         compared = self.width * self.height / 1e6 + tokens * TOKEN_MEGAPIXELS
         return self.megapixels * (1.0 + compared / ATTENTION_MEGAPIXELS)
 
@@ -79,7 +82,10 @@ class BatchShape:
         return saturated(self.count * self.width * self.height)
 
     def sized(self, width: int, height: int) -> Self:
-        """The batch with other sides; with a side of 0 in proportion, and as it is with two."""
+        """Return the batch with other sides.
+
+        If one side is 0, the proportions are kept. If both sides are 0, the size is kept.
+        """
         if not width:
             width = max(1, round(self.width * height / self.height)) if height else self.width
             height = height or self.height
@@ -93,7 +99,7 @@ class BatchShape:
         return self.sized(*sides)
 
     def counted(self, count: int) -> Self:
-        """A batch of so many."""
+        """The batch with another number of images."""
         return replace(self, count=saturated(count))
 
 
@@ -130,19 +136,21 @@ class ConditioningShape:
     """A conditioning: texts that apply together."""
 
     rows: int
-    """How many of its texts the model gets in one step."""
+    """The number of its texts that the model gets in one step."""
     tokens: int
-    """Those of its longest text."""
+    """The number of tokens of its longest text."""
     texts: int = 1
-    """How many texts it has, those of all steps."""
+    """The number of its texts, over all steps."""
     areas: int = 0
-    """How many rows are limited to an area. The other conditioning gets a row for each."""
+    """The number of rows that are limited to an area. For each such row, the other conditioning
+    (positive or negative) gets one more row.
+    """
     controls: int = 0
-    """The ControlNets of a row."""
+    """The number of ControlNets of a row."""
     held_bytes: int = 0
-    """The size of the masks and of the pictures for ControlNets that belong to it."""
+    """The size of its masks and of the images for its ControlNets."""
     merged: int = 0
-    """How many of its ControlNets have weights of their own: see `ModelShape.is_merged`."""
+    """The number of its ControlNets with merged weights; see `ModelShape.is_merged`."""
     token_bytes: int = _TOKEN_BYTES
     """The size of an encoded token."""
 
@@ -151,11 +159,11 @@ class ConditioningShape:
         return saturated(self.texts * self.tokens * self.token_bytes + self.held_bytes)
 
     def holding(self, size_bytes: int) -> ConditioningShape:
-        """The conditioning with so many more bytes that belong to it."""
+        """Return the conditioning with `size_bytes` more held bytes."""
         return replace(self, held_bytes=saturated(self.held_bytes + size_bytes))
 
     def combined(self, other: ConditioningShape) -> ConditioningShape:
-        """The texts of both."""
+        """The conditioning with the texts of both."""
         return ConditioningShape(
             rows=saturated(self.rows + other.rows),
             tokens=max(self.tokens, other.tokens),
@@ -170,7 +178,7 @@ class ConditioningShape:
 
 @dataclass(frozen=True, slots=True)
 class SigmasShape:
-    """A schedule of so many steps."""
+    """A noise schedule of `steps` steps."""
 
     steps: int
 
@@ -181,34 +189,36 @@ class SigmasShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model or its text encoder, as far as it costs more than that of a checkpoint."""
+    """The additional cost of a model or of its text encoder, compared with a plain checkpoint."""
 
     is_merged: bool = False
-    """It has weights of its own, or holds a model that has."""
+    """Whether the model, or a model that it contains, has merged weights of its own."""
     more_calls: int = 0
-    """So many times more it is called for one of the conditionings, for guidance."""
+    """The number of additional calls for one of the conditionings, for guidance."""
     third: ConditioningShape | None = None
-    """A third conditioning: samplers get all three, whatever the cfg."""
+    """A third conditioning. If set, every model call has rows of all three conditionings."""
     family: Family = Family.SD1
-    """Where it is not known, one that costs as much."""
+    """The family. If the family is not known, this is a family of the same cost."""
     filters: int = 0
-    """So often what its layers pass on is filtered. Each one is a copy of all layers."""
+    """The number of filters on the outputs of its layers. Each filter is a copy of all layers."""
     held_bytes: int = 0
-    """The size of what it attends to beside texts."""
+    """The size of the data to which the model attends in addition to texts."""
     image_prompts: int = 0
-    """To so many image prompts each of its calls attends beside the texts."""
+    """The number of image prompts to which each call attends in addition to the texts."""
     image_tokens: int = 0
-    """Those of all its image prompts."""
+    """The number of tokens of all its image prompts together."""
     more_attention: float = 0.0
-    """What its attention to the places of an image takes more than usual, as a share of that."""
+    """The additional cost of attention between the positions of an image, as a factor of the
+    usual cost."""
 
     @property
     def size_bytes(self) -> int:
         return saturated(bytes_of(self.third) + self.filters * _LAYERS_BYTES + self.held_bytes)
 
     def holding(self, size_bytes: int, tokens: int = 0) -> ModelShape:
-        """The model with so many more bytes that belong to it, those of an image prompt of so many
-        tokens where there are any.
+        """Return the model with `size_bytes` more held bytes.
+
+        If `tokens` is not 0, these bytes are an image prompt with that number of tokens.
         """
         return replace(
             self,
@@ -223,12 +233,12 @@ class ModelShape:
 
     @property
     def costs_more(self) -> bool:
-        """Whether sampling or encoding with it does, or what it holds."""
+        """Whether the model costs more than a plain model, in time or in memory."""
         plain = ModelShape(is_merged=self.is_merged, family=self.family)
         return self != plain or self.traits.work != TRAITS[Family.SD1].work
 
     def sampled(self, latent: LatentShape) -> LatentShape:
-        """What it makes of a latent, whose channels an empty one gets from it."""
+        """The shape of a latent after sampling. The model determines the number of channels."""
         if self.traits.latent_channels <= CHANNELS or isinstance(latent, DeepLatentShape):
             return latent
         return DeepLatentShape(latent.count, latent.width, latent.height, latent.held_bytes)
@@ -236,7 +246,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class GuiderShape:
-    """A model with what guides it."""
+    """A model with the conditionings that guide it."""
 
     positive: ConditioningShape
     negative: ConditioningShape
@@ -255,41 +265,76 @@ class Scalar:
     """A number, a text or a truth value that a node passes on."""
 
     value: int | float | str | bool
-    """As far as it is known: the run holds it against the range of the input that it comes to."""
+    """The expected value. The run checks the real value against the range of the linked input."""
 
 
 _Sized: TypeAlias = BatchShape | ConditioningShape | SigmasShape | GuiderShape | ModelShape
 Shape: TypeAlias = _Sized | Scalar | str | int | None
-"""What an output is. A sampler is its name, an upscale model its factor, another model None."""
+"""The shape of an output. A `str` is the name of a sampler, and an `int` is the factor of an
+upscale model. None stands for an output whose size does not matter."""
 
 
 def model_shape(shape: Shape) -> ModelShape:
-    """What is said of a model, or a plain one where nothing is."""
+    """Return `shape` if it describes a model, else the shape of a plain model."""
     return shape if isinstance(shape, ModelShape) else ModelShape()
 
 
 def text_tokens(text: str) -> int:
-    """The tokens of an encoded text, if each character is one. Few texts have more."""
+    """Return the number of tokens of an encoded text, at one token for each character.
+
+    Few texts have more tokens.
+    """
     return CHUNK_TOKENS * max(1, -(-len(text) // _CHUNK_CHARS))
 
 
 def bytes_of(shape: Shape) -> int:
-    """The size of a value of that shape."""
     return getattr(shape, "size_bytes", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one node costs and passes on."""
+    """The cost of one node and the shapes of its outputs."""
 
     shapes: tuple[Shape, ...] = ()
-    """Of its outputs."""
     work: float = 0.0
     scratch_bytes: int = 0
-    """What its body needs beside its inputs and outputs."""
+    """The memory that the body needs in addition to the inputs and outputs of the node."""
     rows: int = 0
-    """The rows of conditioning that it samples with."""
+    """The number of rows of conditioning with which the node samples."""
     results: int = 0
-    """The images or latents that it saves."""
+    """The number of images or latents that the node saves."""
     result_bytes: int = 0
-    """The most bytes that their files take: for noise a PNG saves nothing."""
+    """The largest possible size of the files of the results. A PNG of pure noise is about as
+    large as its uncompressed pixels, so that size is assumed.
+    """
+
+
+def default_estimate(outputs: tuple[str, ...]) -> Estimate:
+    """The estimate of a node that declares none: it costs nothing and its outputs are small."""
+    return Estimate(tuple(map(default_shape, outputs)))
+
+
+def default_shape(type_name: str) -> Shape:
+    """The shape that is assumed for an output if nothing is known about it."""
+    found: Shape = _DEFAULTS.get(type_name)
+    return found
+
+
+UNKNOWN_SIDE = 512
+"""The assumed sides of an image or a latent whose size is known only in the run."""
+_SQUARE = (1, UNKNOWN_SIDE, UNKNOWN_SIDE)
+_DEFAULTS: dict[str, Any] = {
+    "IMAGE": ImageShape(*_SQUARE),
+    "MASK": MaskShape(*_SQUARE),
+    "LATENT": LatentShape(*_SQUARE),
+    "CONDITIONING": ConditioningShape(1, CHUNK_TOKENS),
+    "SIGMAS": SigmasShape(20),
+    "SAMPLER": "euler",
+    "UPSCALE_MODEL": 4,
+    "INT": Scalar(0),
+    "FLOAT": Scalar(0.0),
+    "STRING": Scalar(""),
+    "BOOLEAN": Scalar(False),
+}
+SIZED_TYPES = frozenset(_DEFAULTS)
+"""The types of the outputs that a run measures."""

@@ -1,6 +1,6 @@
-"""How a node is declared: its inputs, outputs and body in one place.
+"""Declares nodes: the inputs, the outputs and the body of a node are in one place.
 
-The declaration is the source of validation, of `object_info` and of the documentation.
+Validation, `object_info` and the documentation are derived from the declaration.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from engine.errors import EngineError
-from engine.graph.cost import Estimate, Scalar
-from engine.graph.default_shapes import default_estimate
+from engine.graph.cost import Estimate, Scalar, default_estimate
 
 LimitName: TypeAlias = Literal["side", "longest_side", "steps", "batch"]
-"""The limit that narrows the range of an integer. "longest_side" narrows only its upper end."""
+"""The limit that narrows the range of an integer. "longest_side" narrows only the maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,10 @@ class Float:
 
 @dataclass(frozen=True, slots=True)
 class AnyNumber(Float):
-    """The same, where whole numbers and truth values stay what they are, by links too."""
+    """A finite number that keeps its type: integers and truth values are not made floats.
+
+    This holds for literals and for linked values.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Expression(String):
-    """A text that is computed. A graph has a limited length of them in all."""
+    """A text that is evaluated. The length of all expressions of a graph together is limited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Boolean:
 class Choice:
     """One of `values`, or the name of a model in `folder`.
 
-    `resolve` turns another spelling into one of `values`. It raises ValueError if it cannot.
+    `resolve` converts another spelling into one of `values`. It raises ValueError for an unknown
+    spelling.
     """
 
     values: tuple[str, ...] = ()
@@ -96,7 +99,7 @@ class InputFile:
 
     kind: Literal["image", "latent"] = "image"
     is_text: bool = False
-    """Editors ask for it as a text, for it is mostly sent in base64."""
+    """Whether editors show the input as a text field, because most callers send base64."""
     tooltip: str = ""
 
 
@@ -117,37 +120,40 @@ class NodeType:
     body: Body
     inputs: Mapping[str, Input]
     optional: Mapping[str, Input] = field(default_factory=dict)
-    """Inputs that a graph may leave out. The body has a default for each."""
+    """Inputs that a graph may leave out. The body has a default for each input."""
     outputs: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
-    """The names of the outputs. Without them, outputs are called by their types."""
+    """The names of the outputs. By default, the name of an output is its type."""
     category: str = ""
     description: str = ""
     display_name: str = ""
     is_output: bool = False
     steps_input: str | None = None
-    """The input with the number of sampler steps, the unit of progress. If it is a link, the linked
-    node has the number."""
+    """The input with the number of sampler steps, the unit of progress. If this input is a link,
+    the number is read from the linked node.
+    """
     steps_range: tuple[str, str] | None = None
-    """The inputs with the first step and the step to stop before, if a node takes only some."""
+    """The inputs with the first step and with the step at which sampling stops, if the node takes
+    only a part of the steps."""
     pixel_inputs: tuple[str, ...] = ()
-    """The inputs whose product is the number of pixels that the node asks for."""
+    """The inputs whose product is the number of pixels that the node makes."""
     check: Callable[[Mapping[str, Any]], object] | None = None
-    """Called with the literals if each of them is valid. Raises ValueError if they do not fit."""
+    """A function that is called with the literals if each literal is valid. It raises ValueError if
+    the literals do not fit together."""
     estimate: Callable[[Mapping[str, Any]], Estimate] | None = None
-    """What the node costs, from its literals and the shapes of what it is linked to. The name of
-    a file is replaced by the shape of what is in it, that of a model is a `ModelName`."""
+    """Computes the cost of the node from its literals and the shapes of its linked inputs. The name
+    of a file is replaced with the shape of the content, and the name of a model with a `ModelName`.
+    """
     is_pure: bool = False
-    """Its body only computes numbers, texts or truth values, at once and without its context. Where
-    literals alone are given to it, this is done before the graph is accepted."""
+    """Whether the body only computes numbers, texts or truth values, without the context. If all
+    inputs of such a node are literals, its body is called before the graph is accepted."""
     package: str = ""
-    """The installed package that it comes from; empty for our own."""
+    """The installed package that declares the node; empty for the nodes of Darkroom."""
     all_inputs: Mapping[str, Input] = field(init=False, repr=False, compare=False)
-    """The required and the optional inputs."""
     file_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """Those of them that are names of input files."""
+    """The names of the inputs that take an input file."""
     model_inputs: Mapping[str, str] = field(init=False, repr=False, compare=False)
-    """Those of them that are names of models, with their folders."""
+    """The folder of models for each input that takes the name of a model."""
 
     def __post_init__(self) -> None:
         inputs = {**self.inputs, **self.optional}
@@ -162,34 +168,36 @@ class NodeType:
         return any(not isinstance(self.all_inputs[name], Link) for name in links)
 
     def expressions(self, inputs: Mapping[str, Any]) -> list[str]:
-        """The texts among the inputs that are computed."""
+        """Return the inputs that are expressions."""
         if not self.is_pure:
             return []
         names = [name for name, each in self.inputs.items() if isinstance(each, Expression)]
         return [inputs[name] for name in names]
 
     def estimated(self, inputs: Mapping[str, Any]) -> Estimate:
-        """What the node costs with these inputs; see `estimate`."""
+        """Return the cost of the node for these inputs; see `estimate`."""
         if self.is_pure:
             try:
                 return Estimate(tuple(map(Scalar, self.body(None, **inputs))))
-            except EngineError:  # what it is given is only known to the run, or is its error
+            # The error is not raised here. If the run has the same inputs, the run reports the
+            # error.
+            except EngineError:
                 return default_estimate(self.outputs)
         return self.estimate(inputs) if self.estimate else default_estimate(self.outputs)
 
 
 VALUE_TYPES: Mapping[str, type] = {"STRING": str, "INT": int, "FLOAT": float, "BOOLEAN": bool}
-"""The types of outputs that are values, and what they are in Python."""
+"""The Python type of each type of output that is a value."""
 
 
 def is_value(type_name: str, value: object) -> bool:
-    """Whether it is a value of that type. True is no number."""
+    """Whether `value` is of that type. A truth value is not a number here."""
     kind = VALUE_TYPES[type_name]
     return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
 
 
 def within(declared: Input, scalar: Scalar) -> Any:
-    """The value, or the end of its range that it goes beyond."""
+    """Return the value of `scalar`, limited to the range of the input."""
     if isinstance(declared, Int | Float) and not isinstance(scalar.value, str):
         return max(declared.min, min(declared.max, scalar.value))
     return scalar.value
@@ -208,8 +216,8 @@ def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:
 def gather_nodes(*modules: ModuleType) -> tuple[NodeType, ...]:
     """Every node that the modules declare, in the order of their declarations.
 
-    Raises ValueError if two nodes have one `class_type`. A node that a module imports from another
-    is the same node, so it counts once.
+    Raises ValueError if two nodes have the same `class_type`. A node that one module imports from
+    another module counts once.
     """
     gathered: dict[str, NodeType] = {}
     for module in modules:

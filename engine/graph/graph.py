@@ -18,7 +18,7 @@ _MOST_OVERLAP_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The output that a link comes from; `output` counts from 0."""
+    """The output at the start of a link; `output` counts from 0."""
 
     node_id: str
     output: int
@@ -35,13 +35,14 @@ class Node:
     is_output: bool = False
     steps: int = 0
     input_files: tuple[str, ...] = ()
-    """The names of the files that it reads."""
+    """The names of the files that the node reads."""
     families: Mapping[str, Family] = field(default_factory=dict)
-    """Those of the models that it names, by their inputs, as far as their files tell."""
+    """The family of each model that the node names, by input, if the family is known from the file.
+    """
     title: str | None = None
-    """What the caller's editor calls it. It has no effect."""
+    """The title of the node in the caller's editor. The title has no effect."""
     sources: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The ids of the nodes that it is linked to, each once."""
+    """The ids of the nodes at the start of the links, each once."""
 
     def __post_init__(self) -> None:
         sources = dict.fromkeys([source.node_id for source in self.links.values()])
@@ -65,7 +66,7 @@ class Graph:
     nodes: tuple[Node, ...]
     cost: Cost = Cost()  # noqa: RUF009 - frozen
     node_bytes: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
-    """What the outputs and the body of each node take, as its cost estimates it."""
+    """The estimated memory for the outputs and the body of each node, in bytes."""
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,10 +77,10 @@ class Graph:
 
     @property
     def prompt(self) -> dict[str, Any]:
-        """The graph in ComfyUI's API format. Validated with the same limits, it gives this graph.
+        """The graph in ComfyUI's API format. A validation of the result gives an equal graph.
 
-        Of what the caller sent it has no node that no output needs, and no input that its node
-        type does not declare; literals have their declared types.
+        Nodes that no output needs are left out, and so are inputs that the node type does not
+        declare. Literals have their declared types.
         """
         return {node.id: node.prompt for node in self.nodes}
 
@@ -90,12 +91,15 @@ class Graph:
 
     @property
     def overlap_bytes(self) -> int:
-        """What may be alive of nodes that run beside those which are next in `run_order`."""
+        """An allowance for the values of nodes that run earlier than in `run_order`.
+
+        It is an assumption and not a measurement: 4 x `live_bytes`, but at most 128 MiB.
+        """
         return min(_MOST_OVERLAP_BYTES, _OVERLAP * self.cost.live_bytes)
 
     @property
     def need_bytes(self) -> int:
-        """The most bytes of values alive at once in a run. Models and their calls take more."""
+        """`live_bytes` and `overlap_bytes` together, without models and model calls."""
         return self.cost.live_bytes + self.overlap_bytes
 
     @property
@@ -109,7 +113,7 @@ class Graph:
         return tuple(dict.fromkeys(name for node in self.nodes for name in node.input_files))
 
     def seed_of(self, node_id: str) -> int | None:
-        """The seed of the nearest node upstream that has one; for an image this is its sampler."""
+        """The seed of the nearest node upstream that has a seed, usually the sampler."""
         queue = [node_id]
         seen = set(queue)
         for current in queue:
@@ -126,7 +130,7 @@ class Graph:
 def run_order(graph: Graph) -> tuple[Node, ...]:
     """The order in which nodes run one by one: depth first from the outputs.
 
-    So an image is saved before the next one is made, and little is alive at once.
+    So an image is saved before the next image is made, and few values are alive at once.
     """
     done: dict[str, Node] = {}
     for output in graph.outputs:

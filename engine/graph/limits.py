@@ -1,4 +1,4 @@
-"""How large the requests may be that the service accepts."""
+"""Limits on the size of the requests that the service accepts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from engine.errors import TooLarge
 from engine.graph.declarations import Int
 
 MAX_SCHEDULE_SIGMAS = 1_000_000
-"""The longest schedule that is computed, of which a low denoise leaves the end."""
+"""The length of the longest schedule that is computed. With a low denoise, only the end of the
+schedule is used."""
 _MADE_TEXTS = 16
-"""So many texts of the longest kind may the nodes of a graph make in all."""
+"""The largest number of characters of computed texts in a graph, as a multiple of the longest
+text."""
 _EXPRESSION_CHARS = 32_768
-"""So many characters may the expressions of a graph have. Each is 2 µs of work or more, in HTTP
-replicas and wherever else the graph is checked."""
+"""The largest number of characters in all expressions of a graph. Each character costs 2 µs or
+more, in HTTP replicas and in every other process that checks the graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest values that the service accepts; they narrow the ranges that nodes declare."""
+    """The largest values that the service accepts. They narrow the ranges that nodes declare."""
 
     max_nodes: int = 1000
     max_node_id_chars: int = 128
@@ -28,28 +30,31 @@ class Limits:
     max_steps: int = 10_000
     max_batch: int = 16
     max_text_chars: int = 32_768
-    """The length of one text. Every 75 tokens are one more chunk to encode and to attend to."""
+    """The number of characters of one text. Every 75 tokens of a text are a chunk to encode."""
+    max_request_chars: int = 131_072
+    """The number of characters of all texts of a graph together."""
     max_pixels: int = 2**24
     """The product of width, height and batch size."""
     max_cost: float = 2000.0
-    """The work of a job in megapixel-steps. Here and below, 0 is any number; see `cost.Cost`."""
+    """The work of a job in megapixel-steps. In this field and in the fields below, 0 means no
+    limit; see `cost.Cost`."""
     max_live_bytes: int = 2 * 2**30
-    """What is alive at once of the values that the nodes of a job make."""
+    """The size of the node outputs of a job that are alive at the same time."""
     max_conditioning_rows: int = 64
-    """The rows of conditioning of one sampler."""
+    """The number of rows of conditioning of one sampler."""
     max_tokens: int = 65_536
-    """The tokens of one conditioning."""
+    """The number of tokens of one conditioning."""
     max_merged_models: int = 4
-    """The models with LoRAs merged into them that are alive at once."""
+    """The number of models with merged LoRAs that are alive at once."""
     max_outputs: int = 256
-    """The images and latents that a job saves."""
+    """The number of images and latents that a job saves."""
 
     def narrowed(self, max_cost: float) -> Limits:
-        """The limits with that `max_cost`, where it is the lower one."""
+        """Return the limits with the lower of the two values of `max_cost`."""
         return replace(self, max_cost=min(self.max_cost or max_cost, max_cost or self.max_cost))
 
     def bounds(self, declared: Int) -> tuple[int, int]:
-        """The lowest and the highest value of an integer input; both are allowed."""
+        """Return the lowest and the highest allowed value of an integer input."""
         match declared.limit:
             case "side":
                 return max(declared.min, self.min_side), min(declared.max, self.max_side)
@@ -68,13 +73,14 @@ class Limits:
         if count > self.max_batch or pixels > self.max_pixels:
             raise TooLarge(
                 f"A batch of {count} images of {width} x {height} pixels is too large: at most "
-                f"{self.max_batch} images and {self.max_pixels} pixels are taken at once."
+                f"{self.max_batch} images and {self.max_pixels} pixels are allowed at once."
             )
 
 
 class MadeTexts:
-    """How much text the nodes of a graph have made so far, for each may double what it is given;
-    and how long the expressions are that they computed.
+    """Counts the text that the nodes of a graph have made, and the length of their expressions.
+
+    Without this limit, a few nodes could make a huge text, because each node may double its text.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -82,18 +88,18 @@ class MadeTexts:
         self._expression_chars_left = _EXPRESSION_CHARS
 
     def add_expressions(self, expressions: Iterable[str]) -> str | None:
-        """Count expressions before they are computed. Returns what is wrong, as `add` does."""
+        """Count expressions before they are computed. Returns an error message, or None."""
         self._expression_chars_left -= sum(map(len, expressions))
         if self._expression_chars_left >= 0:
             return None
         return (
-            f"with it the expressions of the graph have more than {_EXPRESSION_CHARS} characters, "
-            "which is the most that are taken; shorten them, or use fewer"
+            f"with this node the expressions of the graph have more than {_EXPRESSION_CHARS} "
+            "characters, which is the limit; shorten them, or use fewer"
         )
 
     def add(self, values: Iterable[object]) -> str | None:
-        """Count those of the values that are texts. Returns what is wrong where it is too much."""
+        """Count the texts among the values. Returns an error message if the limit is exceeded."""
         self._left -= sum(len(each) for each in values if isinstance(each, str))
         if self._left >= 0:
             return None
-        return f"with it the graph makes more than {self._most} characters"
+        return f"with this node the graph makes more than {self._most} characters"

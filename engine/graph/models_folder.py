@@ -1,10 +1,10 @@
-"""The models folder, with the layout of ComfyUI's.
+"""The models folder, with the layout of ComfyUI's models folder.
 
 root/checkpoints/name.safetensors     single file
 root/checkpoints/sub/name.safetensors named "sub/name.safetensors"
 root/checkpoints/name/model_index.json a diffusers folder, named "name"
-root/name.safetensors                 a checkpoint may also lie here
-root/checkpoints/name.config/         sizes of name.safetensors where they are not standard
+root/name.safetensors                 also a checkpoint
+root/checkpoints/name.config/         the configuration, if name.safetensors has unusual sizes
 root/loras/, vae/, controlnet/, ...    the other kinds, in the same way
 root/diffusion_models/, or unet/       networks without their text encoders and VAE
 root/text_encoders/, or clip/          text encoders
@@ -36,11 +36,11 @@ DIFFUSION_MODELS = "diffusion_models"
 TEXT_ENCODERS = "text_encoders"
 CLIP_VISIONS = "clip_vision"
 _OLD_FOLDERS = {DIFFUSION_MODELS: "unet", TEXT_ENCODERS: "clip"}
-"""Where models of a kind lie as well, by the names that ComfyUI had first."""
+"""Earlier names of ComfyUI for the folders of some kinds. These folders are read as well."""
 CONFIG_SUFFIX = ".config"
 _MODEL_SUFFIX = ".safetensors"
 _OTHER_SUFFIXES = {HYPERNETWORKS: ".pt"}
-"""Kinds that there are in another format alone. Their readers take tensors and no code."""
+"""The suffixes of kinds that have no safetensors files. The readers of these files run no code."""
 _PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 FOLDER_MARK = "model_index.json"
 
@@ -48,8 +48,8 @@ FOLDER_MARK = "model_index.json"
 class ModelsFolder:
     """Names and paths of the models below `root`. A listing is read again after `ttl_s` seconds.
 
-    While the folder does not answer, which is waited for `timeout_s` seconds at most, the last
-    listing is used. Where there was none, each method raises ModelsUnavailable.
+    If the folder does not respond within `timeout_s` seconds, the last listing is used. If there is
+    no last listing, each method raises ModelsUnavailable.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class ModelsFolder:
     ) -> None:
         self.root = Path(root)
         self.reads = PatientReads(ttl_s=ttl_s, timeout_s=timeout_s, clock=clock)
-        """Through which whatever lies in the folder is read by threads that must not hang."""
+        """Reads files of the folder in a separate thread, so that its callers cannot hang."""
         self.hashes = PatientReads(
             ttl_s=ttl_s, timeout_s=timeout_s, clock=clock, subject="A hash of a model"
         )
-        """The same for hashes of whole files: no other read stands in line behind one."""
+        """Computes hashes of whole files in another thread, so that other reads do not wait."""
         self._checkpoints: frozenset[str] | None = None
-        """Those that are listed; None: all."""
+        """The checkpoints that may be listed; None means all checkpoints."""
 
     def only(self, checkpoints: Collection[str]) -> ModelsFolder:
-        """The same folder, of whose checkpoints these alone are listed."""
+        """Return a view of the same folder that lists only these checkpoints."""
         view = copy(self)
         view._checkpoints = frozenset(checkpoints)
         return view
 
     def is_there(self) -> bool:
-        """Whether it is a folder at all. Raises ModelsUnavailable."""
+        """Whether `root` is a folder. Raises ModelsUnavailable."""
         return self.reads.read("root", self.root.is_dir)
 
     def names(self, kind: str) -> tuple[str, ...]:
@@ -85,44 +85,46 @@ class ModelsFolder:
         return tuple(self._listing(kind))
 
     def paths(self, kind: str) -> Mapping[str, Path]:
-        """The models of a kind with their paths, as they were listed."""
+        """The models of a kind with their paths, from the last listing."""
         return self._listing(kind)
 
     def at_top(self, name: str) -> Path:
-        """The path of a file that is no model, beside the folders of models."""
+        """The path of a file beside the folders of models."""
         return self.root / name
 
     def path(self, kind: str, name: str) -> Path:
         """The path of a model. Raises CheckpointUnavailable if no such model is listed.
 
-        Only listed names have a path, so no name leads out of the folder.
+        Only listed names have a path, so a name cannot point outside of the folder.
         """
         known: Mapping[str, Path] = self.reads.last(("listing", kind)) or {}
         path = known.get(name)
         if path is not None and self._lists(kind, name) and self._is_there(path):
-            # The device thread asks so, and must not wait for a large folder to be read.
+            # The device thread calls this method, and must not wait for the listing of a large
+            # folder.
             return path
         path = self._listing(kind).get(name)
         if path is None or not self._is_there(path):
             if pickled := self.pickled(kind).get(name):
                 raise pickled_refused(pickled)
             raise CheckpointUnavailable(
-                f"no {name!r} in {kind}: put it there or name one of GET /v1/models"
+                f"there is no {name!r} in {kind}: put the file there, or use a name of GET "
+                "/v1/models"
             )
         return path
 
     def pickled(self, kind: str) -> dict[str, Path]:
-        """The pickled files of a kind, by name with and without suffix. Listings leave them out."""
+        """The pickled files of a kind, by name with and without suffix. `names` omits them."""
         return self.reads.read(("pickled", kind), partial(_read_pickled, self.root, kind))
 
     def require_answer(self) -> None:
-        """Raises ModelsUnavailable where the folder does not answer now."""
+        """Raise ModelsUnavailable if the folder does not respond now."""
         self.reads.read_now(self.root, self.root.exists, ttl_s=0)
 
     def _is_there(self, path: Path) -> bool:
         with suppress(ModelsUnavailable):
             return self.reads.read(path, path.exists)
-        return True  # as it was listed
+        return True  # The folder does not answer, but the model was listed before.
 
     def _listing(self, kind: str) -> Mapping[str, Path]:
         listing: Mapping[str, Path] = self.reads.read(
@@ -137,9 +139,12 @@ class ModelsFolder:
 
 
 def _read_listing(root: Path, kind: str) -> dict[str, Path]:
-    """Raises NotADirectoryError where there is no folder: a disk may not be mounted yet."""
+    """Return the models of a kind. Raises NotADirectoryError if the folder does not exist.
+
+    The folder may be missing because a disk is not mounted yet.
+    """
     if not root.is_dir():
-        raise NotADirectoryError(ENOTDIR, "it is missing")
+        raise NotADirectoryError(ENOTDIR, "the folder is missing")
     return dict(sorted(_models_of(root, kind)))
 
 
@@ -154,7 +159,7 @@ def _models_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
 
 
 def _folders(root: Path, kind: str) -> list[Path]:
-    """The folders of a kind; of two models of one name, that in the last one counts."""
+    """The folders of a kind. If two models have the same name, the model in the last is used."""
     old = [root / _OLD_FOLDERS[kind]] if kind in _OLD_FOLDERS else []
     return [*old, root / kind]
 
@@ -181,13 +186,13 @@ def _pickled_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
 
 def pickled_refused(path: Path) -> CheckpointUnavailable:
     return CheckpointUnavailable(
-        f"{path.name} is pickled, and a pickled file can run any code when it is read: "
-        "convert it to .safetensors and put that there"
+        f"{path.name} is pickled, and a pickled file can run any code when it is read: convert it "
+        "to .safetensors, and put the new file there"
     )
 
 
 def _is_kind(kind: str) -> bool:
-    """Whether it is the name of a folder, and not a path."""
+    """Whether `kind` is the name of a folder, and not a path."""
     return Path(kind).name == kind and kind != ".."
 
 
@@ -207,7 +212,7 @@ def _models_below(folder: Path, suffix: str) -> Iterator[Path]:
 
 
 def _raise_passing(error: OSError) -> None:
-    """A folder that is missing or closed to us has no models; one that fails cannot be read now."""
+    """Raise `error`, unless its cause is a missing folder or a missing permission."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
         raise error
 

@@ -1,7 +1,7 @@
 """The table of samplers and schedulers, and the spellings that callers use for them.
 
-One row registers a sampler or a scheduler: it has the spellings, and the place of the function,
-which `engine.diffusion.samplers.lookup` imports. So the names are known without torch.
+A row of the table has the spellings and the path of the function of a sampler or a scheduler.
+`engine.diffusion.samplers.sampler_lookup` imports the function, so the table needs no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ AUTOMATIC = "Automatic"
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """A scheduler: it makes a schedule for a number of steps."""
+    """A scheduler. It makes a schedule for a number of steps."""
 
     name: str
     """ComfyUI's spelling."""
@@ -27,13 +27,11 @@ class Scheduler:
     aliases: tuple[str, ...] = ()
     """More spellings."""
     has_end: bool = False
-    """It ends at a sigma of its own, and not at 0."""
+    """Whether the schedule ends at another sigma than 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """A sampler, and what it needs."""
-
     name: str
     """ComfyUI's spelling."""
     label: str
@@ -42,28 +40,32 @@ class Sampler:
     """`module:function` in `engine.diffusion.samplers`."""
     _: KW_ONLY
     automatic: str = "normal"
-    """The scheduler that "Automatic" stands for."""
+    """The scheduler for "Automatic"."""
     aliases: tuple[str, ...] = ()
     """More spellings."""
     calls: int = 1
-    """How often it calls the model in a step, at most."""
+    """The largest number of model calls in one step."""
     least_steps: int = 0
-    """It may take so many steps, however few the schedule has."""
+    """The number of steps that the sampler may take even if the schedule has fewer steps."""
     noise: Literal["none", "independent", "brownian"] = "none"
-    """The noise that its steps add: independent draws, or increments of one Brownian path."""
+    """The noise that the steps add: independent draws, or increments of one Brownian path."""
     discards_penultimate_sigma: bool = False
-    """Its schedules leave out their last sigma above 0."""
+    """Whether the schedules of the sampler omit their last sigma above 0."""
     own_schedule: bool = False
-    """It chooses its own sigmas between the ends of a schedule."""
+    """Whether the sampler chooses its own sigmas between the ends of a schedule."""
     own_mask_noise: bool = False
-    """The part of a latent that a noise mask keeps gets other noise than the start."""
+    """Whether the part that a mask keeps has other noise than the rest of the latent."""
     eta: float | None = None
-    """How much of the noise of ancestral steps it adds where nothing else is asked for; None: that
-    cannot be chosen."""
+    """The default of eta, which controls the amount of noise of an ancestral step. None means that
+    the sampler has no such parameter.
+    """
     churns: bool = False
-    """Noise may be added before each of its steps, as none of them uses a past one."""
+    """Whether noise may be added before each step. No step of such a sampler uses the x0 of an
+    earlier step.
+    """
     needs_uncond: bool = False
-    """It needs the unconditional x0 beside the guided one, as CFG++ does."""
+    """Whether the sampler needs the unconditional x0 in addition to the guided x0. CFG++ samplers
+    need both."""
 
 
 SCHEDULERS = (
@@ -78,7 +80,7 @@ SCHEDULERS = (
     Scheduler("kl_optimal", "KL Optimal", "schedules:kl_optimal"),
 )
 ADAPTIVE_STEPS = 64
-"""The steps that an adaptive sampler may take where its schedule has no more."""
+"""The number of steps that an adaptive sampler may take if its schedule has fewer steps."""
 SAMPLERS = (
     Sampler("euler", "Euler", "runge_kutta:euler", aliases=("k_euler",)),
     Sampler(
@@ -229,9 +231,9 @@ SAMPLERS = (
     Sampler("er_sde", "ER SDE", "sde:er_sde", noise="independent"),
     Sampler("seeds_2", "SEEDS 2", "sde:seeds_2", calls=2, noise="independent"),
     Sampler("seeds_3", "SEEDS 3", "sde:seeds_3", calls=3, noise="independent"),
-    Sampler("sa_solver", "SA Solver", "sa_solver:sa_solver", noise="independent"),
+    Sampler("sa_solver", "SA Solver", "multistep:sa_solver", noise="independent"),
     Sampler(
-        "sa_solver_pece", "SA Solver PECE", "sa_solver:sa_solver_pece", calls=2, noise="independent"
+        "sa_solver_pece", "SA Solver PECE", "multistep:sa_solver_pece", calls=2, noise="independent"
     ),
 )
 SCHEDULER_OF = {row.name: row for row in SCHEDULERS}
@@ -239,7 +241,7 @@ SAMPLER_OF = {row.name: row for row in SAMPLERS}
 
 
 def key_of(spelling: str) -> str:
-    """Equal for spellings that differ in case and spaces alone."""
+    """Return a key. Spellings that differ only in case and spaces have the same key."""
     return " ".join(spelling.casefold().split())
 
 
@@ -257,7 +259,7 @@ _SAMPLER_NAMES: dict[str, tuple[str, str | None]] = {
 
 
 def sampler(spelling: str) -> tuple[str, str | None]:
-    """The sampler, and the scheduler if the spelling names both ("DPM++ 2M Karras").
+    """Return the sampler, and the scheduler if the spelling names both ("DPM++ 2M Karras").
 
     Raises ValueError for an unknown name.
     """
@@ -268,7 +270,7 @@ def sampler(spelling: str) -> tuple[str, str | None]:
 
 
 def scheduler(spelling: str) -> str | None:
-    """The scheduler; None for "Automatic". Raises ValueError for an unknown name."""
+    """Return the scheduler, or None for "Automatic". Raises ValueError for an unknown name."""
     key = key_of(spelling)
     if key == key_of(AUTOMATIC):
         return None
@@ -279,22 +281,28 @@ def scheduler(spelling: str) -> str | None:
 
 
 def resolve(sampler_spelling: str, scheduler_spelling: str) -> tuple[str, str]:
-    """The sampler and scheduler of a request. Its own scheduler wins over one in the sampler."""
+    """Return the sampler and the scheduler of a request.
+
+    `scheduler_spelling` has precedence over a scheduler in `sampler_spelling`.
+    """
     name, joined = sampler(sampler_spelling)
     return name, scheduler(scheduler_spelling) or joined or SAMPLER_OF[name].automatic
 
 
 def sampler_alone(spelling: str) -> str:
-    """The sampler in a workflow. Raises ValueError if the spelling names a scheduler as well."""
+    """Return the sampler of a workflow. Raises ValueError if `spelling` also names a scheduler."""
     name, joined = sampler(spelling)
     if joined is not None:
-        raise ValueError("the scheduler is an input of its own")
+        raise ValueError("the scheduler has an input of its own")
     return name
 
 
 def scheduler_alone(spelling: str) -> str:
-    """The scheduler in a workflow. Raises ValueError for "Automatic", which is not known there."""
+    """Return the scheduler of a workflow.
+
+    Raises ValueError for "Automatic", which workflows cannot use.
+    """
     name = scheduler(spelling)
     if name is None:
-        raise ValueError("Automatic is not known in a workflow")
+        raise ValueError("a workflow cannot use Automatic")
     return name

@@ -1,6 +1,6 @@
-"""The header of a safetensors file: names and shapes of its tensors, without the tensors.
+"""Reads the header of a safetensors file: the names and shapes of its tensors.
 
-It is read without torch, so that any process can read it.
+The header is read without torch, so that any process can read it.
 """
 
 from __future__ import annotations
@@ -17,39 +17,38 @@ from engine.errors import CheckpointUnavailable
 
 _SHOWN_CHARS = 300
 _CACHED_HEADERS = 8
-"""Enough for the models in use. The header of an SDXL checkpoint takes about a megabyte."""
+"""The number of headers in the cache. The header of an SDXL checkpoint takes about a megabyte."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The header of one file."""
-
     name: str
     shapes: Mapping[str, tuple[int, ...]]
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What its author wrote into it."""
 
     def has(self, prefix: str) -> bool:
-        """Whether the name of any tensor begins with `prefix`."""
         return any(key.startswith(prefix) for key in self.shapes)
 
 
 def read_header(path: Path) -> Header:
-    """The header. Raises CheckpointUnavailable if the file is gone, damaged or cut short."""
+    """Return the header. Raises CheckpointUnavailable if the file is missing or damaged."""
     try:
         state = path.stat()
         if not S_ISREG(state.st_mode):
-            raise CheckpointUnavailable(f"{path.name} is no file that models lie in")
+            raise CheckpointUnavailable(
+                f"{path.name} is not a file that a models folder may contain"
+            )
         return _read(path, state.st_size, state.st_mtime_ns)
     except FileNotFoundError as error:
-        raise CheckpointUnavailable(f"{path.name} is gone") from error
+        raise CheckpointUnavailable(f"{path.name} does not exist any more") from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise CheckpointUnavailable(f"{path.name} cannot be read: {reason}") from error
     except SafetensorError as error:
-        reason = str(error)[:_SHOWN_CHARS]  # it may repeat what the file says, however long
+        # The error is cut off, because it may quote long parts of the file.
+        reason = str(error)[:_SHOWN_CHARS]
         raise CheckpointUnavailable(
-            f"{path.name} is no safetensors file, or is damaged or cut short: {reason}"
+            f"{path.name} is not a safetensors file, or is damaged or incomplete: {reason}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""How planes are cut into tiles that overlap, for what is too large to be worked on at once."""
+"""Cuts planes into overlapping tiles, so that large planes are processed in parts."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from itertools import product
 def tiles_of(
     width: int, height: int, *, tile: tuple[int, int], overlap: int
 ) -> list[tuple[slice, slice]]:
-    """The rows and columns of each tile, of that width and height at most."""
+    """Return the rows and columns of each tile. No tile is larger than `tile` (width, height)."""
     rows, columns = _parts(height, tile[1], overlap), _parts(width, tile[0], overlap)
     return list(product(rows, columns))
 
 
 def tiled_area(width: int, height: int, *, tile: tuple[int, int], overlap: int) -> int:
-    """What all tiles have together. It takes no longer for sides that nobody can make."""
+    """Return the total area of all tiles, in a time that does not depend on their number."""
     return _covered(height, tile[1], overlap) * _covered(width, tile[0], overlap)
 
 
 def tilings(tile: int) -> tuple[tuple[int, int], ...]:
-    """Three shapes of a tile (width, height), whose mean shows no seams."""
+    """Return three shapes of a tile (width, height). The mean of the three results has no seams."""
     return (tile // 2, tile * 2), (tile * 2, tile // 2), (tile, tile)
 
 
@@ -31,7 +31,7 @@ def _parts(length: int, most: int, overlap: int) -> list[slice]:
 
 
 def _covered(length: int, most: int, overlap: int) -> int:
-    """The lengths of all parts together, without the parts."""
+    """Return the sum of the lengths of all parts, without a list of the parts."""
     if length <= most:
         return length
     starts = range(0, length - overlap, max(1, most - overlap))

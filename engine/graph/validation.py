@@ -1,7 +1,7 @@
 """Validates a prompt, which is a workflow in ComfyUI's API format.
 
-The rules are ComfyUI's, with three differences: one error makes the whole graph invalid, any JSON
-value raises nothing but GraphInvalid, and the service has limits of its own.
+The rules are ComfyUI's rules, with three differences. One error makes the whole graph invalid. The
+only exception that an invalid JSON value raises is GraphInvalid. The service has its own limits.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from engine.errors import EngineError, GraphInvalid
+from engine.errors import COST_TOO_HIGH, EngineError, GraphInvalid
 from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
-from engine.graph.costing import COST_TOO_HIGH, Excess, FileSizes, Ledger, ledger_of
 from engine.graph.declarations import NodeType
-from engine.graph.graph import Graph, Node
-from engine.graph.graph_errors import InputError, graph_invalid, graph_too_costly
-from engine.graph.inputs.checks import CheckedInputs, check_inputs, linked_values
-from engine.graph.inputs.constants import Constants
-from engine.graph.inputs.literals import is_unicode
-from engine.graph.inputs.switches import without_switches
+from engine.graph.graph import SEED_INPUTS, Graph, Node
+from engine.graph.inputs import (
+    CheckedInputs,
+    Constants,
+    InputError,
+    check_inputs,
+    finite_number,
+    is_unicode,
+    linked_values,
+    whole_number,
+)
+from engine.graph.ledger import Excess, FileSizes, Ledger, ledger_of
 from engine.graph.limits import Limits
 
 _SHOWN_CHARS = 100
@@ -36,12 +41,17 @@ def validate(
     input_files: Collection[str] | None = None,
     *,
     sizes: FileSizes | None = None,
+    draw_seed: Callable[[], int] | None = None,
 ) -> Graph:
-    """The graph of a prompt, with its cost. Raises GraphInvalid.
+    """Return the graph of a prompt, with its cost. Raises GraphInvalid.
 
     `input_files` are the names that an `InputFile` may have; None allows any name. `sizes` has the
-    width and height of those that are known.
+    known widths and heights of input files. With `draw_seed`, each negative seed is replaced by a
+    drawn seed.
     """
+    if draw_seed is not None:
+        prompt = resolve_seeds(prompt, draw_seed)
+    require_text_budget(prompt, limits.max_request_chars)
     nodes = without_switches(_require_nodes(prompt, limits))
     types = {node_id: _require_type(node_id, node, catalogue) for node_id, node in nodes.items()}
     outputs = [node_id for node_id, declared in types.items() if declared.is_output]
@@ -57,12 +67,67 @@ def validate(
         errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
     if errors:
         raise graph_invalid(errors, sources, types)
-    graph = _graph(nodes, types, checked, listed)
+    graph = with_cost(_graph(nodes, types, checked, listed), catalogue, limits, sizes=sizes)
+    # A text that was linked to several nodes is now a literal of each node and counts each time.
+    _require_chars((each.literals for each in graph.nodes), limits.max_request_chars)
+    return graph
+
+
+def require_text_budget(prompt: object, max_chars: int) -> None:
+    """Raise GraphInvalid if the texts of all nodes together have more than `max_chars`.
+
+    `prompt` need not be valid.
+    """
+    nodes = prompt.values() if isinstance(prompt, dict) else ()
+    inputs = [node.get("inputs") for node in nodes if isinstance(node, dict)]
+    _require_chars((each for each in inputs if isinstance(each, dict)), max_chars)
+
+
+def _require_chars(inputs: Iterable[Mapping[str, Any]], max_chars: int) -> None:
+    chars = sum(len(text) for each in inputs for text in each.values() if isinstance(text, str))
+    if chars > max_chars:
+        details = f"the texts have {chars} characters, but at most {max_chars} are allowed"
+        raise GraphInvalid("too_much_text", "The texts of the prompt are too long", details)
+
+
+def with_cost(
+    graph: Graph, catalogue: Catalogue, limits: Limits, *, sizes: FileSizes | None = None
+) -> Graph:
+    """Return a valid graph with its cost, for input files of these sizes. Raises GraphInvalid."""
+    types = _types_of(graph, catalogue)
     known_types = {each.class_type: each for each in types.values()}
     ledger = _ledger(graph, known_types, limits, sizes=sizes)
     if isinstance(ledger, Excess):
+        sources = {node.id: node.sources for node in graph.nodes}
         raise graph_too_costly(ledger.node_id, _too_costly(ledger), sources, types)
     return replace(graph, cost=ledger.cost, node_bytes=ledger.node_bytes)
+
+
+def _types_of(graph: Graph, catalogue: Catalogue) -> dict[str, NodeType]:
+    """The type of each node of a valid graph, by the node's id."""
+    types: dict[str, NodeType] = {}
+    for node in graph.nodes:
+        declared = catalogue.node(node.class_type)
+        assert declared is not None  # The graph is valid, so the type of each node is known.
+        types[node.id] = declared
+    return types
+
+
+def input_file_refused(graph: Graph, catalogue: Catalogue, name: str, reason: str) -> GraphInvalid:
+    """Return the error of a valid graph with an image file that cannot be used.
+
+    The error names the first node that reads the file, but not the file itself.
+    """
+    node = next(each for each in graph.nodes if name in each.input_files)
+    input_name = next(key for key, value in node.literals.items() if value == name)
+    error = InputError(
+        "custom_validation_failed",
+        "The image cannot be used",
+        f"{input_name}: {reason}",
+        extra_info={"input_name": input_name},
+    )
+    sources = {each.id: each.sources for each in graph.nodes}
+    return graph_invalid({node.id: [error]}, sources, _types_of(graph, catalogue))
 
 
 def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:
@@ -71,15 +136,15 @@ def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:
             "no_prompt", "No prompt", "prompt must be an object of nodes by their id"
         )
     if len(prompt) > limits.max_nodes:
-        details = f"{len(prompt)} nodes, at most {limits.max_nodes} are taken"
+        details = f"the prompt has {len(prompt)} nodes, but at most {limits.max_nodes} are allowed"
         raise GraphInvalid("too_many_nodes", "The prompt has too many nodes", details)
     for node_id in prompt:
         if not isinstance(node_id, str) or not is_unicode(node_id):
             raise GraphInvalid("invalid_prompt", "A node id is not a string")
         if len(node_id) > limits.max_node_id_chars:
             details = (
-                f"{node_id[:_SHOWN_CHARS]}… has {len(node_id)} characters, "
-                f"at most {limits.max_node_id_chars} are taken"
+                f"{node_id[:_SHOWN_CHARS]}… has {len(node_id)} characters, but at most "
+                f"{limits.max_node_id_chars} are allowed"
             )
             raise GraphInvalid("invalid_prompt", "A node id is too long", details)
     return prompt
@@ -94,7 +159,7 @@ def _require_type(node_id: str, node: Any, catalogue: Catalogue) -> NodeType:
         details = f"node {node_id}: {class_type}"
         extra = {"node_id": node_id, "class_type": class_type}
         raise GraphInvalid(
-            "missing_node_type", "A node type is not known", details, extra_info=extra
+            "missing_node_type", "There is no such node type", details, extra_info=extra
         )
     return declared
 
@@ -107,9 +172,9 @@ def _check_reachable(
     check: Callable[..., CheckedInputs],
     constants: Constants,
 ) -> dict[str, CheckedInputs]:
-    """Check every node that an output needs, in the order of the prompt. All others are ignored.
+    """Check every node that an output needs, in the order of the prompt. Ignore all other nodes.
 
-    A node is checked after those that compute its values, unless they need it in turn.
+    A node is checked after the nodes that compute its values, except in a cycle of nodes.
     """
     checked: dict[str, CheckedInputs] = {}
     begun: set[str] = set()
@@ -141,7 +206,10 @@ def _pure_sources(given: object, declared: NodeType, types: Mapping[str, NodeTyp
 
 
 def _find_cycle(sources: Mapping[str, Sequence[str]]) -> list[str]:
-    """A cycle of nodes; empty if there is none, which is told in a tenth of the time."""
+    """Return a cycle of nodes, or an empty list.
+
+    Most graphs have no cycle. `_is_acyclic` finds this in a tenth of the time of a search.
+    """
     if _is_acyclic(sources):
         return []
     try:
@@ -153,7 +221,7 @@ def _find_cycle(sources: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _is_acyclic(sources: Mapping[str, Sequence[str]]) -> bool:
-    """Whether every node can run once those that it is linked to have run (Kahn's algorithm)."""
+    """Whether an order exists in which every node runs after its sources (Kahn's algorithm)."""
     consumers: dict[str, list[str]] = {node_id: [] for node_id in sources}
     waits_for = {node_id: len(linked) for node_id, linked in sources.items()}
     for node_id, linked in sources.items():
@@ -170,7 +238,7 @@ def _is_acyclic(sources: Mapping[str, Sequence[str]]) -> bool:
 
 def _cycle_error(cycle: list[str]) -> InputError:
     shown = cycle if len(cycle) <= 20 else [*cycle[:10], "…", *cycle[-9:]]
-    return InputError("dependency_cycle", "Nodes need each other in a cycle", " → ".join(shown))
+    return InputError("dependency_cycle", "The nodes form a cycle", " → ".join(shown))
 
 
 def _too_costly(excess: Excess) -> InputError:
@@ -186,7 +254,7 @@ def _ledger(
     except GraphInvalid:
         raise
     except EngineError as error:
-        message = "A node's cost cannot be told"
+        message = "The cost of a node cannot be computed"
         raise GraphInvalid("custom_validation_failed", message, str(error)) from error
 
 
@@ -214,7 +282,7 @@ def _graph(
 
 
 def _needed(checked: Mapping[str, CheckedInputs], outputs: Iterable[str]) -> set[str]:
-    """The nodes that must run: those whose values are literals now need not."""
+    """Return the nodes that must run. A node whose values have become literals need not run."""
     needed: set[str] = set()
     pending = list(outputs)
     while pending:
@@ -249,7 +317,7 @@ def _node(
 
 
 def _title(node: Mapping[str, Any]) -> str | None:
-    """The title in the member `_meta`, if there is one that can be shown."""
+    """Return the title in the member `_meta`, or None if there is no title that can be shown."""
     meta = node.get("_meta")
     title = meta.get("title") if isinstance(meta, dict) else None
     if not isinstance(title, str) or len(title) > _MAX_TITLE_CHARS or not is_unicode(title):
@@ -263,7 +331,7 @@ def _steps(
     checked: Mapping[str, CheckedInputs],
     known: dict[str, int],
 ) -> int:
-    """The sampler steps that a node takes. A node that makes sigmas takes none itself."""
+    """Return the number of sampler steps of a node. A node that makes sigmas takes no steps."""
     declared, literals = types[node_id], checked[node_id].literals
     if declared.steps_input is None or "SIGMAS" in declared.outputs:
         return 0
@@ -281,7 +349,10 @@ def _given_steps(
     checked: Mapping[str, CheckedInputs],
     known: dict[str, int],
 ) -> int:
-    """The steps input of a node, along links if need be. `known` remembers each node passed."""
+    """Return the steps input of a node. If the input is a link, return the linked node's steps.
+
+    `known` caches the results.
+    """
     passed: list[str] = []
     while node_id not in known:
         passed.append(node_id)
@@ -294,3 +365,208 @@ def _given_steps(
             known[node_id] = checked[node_id].literals.get(name, 0)
     known.update(dict.fromkeys(passed, known[node_id]))
     return known[node_id]
+
+
+_SHOWN_ERRORS = 50
+"""The largest number of errors that one response shows. The response also has the number of all
+errors."""
+_SHOWN_OUTPUTS = 50
+"""The largest number of ids in one list of dependent outputs."""
+_SHOWN_OUTPUTS_IN_ALL = 200
+"""The largest number of ids in all lists of dependent outputs of one response."""
+
+
+def graph_invalid(
+    errors: Mapping[str, Sequence[InputError]],
+    sources: Mapping[str, Sequence[str]],
+    types: Mapping[str, NodeType],
+) -> GraphInvalid:
+    """Return the error of a graph in which some nodes have errors.
+
+    `sources` has the ids of the sources of each node, and `types` has the type of every node.
+    """
+    node_errors = _node_errors(errors, sources, types)
+    node_id, first = next(iter(errors.items()))
+    where = f"node {node_id} ({types[node_id].class_type})"
+    return GraphInvalid(
+        "prompt_outputs_failed_validation",
+        "The prompt is not valid",
+        f"{where}: {first[0].message}: {first[0].details}",
+        extra_info={
+            "errors": sum(len(found) for found in errors.values()),
+            "errors_shown": sum(len(each["errors"]) for each in node_errors.values()),
+        },
+        node_errors=node_errors,
+    )
+
+
+def graph_too_costly(
+    node_id: str,
+    error: InputError,
+    sources: Mapping[str, Sequence[str]],
+    types: Mapping[str, NodeType],
+) -> GraphInvalid:
+    """Return the error of a valid graph that exceeds a limit at one of its nodes."""
+    return GraphInvalid(
+        error.type,
+        error.message,
+        error.details,
+        extra_info={**error.extra_info, "node_id": node_id},
+        node_errors=_node_errors({node_id: [error]}, sources, types),
+    )
+
+
+def _node_errors(
+    errors: Mapping[str, Sequence[InputError]],
+    sources: Mapping[str, Sequence[str]],
+    types: Mapping[str, NodeType],
+) -> dict[str, Any]:
+    consumers = _consumers(sources)
+    shown: dict[str, Any] = {}
+    errors_left, outputs_left = _SHOWN_ERRORS, _SHOWN_OUTPUTS_IN_ALL
+    for node_id, found in errors.items():
+        if not errors_left:
+            break
+        most = min(_SHOWN_OUTPUTS, outputs_left)
+        outputs = _dependent_outputs(node_id, consumers, types, most=most)
+        bodies = [error.body() for error in found[:errors_left]]
+        shown[node_id] = {
+            "errors": bodies,
+            "dependent_outputs": outputs,
+            "class_type": types[node_id].class_type,
+        }
+        errors_left -= len(bodies)
+        outputs_left -= len(outputs)
+    return shown
+
+
+def _consumers(sources: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the ids of the consumers of each node, by the id of the node."""
+    consumers: dict[str, list[str]] = {node_id: [] for node_id in sources}
+    for node_id, linked in sources.items():
+        for source in dict.fromkeys(linked):
+            consumers[source].append(node_id)
+    return consumers
+
+
+def _dependent_outputs(
+    node_id: str,
+    consumers: Mapping[str, Sequence[str]],
+    types: Mapping[str, NodeType],
+    *,
+    most: int,
+) -> list[str]:
+    """Return at most `most` output nodes that need a node, the nearest first."""
+    found: list[str] = []
+    reached = {node_id}
+    pending = [node_id]
+    for current in pending:
+        if len(found) >= most:
+            break
+        if types[current].is_output:
+            found.append(current)
+        fresh = [each for each in consumers[current] if each not in reached]
+        reached.update(fresh)
+        pending += fresh
+    return found
+
+
+def resolve_seeds(prompt: object, draw: Callable[[], int]) -> Any:
+    """Return the prompt with a drawn seed in place of each negative seed.
+
+    `prompt` need not be valid. Malformed parts are not changed.
+    """
+    if not isinstance(prompt, dict):
+        return prompt
+    return {node_id: _with_drawn_seeds(node, draw) for node_id, node in prompt.items()}
+
+
+def _with_drawn_seeds(node: Any, draw: Callable[[], int]) -> Any:
+    inputs = node.get("inputs") if isinstance(node, dict) else None
+    if not isinstance(inputs, dict):
+        return node
+    drawn = {name: draw() for name in SEED_INPUTS if _is_negative(inputs.get(name))}
+    return {**node, "inputs": {**inputs, **drawn}} if drawn else node
+
+
+def _is_negative(value: Any) -> bool:
+    number = whole_number(value)
+    return number is not None and number < 0
+
+
+_SWITCH = "ComfySwitchNode"
+_TRUTH = "PrimitiveBoolean"
+
+
+def without_switches(nodes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the nodes with each link to a switch replaced by the input that the switch chooses.
+
+    So only the chosen branch is checked, counted and run, and its type may be any type. The choice
+    must be a literal or come from a PrimitiveBoolean with a literal. Any other link to a switch is
+    kept, and its type is then an error.
+    """
+    if not any(_class_type(node) == _SWITCH for node in nodes.values()):
+        return nodes
+    chosen: dict[str, Any] = {}
+    return {node_id: _relinked(node, nodes, chosen) for node_id, node in nodes.items()}
+
+
+def _relinked(node: Any, nodes: Mapping[str, Any], chosen: dict[str, Any]) -> Any:
+    inputs = _inputs(node)
+    if _class_type(node) == _SWITCH or not inputs:
+        return node
+    return {**node, "inputs": {name: _value(each, nodes, chosen) for name, each in inputs.items()}}
+
+
+def _value(given: Any, nodes: Mapping[str, Any], chosen: dict[str, Any]) -> Any:
+    """Return `given`, or the chosen value if `given` is a link to a switch.
+
+    `chosen` caches the choice of each switch.
+    """
+    passed: dict[str, None] = {}
+    value = given
+    while (switch := _linked(value, nodes, _SWITCH)) is not None:
+        if switch in chosen:
+            value = chosen[switch]
+            break
+        if switch in passed:  # This is a cycle of switches, which chooses nothing.
+            value = [switch, 0]
+            break
+        passed[switch] = None
+        inputs = _inputs(nodes[switch])
+        truth = _truth(inputs.get("switch"), nodes)
+        name = "on_true" if truth else "on_false"
+        if truth is None or name not in inputs:
+            value = [switch, 0]
+            break
+        value = inputs[name]
+    chosen.update(dict.fromkeys(passed, value))
+    return value
+
+
+def _truth(given: Any, nodes: Mapping[str, Any]) -> bool | None:
+    """Return a truth value, also from a primitive node; None if it is known only in the run."""
+    if (primitive := _linked(given, nodes, _TRUTH)) is not None:
+        given = _inputs(nodes[primitive]).get("value")
+    if isinstance(given, bool):
+        return given
+    number = finite_number(given)
+    return None if number is None else number != 0
+
+
+def _linked(value: Any, nodes: Mapping[str, Any], class_type: str) -> str | None:
+    """Return the id of the linked node if the value links to a node of that type, else None."""
+    match value:
+        case [str() as node_id, int() as output] if output == 0 and output is not False:
+            return node_id if _class_type(nodes.get(node_id)) == class_type else None
+        case _:
+            return None
+
+
+def _class_type(node: Any) -> Any:
+    return node.get("class_type") if isinstance(node, dict) else None
+
+
+def _inputs(node: Any) -> dict[str, Any]:
+    inputs = node.get("inputs") if isinstance(node, dict) else None
+    return inputs if isinstance(inputs, dict) else {}

@@ -1,40 +1,41 @@
-"""What the work of nodes is worth in megapixel-steps.
+"""The work of nodes in megapixel-steps.
 
-A megapixel-step is one call of a UNet for one row of conditioning on a million pixels. The other
-constants compare with that call of an SD 1.5 UNet; docs/costs.md explains them. What the models of
-a family are worth is among its traits.
+A megapixel-step is one call of an SD 1.5 UNet for one row of conditioning on a million pixels. Each
+constant gives the work of an operation in this unit; docs/costs.md explains the constants. The
+factors for the models of a family are in the family's traits.
 """
 
 from __future__ import annotations
 
 LEAST_MEGAPIXELS = 512 * 512 / 1e6
-"""A call of a model takes hardly less time on fewer pixels."""
+"""The smallest size of a call of a model. With fewer pixels, a call takes nearly the same time."""
 ATTENTION_MEGAPIXELS = 2.0
-"""The size of an image whose attention is as much work as all else in the call of a model. It grows
-with the square of the size. Counted for the layers of SD 1.5 at 8 heads of 40."""
+"""The size of an image at which attention is half of the work of a model call. The work of
+attention grows with the square of the size. The value holds for the layers of SD 1.5 with 8 heads
+of 40 channels."""
 TOKEN_MEGAPIXELS = 64 / 1e6
-"""A token is as much to attend to as the 8 x 8 pixels of one place of a latent."""
+"""The work of attention to a token, equal to attention to one cell of a latent (8 x 8 pixels)."""
 CONTROL = 0.5
-"""The call of a ControlNet, as a share of the UNet's call that it joins."""
+"""The work of a ControlNet call, as a share of the work of its UNet call."""
 DECODE = 2.0
-"""A megapixel decoded by a VAE."""
+"""The work to decode a megapixel with a VAE."""
 ENCODE = 1.0
-"""A megapixel encoded by a VAE."""
+"""The work to encode a megapixel with a VAE."""
 UPSCALE = 8.0
-"""A megapixel given to an upscale model."""
+"""The work of an upscale model for a megapixel of its input."""
 VISION = 0.3
-"""An image encoded by a CLIP vision model."""
+"""The work to encode an image with a CLIP vision model."""
 CHUNK = 0.02
-"""A chunk of a text, of 77 tokens, encoded."""
+"""The work to encode a chunk of a text (77 tokens)."""
 LOAD = 20.0
-"""A checkpoint loaded, or a LoRA merged into one."""
+"""The work to load a checkpoint, or to merge a LoRA into a checkpoint."""
 LOAD_PART = 5.0
-"""A VAE, a ControlNet or an upscale model loaded."""
+"""The work to load a VAE, a ControlNet or an upscale model."""
 SIGMA = 1e-5
-"""A sigma of a schedule computed."""
+"""The work to compute a sigma of a schedule."""
 RESAMPLE = 1.0
-"""A megapixel resized, of the larger of the two sizes."""
+"""The work to resize a megapixel. The larger of the two sizes counts."""
 COPY = 0.1
-"""A megapixel made, copied or changed without resizing."""
+"""The work to make, copy or change a megapixel without resizing."""
 FILE = 4.0
-"""A megapixel read from a file or written to one."""
+"""The work to read a megapixel from a file, or to write it to a file."""

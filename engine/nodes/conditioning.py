@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from engine.diffusion.images.latents import Mask
 
 _CONDITIONING = Link("CONDITIONING")
-_STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="Its weight relative to the other conditionings.")
+_STRENGTH = Float(
+    1.0, min=0.0, max=10.0, tooltip="The weight of this conditioning relative to the others."
+)
 
 
 def _copied(conditioning: ConditioningShape, copied_bytes: int, *, scratch: int = 0) -> Estimate:
-    """A conditioning of which so many bytes are made anew, as those of an image are."""
+    """Return the estimate for a conditioning of which `copied_bytes` bytes are copied."""
     megapixels = saturated(copied_bytes) / ImageShape.pixel_bytes / 1e6
     return Estimate((conditioning,), work=megapixels * work.COPY, scratch_bytes=scratch)
 
@@ -64,7 +66,7 @@ def _mask_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _pixels(default: int, least: int) -> Int:
-    return Int(default, min=least, max=MAX_SIDE, step=8, tooltip="In pixels.")
+    return Int(default, min=least, max=MAX_SIDE, step=8, tooltip="The length in pixels.")
 
 
 def _fraction(default: float, step: float = 0.01) -> Float:
@@ -82,7 +84,7 @@ def _fraction(default: float, step: float = 0.01) -> Float:
 def conditioning_combine(
     context: Context, conditioning_1: Conditioning, conditioning_2: Conditioning
 ) -> tuple[Conditioning]:
-    """Applies both: the estimates that the model makes with each are averaged."""
+    """Applies both conditionings: the model's estimates with each of them are averaged."""
     return (conditioning_1 + conditioning_2,)
 
 
@@ -97,7 +99,7 @@ def conditioning_combine(
 def conditioning_concat(
     context: Context, conditioning_to: Conditioning, conditioning_from: Conditioning
 ) -> tuple[Conditioning]:
-    """Appends a text to another; of several conditionings, the first is appended."""
+    """Appends a text to another one. If there are several conditionings, the first is appended."""
     return (tuple(each.concatenated(conditioning_from[0]) for each in conditioning_to),)
 
 
@@ -107,7 +109,7 @@ def conditioning_concat(
         "conditioning_to": _CONDITIONING,
         "conditioning_from": _CONDITIONING,
         "conditioning_to_strength": Float(
-            1.0, min=0.0, max=1.0, tooltip="The weight of the first."
+            1.0, min=0.0, max=1.0, tooltip="The weight of the first text."
         ),
     },
     outputs=("CONDITIONING",),

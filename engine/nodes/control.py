@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.diffusion.images.vae import Vae
     from engine.diffusion.model import Model
 
-_STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="How much the picture counts.")
+_STRENGTH = Float(1.0, min=0.0, max=10.0, tooltip="The weight of the picture.")
 
 
 def _diff_estimate(_inputs: Mapping[str, Any]) -> Estimate:
@@ -64,8 +64,8 @@ def _apply_to_both_estimate(inputs: Mapping[str, Any]) -> Estimate:
     estimate=load_part_estimate,
 )
 def control_net_loader(context: Context, control_net_name: str) -> Work[tuple[Any]]:
-    """Loads a network that looks at a picture beside the text."""
-    from engine.diffusion.control.control_file import read_control_net
+    """Loads a ControlNet, a network that takes a picture in addition to the text."""
+    from engine.diffusion.conditioning.control_file import read_control_net
 
     network = yield from context.model(CONTROL_NETS, control_net_name, read_control_net)
     return (network,)
@@ -74,7 +74,7 @@ def control_net_loader(context: Context, control_net_name: str) -> Work[tuple[An
 @node(
     "DiffControlNetLoader",
     inputs={
-        "model": Link("MODEL", tooltip="What the file has the differences to."),
+        "model": Link("MODEL", tooltip="The model from which the file's differences are counted."),
         "control_net_name": Choice(folder=CONTROL_NETS, tooltip="The ControlNet to load."),
     },
     outputs=("CONTROL_NET",),
@@ -85,8 +85,8 @@ def control_net_loader(context: Context, control_net_name: str) -> Work[tuple[An
 def diff_control_net_loader(
     context: Context, model: Model, control_net_name: str
 ) -> Work[tuple[Any]]:
-    """Loads a ControlNet whose file has its differences to a model."""
-    from engine.diffusion.control.control_file import control_net_on
+    """Loads a ControlNet whose file contains the differences from a model."""
+    from engine.diffusion.conditioning.control_file import control_net_on
 
     read = partial(control_net_on, name=control_net_name, unet=model.unet)
     key = control_net_name, ref(model.unet)
@@ -98,7 +98,7 @@ def diff_control_net_loader(
     inputs={
         "conditioning": Link("CONDITIONING"),
         "control_net": Link("CONTROL_NET"),
-        "image": Link("IMAGE", tooltip="What the network looks at, as it was trained to see it."),
+        "image": Link("IMAGE", tooltip="The picture for the network, prepared as in its training."),
         "strength": _STRENGTH,
     },
     outputs=("CONDITIONING",),
@@ -114,9 +114,9 @@ def control_net_apply(
     image: Images,
     strength: float,
 ) -> tuple[Conditioning]:
-    """Lets a picture guide both conditionings in all steps."""
-    from engine.diffusion.conditioning.controls import controlled
-    from engine.diffusion.control.control_net import Control
+    """Guides both conditionings by a picture, in all steps."""
+    from engine.diffusion.conditioning.condition import controlled
+    from engine.diffusion.conditioning.control_net import Control
 
     if strength == 0:
         return (conditioning,)
@@ -131,24 +131,24 @@ def control_net_apply(
         "positive": Link("CONDITIONING"),
         "negative": Link("CONDITIONING"),
         "control_net": Link("CONTROL_NET"),
-        "image": Link("IMAGE", tooltip="What the network looks at, as it was trained to see it."),
+        "image": Link("IMAGE", tooltip="The picture for the network, prepared as in its training."),
         "strength": _STRENGTH,
         "start_percent": Float(
             0.0,
             min=0.0,
             max=1.0,
             step=0.001,
-            tooltip="The fraction of the steps after which it starts.",
+            tooltip="The fraction of the timesteps after which it starts.",
         ),
         "end_percent": Float(
             1.0,
             min=0.0,
             max=1.0,
             step=0.001,
-            tooltip="The fraction of the steps after which it ends.",
+            tooltip="The fraction of the timesteps after which it ends.",
         ),
     },
-    optional={"vae": Link("VAE", tooltip="Accepted and not used: these models see pixels.")},
+    optional={"vae": Link("VAE", tooltip="Accepted and not used: these models take pixels.")},
     outputs=("CONDITIONING", "CONDITIONING"),
     output_names=("positive", "negative"),
     category="conditioning/controlnet",
@@ -167,9 +167,9 @@ def control_net_apply_advanced(
     end_percent: float,
     vae: Vae | None = None,
 ) -> tuple[Conditioning, Conditioning]:
-    """Lets a picture guide a part of the way."""
-    from engine.diffusion.conditioning.controls import controlled
-    from engine.diffusion.control.control_net import Control
+    """Guides the conditionings by a picture, in a part of the steps."""
+    from engine.diffusion.conditioning.condition import controlled
+    from engine.diffusion.conditioning.control_net import Control
 
     if strength == 0:
         return positive, negative

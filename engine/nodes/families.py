@@ -1,4 +1,4 @@
-"""Nodes of transformers such as Z-Image and Flux: their parts, their latents, their schedules."""
+"""Nodes for transformer models such as Z-Image and Flux: loaders, latents and schedules."""
 
 from __future__ import annotations
 
@@ -24,20 +24,24 @@ if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Latent
     from engine.diffusion.model import Model
-    from engine.diffusion.text.family_texts import FamilyTexts
+    from engine.diffusion.text.encoding import FamilyTexts
 
-_DEVICE = Choice(("default", "cpu"), tooltip="Whatever it is, the device of the engine is used.")
+_DEVICE = Choice(
+    ("default", "cpu"), tooltip="Accepted and not used: the device of the engine is used."
+)
 _PATCH_PIXELS = 16 * 16
 _LEAST_PATCHES, _MOST_PATCHES = 256, 4096
 _MOST_MU = 20
-"""Beyond it all noise levels are the same."""
+"""The largest logarithm of a shift. With a larger value, all noise levels would be the same."""
 _BY_TYPE = {each.clip_type: each for each in FAMILIES if each.clip_type}
 _COSTLIEST = max(FAMILIES, key=lambda each: each.work.call)
-"""What a network counts as whose family is not known."""
+"""The family that is assumed for a network of unknown family."""
 _SHIFT = {"min": 0.0, "max": 100.0}
 
 
-_GUIDANCE = Float(3.5, min=0.0, max=100.0, step=0.1, tooltip="How closely the text is followed.")
+_GUIDANCE = Float(
+    3.5, min=0.0, max=100.0, step=0.1, tooltip="How closely the image follows the text."
+)
 
 
 def _side(default: int) -> Int:
@@ -45,13 +49,13 @@ def _side(default: int) -> Int:
 
 
 def _type(files: int, tooltip: str) -> Choice:
-    """The type of a loader of so many text encoders."""
+    """Return the input `type` of a loader that takes `files` files of text encoders."""
     taken = (each.clip_type for each in FAMILIES if each.clip_files == files)
     return Choice(tuple(filter(None, taken)), tooltip=tooltip)
 
 
 def _texts(context: Context, type: str, *names: str) -> Work[FamilyTexts]:
-    from engine.diffusion.families.encoders import load_texts
+    from engine.diffusion.loading.checkpoints import load_texts
 
     load = partial(load_texts, family=_BY_TYPE[type].family, names=names)
     return (yield from context.made((TEXT_ENCODERS, type, names), load))
@@ -73,10 +77,6 @@ def _empty_estimate(inputs: Mapping[str, Any]) -> Estimate:
     return Estimate((DeepLatentShape(inputs["batch_size"], inputs["width"], inputs["height"]),))
 
 
-def _flux_text_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    return texts_estimate(inputs, "clip_l", "t5xxl")
-
-
 def _guidance_estimate(inputs: Mapping[str, Any]) -> Estimate:
     return Estimate((inputs["conditioning"],))
 
@@ -87,7 +87,7 @@ def _guidance_estimate(inputs: Mapping[str, Any]) -> Estimate:
         "unet_name": Choice(folder=DIFFUSION_MODELS, tooltip="The network to load."),
         "weight_dtype": Choice(
             ("default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"),
-            tooltip="What the weights are rounded to. They take as much memory as without.",
+            tooltip="The type that the weights are rounded to. This does not reduce their memory.",
         ),
     },
     outputs=("MODEL",),
@@ -96,8 +96,8 @@ def _guidance_estimate(inputs: Mapping[str, Any]) -> Estimate:
     estimate=_network_estimate,
 )
 def unet_loader(context: Context, unet_name: str, weight_dtype: str) -> Work[tuple[Model]]:
-    """Loads the network of Z-Image or Flux, without text encoders and VAE."""
-    from engine.diffusion.families.loading import load_diffusion_model
+    """Loads the network of Z-Image or Flux, without its text encoders and VAE."""
+    from engine.diffusion.loading.checkpoints import load_diffusion_model
 
     load = partial(load_diffusion_model, name=unet_name, weight_dtype=weight_dtype)
     return ((yield from context.made((DIFFUSION_MODELS, unet_name, weight_dtype), load)),)
@@ -107,7 +107,7 @@ def unet_loader(context: Context, unet_name: str, weight_dtype: str) -> Work[tup
     "CLIPLoader",
     inputs={
         "clip_name": Choice(folder=TEXT_ENCODERS, tooltip="The text encoder to load."),
-        "type": _type(1, "The kind of model: lumina2 stands for Z-Image."),
+        "type": _type(1, "The kind of model. Z-Image is lumina2."),
     },
     optional={"device": _DEVICE},
     outputs=("CLIP",),
@@ -125,14 +125,13 @@ def clip_loader(
 @node(
     "DualCLIPLoader",
     inputs={
-        "clip_name1": Choice(folder=TEXT_ENCODERS, tooltip="One of the two, CLIP-L or T5."),
-        "clip_name2": Choice(folder=TEXT_ENCODERS, tooltip="The other one."),
+        "clip_name1": Choice(folder=TEXT_ENCODERS, tooltip="The file of CLIP-L or T5."),
+        "clip_name2": Choice(folder=TEXT_ENCODERS, tooltip="The file of the other text encoder."),
         "type": _type(2, "The kind of model."),
     },
     optional={"device": _DEVICE},
     outputs=("CLIP",),
     category="advanced/loaders",
-    display_name="DualCLIPLoader",
     estimate=_texts_loader_estimate,
 )
 def dual_clip_loader(
@@ -152,16 +151,16 @@ def dual_clip_loader(
     },
     outputs=("CONDITIONING",),
     category="advanced/conditioning/flux",
-    estimate=_flux_text_estimate,
+    estimate=partial(texts_estimate, names=("clip_l", "t5xxl")),
 )
 def clip_text_encode_flux(
     context: Context, *, clip: FamilyTexts, clip_l: str, t5xxl: str, guidance: float
 ) -> Work[tuple[Conditioning]]:
     """Encodes a text for each of Flux's text encoders, with the scale of its guidance."""
-    from engine.diffusion.text.family_texts import FamilyTexts
+    from engine.diffusion.text.encoding import FamilyTexts
 
     if not isinstance(clip, FamilyTexts):
-        raise EngineError("this node takes the text encoders of Flux, and CLIP alone is given")
+        raise EngineError("this node needs both text encoders of Flux, but only CLIP is given")
     conditioning = yield from clip.encode_pair(clip_l, t5xxl)
     return (tuple(replace(each, guidance=guidance) for each in conditioning),)
 
@@ -176,7 +175,7 @@ def clip_text_encode_flux(
 def flux_guidance(
     context: Context, conditioning: Conditioning, guidance: float
 ) -> tuple[Conditioning]:
-    """Sets the scale of guidance that a distilled Flux is told."""
+    """Sets the guidance scale that a distilled Flux model takes as an input."""
     return (tuple(replace(each, guidance=guidance) for each in conditioning),)
 
 
@@ -205,7 +204,7 @@ def empty_sd3_latent_image(
     "ModelSamplingAuraFlow",
     inputs={
         "model": Link("MODEL"),
-        "shift": Float(1.73, **_SHIFT, tooltip="The higher, the more steps are near the noise."),
+        "shift": Float(1.73, **_SHIFT, tooltip="A higher value puts more steps near the noise."),
     },
     outputs=("MODEL",),
     category="advanced/model",
@@ -219,7 +218,7 @@ def model_sampling_aura_flow(context: Context, model: Model, shift: float) -> tu
     "ModelSamplingSD3",
     inputs={
         "model": Link("MODEL"),
-        "shift": Float(3.0, **_SHIFT, tooltip="The higher, the more steps are near the noise."),
+        "shift": Float(3.0, **_SHIFT, tooltip="A higher value puts more steps near the noise."),
     },
     outputs=("MODEL",),
     category="advanced/model",
@@ -250,10 +249,12 @@ def model_sampling_flux(
     width: int,
     height: int,
 ) -> tuple[Model]:
-    """Shifts the noise levels of a flow model by the size of the image, in the logarithm."""
+    """Shifts the noise levels of a flow model. The logarithm of the shift depends on the image's
+    size.
+    """
     patches = width * height / _PATCH_PIXELS
     slope = (max_shift - base_shift) / (_MOST_PATCHES - _LEAST_PATCHES)
     mu = base_shift + (patches - _LEAST_PATCHES) * slope
     if mu > _MOST_MU:
-        raise EngineError(f"the shift is {mu:g} for that size, and can be {_MOST_MU} at most")
+        raise EngineError(f"the shift is {mu:g} for that size, but may be at most {_MOST_MU}")
     return (model.with_shift(math.exp(mu), count=10_000),)

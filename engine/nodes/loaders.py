@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.images.vae import Vae
     from engine.diffusion.model import Model
-    from engine.diffusion.text.encoding import Clip
-    from engine.diffusion.text.family_texts import FamilyTexts
+    from engine.diffusion.text.encoding import Clip, FamilyTexts
 
 _STRENGTH = {"min": -100.0, "max": 100.0}
 _MERGED = ModelShape(is_merged=True)
@@ -40,7 +39,7 @@ def _model_lora_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 
 def load_part_estimate(_inputs: Mapping[str, Any]) -> Estimate:
-    """What it costs to load something smaller than a checkpoint."""
+    """Return the cost to load a model that is smaller than a checkpoint."""
     return Estimate((None,), work=work.LOAD_PART)
 
 
@@ -106,7 +105,7 @@ def lora_loader(
 def lora_loader_model_only(
     context: Context, model: Model, lora_name: str, strength_model: float
 ) -> Work[tuple[Model]]:
-    """Changes a model by a LoRA, and not its text encoder."""
+    """Changes a model by a LoRA, but not its text encoder."""
     changed, _ = yield from context.lora(
         lora_name, model, None, model_strength=strength_model, clip_strength=0.0
     )
@@ -122,5 +121,5 @@ def lora_loader_model_only(
     estimate=load_part_estimate,
 )
 def vae_loader(context: Context, vae_name: str) -> Work[tuple[Vae]]:
-    """Loads an image decoder of its own."""
+    """Loads a VAE from a file of its own."""
     return ((yield from context.load_vae(vae_name)),)

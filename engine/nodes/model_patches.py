@@ -1,18 +1,24 @@
-"""Nodes that patch a model: the result shares its weights."""
+"""Nodes that change the attention, the guidance or the schedule of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from engine.batcher import Work
+from engine.errors import EngineError
 from engine.graph import work
 from engine.graph.cost import Estimate, model_shape
 from engine.graph.declarations import Boolean, Choice, Float, Int, Link, node
+from engine.graph.models_folder import HYPERNETWORKS
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
     from engine.diffusion.model import Model, Prediction
+    from engine.diffusion.patches.attention_reduction import HyperTile, TokenMerging
+
 
 _PREDICTIONS: dict[str, Prediction] = {
     "eps": "epsilon",
@@ -28,12 +34,15 @@ _EDM: dict[str, tuple[Prediction, float]] = {
     "edm": ("edm", 0.5),
     "eps": ("epsilon", 1.0),
 }
-"""What is predicted, and the sigma of the data."""
+"""The prediction type and sigma_data (the standard deviation of the data) of each option."""
 _RESIZING = ("bicubic", "nearest-exact", "bilinear", "area", "bislerp")
 
 
 def _percent(default: float, which: str) -> Float:
-    tooltip = f"The {which} of its timesteps, where 0 is all noise."
+    tooltip = (
+        f"The {which} timestep at which the latent is reduced, as a share of the model's "
+        "timesteps: 0 is pure noise."
+    )
     return Float(default, min=0.0, max=1.0, step=0.001, tooltip=tooltip)
 
 
@@ -41,28 +50,19 @@ def _sigma(default: float, tooltip: str) -> Float:
     return Float(default, min=0.0, max=1000.0, step=0.001, tooltip=tooltip)
 
 
-def _more_calls(inputs: Mapping[str, Any], count: int) -> Estimate:
+def _calls_estimate(inputs: Mapping[str, Any], *, more: int) -> Estimate:
     model = model_shape(inputs["model"])
-    return Estimate((replace(model, more_calls=model.more_calls + count),))
-
-
-def _perturbed_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    return _more_calls(inputs, 1)
-
-
-def _self_attention_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    # The negative is asked for whatever the cfg, and then once more.
-    return _more_calls(inputs, 2)
+    return Estimate((replace(model, more_calls=model.more_calls + more),))
 
 
 def filtered_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    """That of a UNet with layers of its own, which do more than those that they stand for."""
+    """Return the estimate for a UNet with layers that are replaced by more costly layers."""
     model = model_shape(inputs["model"])
     return Estimate((replace(model, filters=model.filters + 1),), work=work.LOAD_PART)
 
 
 def _factor(default: float, what: str) -> Float:
-    return Float(default, min=0.0, max=10.0, tooltip=f"Factor of {what}.")
+    return Float(default, min=0.0, max=10.0, tooltip=f"The factor of {what}.")
 
 
 def _free_u_inputs(b1: float, b2: float) -> dict[str, Link | Float]:
@@ -71,7 +71,7 @@ def _free_u_inputs(b1: float, b2: float) -> dict[str, Link | Float]:
         "b1": _factor(b1, "the backbone where it is widest"),
         "b2": _factor(b2, "the backbone one level up"),
         "s1": _factor(0.9, "the low frequencies of the skip connections where they are widest"),
-        "s2": _factor(0.2, "those one level up"),
+        "s2": _factor(0.2, "the low frequencies of the skip connections one level up"),
     }
 
 
@@ -85,8 +85,8 @@ def _free_u_inputs(b1: float, b2: float) -> dict[str, Link | Float]:
 def free_u(
     context: Context, *, model: Model, b1: float, b2: float, s1: float, s2: float
 ) -> tuple[Model]:
-    """Gives the UNet's backbone more weight, and its skip connections less."""
-    from engine.diffusion.patches.free_u import FreeU, with_free_u
+    """Gives the UNet's backbone more weight and its skip connections less."""
+    from engine.diffusion.patches.variants import FreeU, with_free_u
 
     return (with_free_u(model, FreeU(b1, b2, s1, s2)),)
 
@@ -101,8 +101,8 @@ def free_u(
 def free_u_v2(
     context: Context, *, model: Model, b1: float, b2: float, s1: float, s2: float
 ) -> tuple[Model]:
-    """Gives the UNet's backbone more weight where its activations are high, and its skips less."""
-    from engine.diffusion.patches.free_u import FreeU, with_free_u
+    """Like FreeU, but gives the backbone more weight where its activations are high."""
+    from engine.diffusion.patches.variants import FreeU, with_free_u
 
     return (with_free_u(model, FreeU(b1, b2, s1, s2, follows_mean=True)),)
 
@@ -111,8 +111,10 @@ def free_u_v2(
     "ModelSamplingDiscrete",
     inputs={
         "model": Link("MODEL"),
-        "sampling": Choice(tuple(_PREDICTIONS), tooltip="What the model was trained to predict."),
-        "zsnr": Boolean(False, tooltip="Rescales the noise levels to a zero terminal SNR."),
+        "sampling": Choice(
+            tuple(_PREDICTIONS), tooltip="The quantity that the model was trained to predict."
+        ),
+        "zsnr": Boolean(False, tooltip="Rescale the noise levels to a zero terminal SNR."),
     },
     outputs=("MODEL",),
     category="advanced/model",
@@ -137,20 +139,21 @@ def _check_ends(literals: Mapping[str, Any]) -> None:
     "ModelSamplingContinuousEDM",
     inputs={
         "model": Link("MODEL"),
-        "sampling": Choice(tuple(_EDM), tooltip="What the model was trained to predict."),
+        "sampling": Choice(
+            tuple(_EDM), tooltip="The quantity that the model was trained to predict."
+        ),
         "sigma_max": _sigma(120.0, "The sigma to start from."),
         "sigma_min": _sigma(0.002, "The last sigma above 0."),
     },
     outputs=("MODEL",),
     category="advanced/model",
-    display_name="ModelSamplingContinuousEDM",
     check=_check_ends,
 )
 def model_sampling_continuous_edm(
     context: Context, *, model: Model, sampling: str, sigma_max: float, sigma_min: float
 ) -> tuple[Model]:
-    """Sets noise levels of any sigma in a range, for models that were trained on such."""
-    from engine.diffusion.samplers.continuous_levels import continuous_levels
+    """Sets continuous noise levels, for models that were trained on any sigma in a range."""
+    from engine.diffusion.samplers.noise_levels import continuous_levels
 
     prediction, sigma_data = _EDM[sampling]
     levels = continuous_levels(sigma_max, sigma_min, "log")
@@ -161,20 +164,21 @@ def model_sampling_continuous_edm(
     "ModelSamplingContinuousV",
     inputs={
         "model": Link("MODEL"),
-        "sampling": Choice(("v_prediction",), tooltip="What the model was trained to predict."),
+        "sampling": Choice(
+            ("v_prediction",), tooltip="The quantity that the model was trained to predict."
+        ),
         "sigma_max": _sigma(500.0, "The sigma to start from."),
         "sigma_min": _sigma(0.03, "The last sigma above 0."),
     },
     outputs=("MODEL",),
     category="advanced/model",
-    display_name="ModelSamplingContinuousV",
     check=_check_ends,
 )
 def model_sampling_continuous_v(
     context: Context, *, model: Model, sampling: str, sigma_max: float, sigma_min: float
 ) -> tuple[Model]:
-    """The same for models that are told the angle of a sigma."""
-    from engine.diffusion.samplers.continuous_levels import continuous_levels
+    """Sets continuous noise levels, for models that take the angle of a sigma as their time."""
+    from engine.diffusion.samplers.noise_levels import continuous_levels
 
     levels = continuous_levels(sigma_max, sigma_min, "angle")
     return (replace(model, prediction="v_prediction", sigma_data=1.0, levels=levels),)
@@ -185,7 +189,7 @@ def model_sampling_continuous_v(
     inputs={
         "model": Link("MODEL"),
         "multiplier": Float(
-            0.7, min=0.0, max=1.0, tooltip="How much of the added contrast is removed."
+            0.7, min=0.0, max=1.0, tooltip="The share of the added contrast that is removed."
         ),
     },
     outputs=("MODEL",),
@@ -200,14 +204,20 @@ def rescale_cfg(context: Context, model: Model, multiplier: float) -> tuple[Mode
     "DifferentialDiffusion",
     inputs={"model": Link("MODEL")},
     optional={
-        "strength": Float(1.0, min=0.0, max=1.0, tooltip="The rest is the mask as it is."),
+        "strength": Float(
+            1.0,
+            min=0.0,
+            max=1.0,
+            tooltip="1 uses the grey levels of the mask only as times. 0 blends by the mask in "
+            "every step, as without this node. Values between mix both.",
+        ),
     },
     outputs=("MODEL",),
     category="_for_testing",
     display_name="Differential Diffusion",
 )
 def differential_diffusion(context: Context, model: Model, strength: float = 1.0) -> tuple[Model]:
-    """Lets the greys of a latent's mask say from which step on a place is sampled."""
+    """Uses the grey levels of a latent's mask as times: lighter positions are sampled earlier."""
     return (replace(model, soft_mask=strength),)
 
 
@@ -215,14 +225,14 @@ def differential_diffusion(context: Context, model: Model, strength: float = 1.0
     "PerturbedAttentionGuidance",
     inputs={
         "model": Link("MODEL"),
-        "scale": Float(3.0, min=0.0, max=100.0, tooltip="How much it guides."),
+        "scale": Float(3.0, min=0.0, max=100.0, tooltip="The strength of the guidance."),
     },
     outputs=("MODEL",),
     category="model_patches/unet",
-    estimate=_perturbed_estimate,
+    estimate=partial(_calls_estimate, more=1),
 )
 def perturbed_attention_guidance(context: Context, model: Model, scale: float) -> tuple[Model]:
-    """Guides away from what the model makes without self-attention in its middle."""
+    """Guides away from the model's estimate without self-attention in its middle block."""
     return (replace(model, perturbed_attention=scale),)
 
 
@@ -230,18 +240,28 @@ def perturbed_attention_guidance(context: Context, model: Model, scale: float) -
     "SelfAttentionGuidance",
     inputs={
         "model": Link("MODEL"),
-        "scale": Float(0.5, min=-2.0, max=5.0, tooltip="How much it guides."),
-        "blur_sigma": Float(2.0, min=0.0, max=10.0, step=0.1, tooltip="In cells of a latent."),
+        "scale": Float(0.5, min=-2.0, max=5.0, tooltip="The strength of the guidance."),
+        "blur_sigma": Float(
+            2.0,
+            min=0.0,
+            max=10.0,
+            step=0.1,
+            tooltip="The standard deviation of the blur, in cells of a latent.",
+        ),
     },
     outputs=("MODEL",),
     category="_for_testing",
     display_name="Self-Attention Guidance",
-    estimate=_self_attention_estimate,
+    # These are two more calls: the negative conditioning, which is computed for every cfg, and the
+    # blurred image.
+    estimate=partial(_calls_estimate, more=2),
 )
 def self_attention_guidance(
     context: Context, model: Model, scale: float, blur_sigma: float
 ) -> tuple[Model]:
-    """Guides away from what the model makes of a picture that is blurred where it looks most."""
+    """Guides away from the model's estimate for a picture that is blurred where the model attends
+    most.
+    """
     from engine.diffusion.patches.self_guidance import SelfAttention
 
     return (replace(model, self_attention=SelfAttention(scale, blur_sigma)),)
@@ -251,11 +271,15 @@ def self_attention_guidance(
     "PatchModelAddDownscale",
     inputs={
         "model": Link("MODEL"),
-        "block_number": Int(3, min=1, max=32, tooltip="The block to make the latent smaller in."),
+        "block_number": Int(
+            3, min=1, max=32, tooltip="The block after which the latent is reduced."
+        ),
         "downscale_factor": Float(2.0, min=1.0, max=9.0, step=0.001),
         "start_percent": _percent(0.0, "first"),
         "end_percent": _percent(0.35, "last"),
-        "downscale_after_skip": Boolean(True, tooltip="Off: the skip is made smaller as well."),
+        "downscale_after_skip": Boolean(
+            True, tooltip="Off: the skip connection is reduced as well."
+        ),
         "downscale_method": Choice(_RESIZING),
         "upscale_method": Choice(_RESIZING),
     },
@@ -275,7 +299,7 @@ def patch_model_add_downscale(
     downscale_method: str,
     upscale_method: str,
 ) -> tuple[Model]:
-    """Makes what a UNet works on smaller in the first steps, for large images."""
+    """Reduces the latent inside a UNet in the first steps, which improves large images."""
     from engine.diffusion.patches.deep_shrink import DeepShrink
 
     shrink = DeepShrink(
@@ -287,3 +311,94 @@ def patch_model_add_downscale(
         up=upscale_method,
     )
     return (replace(model, shrink=shrink),)
+
+
+_LIKENESS = 0.13
+"""The cost of comparing positions with each other, as a share of the cost of attention to all
+positions. Merging this share of the positions saves the same cost. The value was measured on a
+layer of SD 1.5 at 512 to 1024 pixels."""
+
+
+def _merging_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    more = max(0.0, _LIKENESS - inputs["ratio"]) if inputs["ratio"] else 0.0
+    model = model_shape(inputs["model"])
+    return Estimate((replace(model, more_attention=max(model.more_attention, more)),))
+
+
+@node(
+    "HyperTile",
+    inputs={
+        "model": Link("MODEL"),
+        "tile_size": Int(256, min=1, max=2048, tooltip="The smallest side of a tile, in pixels."),
+        "swap_size": Int(
+            2, min=1, max=128, tooltip="The number of tile sizes from which each call draws one."
+        ),
+        "max_depth": Int(
+            0,
+            min=0,
+            max=10,
+            tooltip="The number of further levels, after the largest, that are split.",
+        ),
+        "scale_depth": Boolean(False, tooltip="Use larger tiles in deeper levels."),
+    },
+    outputs=("MODEL",),
+    category="model_patches/unet",
+)
+def hyper_tile(
+    context: Context,
+    *,
+    model: Model,
+    tile_size: int,
+    swap_size: int,
+    max_depth: int,
+    scale_depth: bool,
+) -> tuple[Model]:
+    """Splits self-attention into tiles of the image, which is faster for large images."""
+    from engine.diffusion.patches.attention_reduction import HyperTile
+
+    settings = HyperTile(tile_size, swap_size, max_depth=max_depth, scale_depth=scale_depth)
+    return (_with_fewer(model, settings),)
+
+
+@node(
+    "TomePatchModel",
+    inputs={
+        "model": Link("MODEL"),
+        "ratio": Float(0.3, min=0.0, max=1.0, tooltip="The share of positions that are merged."),
+    },
+    outputs=("MODEL",),
+    category="model_patches/unet",
+    estimate=_merging_estimate,
+)
+def tome_patch_model(context: Context, model: Model, ratio: float) -> tuple[Model]:
+    """Merges similar positions before self-attention, which is faster."""
+    from engine.diffusion.patches.attention_reduction import TokenMerging
+
+    return (_with_fewer(model, TokenMerging(ratio)),)
+
+
+def _with_fewer(model: Model, settings: HyperTile | TokenMerging) -> Model:
+    if model.fewer is not None:
+        raise EngineError("a model can have HyperTile or TomePatchModel, and only one of them")
+    return replace(model, fewer=settings)
+
+
+@node(
+    "HypernetworkLoader",
+    inputs={
+        "model": Link("MODEL"),
+        "hypernetwork_name": Choice(folder=HYPERNETWORKS, tooltip="The hypernetwork to load."),
+        "strength": Float(1.0, min=-10.0, max=10.0, tooltip="How much it changes the model."),
+    },
+    outputs=("MODEL",),
+    category="loaders",
+    estimate=filtered_estimate,
+)
+def hypernetwork_loader(
+    context: Context, model: Model, hypernetwork_name: str, strength: float
+) -> Work[tuple[Model]]:
+    """Changes the keys and values of a model's attention layers by a hypernetwork."""
+    from engine.diffusion.patches.hypernetworks import read_hypernetwork, with_hypernetwork
+
+    network = yield from context.model(HYPERNETWORKS, hypernetwork_name, read_hypernetwork)
+    return (with_hypernetwork(model, network, strength),)

@@ -1,4 +1,4 @@
-"""Inputs for sides of images and places in them, which several nodes share."""
+"""Inputs for the sides of images and for positions in images, which several nodes share."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from engine.graph.declarations import Choice, Int
 
 MAX_SIDE = 16384
 CELL = 8
-"""Pixels in a side of a latent's cell."""
+"""The side of a cell of a latent, in pixels."""
 
-PLACE = Int(0, min=0, max=MAX_SIDE, tooltip="In pixels.")
-CELL_PLACE = Int(0, min=0, max=MAX_SIDE, step=CELL, tooltip="In pixels.")
+PLACE = Int(0, min=0, max=MAX_SIDE, tooltip="The position in pixels.")
+CELL_PLACE = Int(0, min=0, max=MAX_SIDE, step=CELL, tooltip="The position in pixels.")
 
-CROP = Choice(("disabled", "center"), tooltip="Whether what does not fit is cut off evenly.")
+CROP = Choice(
+    ("disabled", "center"), tooltip="Whether the image is cropped evenly to keep its proportions."
+)
 
 
 def side(default: int, *, step: int = 8, tooltip: str = "") -> Int:
-    """A length in pixels. It may be 0."""
+    """Return an input for a length in pixels, which may be 0."""
     return Int(default, min=0, max=MAX_SIDE, step=step, limit="longest_side", tooltip=tooltip)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
@@ -22,11 +23,12 @@ from engine.nodes.sides import MAX_SIDE
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.text.encoding import Clip
-    from engine.diffusion.text.family_texts import FamilyTexts
+    from engine.diffusion.text.encoding import Clip, FamilyTexts
 
 _NUMBER_BYTES = 4
-_TEXT = String(multiline=True, tooltip="The text; (word) and (word:1.3) weigh it.")
+_TEXT = String(
+    multiline=True, tooltip="The text to encode. (word) and (word:1.3) give a word more weight."
+)
 
 
 def _side(default: int, tooltip: str) -> Int:
@@ -34,7 +36,7 @@ def _side(default: int, tooltip: str) -> Int:
 
 
 def encoding_estimate(conditioning: ConditioningShape, clip: ModelShape) -> Estimate:
-    """What it costs to encode the texts of a conditioning."""
+    """Return the cost to encode the texts of a conditioning."""
     traits = clip.traits
     encoded = replace(
         conditioning,
@@ -45,18 +47,13 @@ def encoding_estimate(conditioning: ConditioningShape, clip: ModelShape) -> Esti
     return Estimate((encoded,), work=chunks * work.CHUNK * traits.work.text)
 
 
-def texts_estimate(inputs: Mapping[str, Any], *names: str) -> Estimate:
-    """The same of the texts in those inputs, which are encoded beside each other."""
+def texts_estimate(inputs: Mapping[str, Any], *, names: Sequence[str]) -> Estimate:
+    """Return the cost to encode the texts in the inputs `names`, each by another text encoder."""
     tokens = max(text_tokens(inputs[name]) for name in names)
     return encoding_estimate(ConditioningShape(1, tokens), model_shape(inputs["clip"]))
 
 
-def _text_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    return texts_estimate(inputs, "text")
-
-
-def _pair_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    return texts_estimate(inputs, "text_g", "text_l")
+_text_estimate = partial(texts_estimate, names=("text",))
 
 
 @node(
@@ -64,7 +61,10 @@ def _pair_estimate(inputs: Mapping[str, Any]) -> Estimate:
     inputs={
         "clip": Link("CLIP"),
         "stop_at_clip_layer": Int(
-            -1, min=-24, max=-1, tooltip="-1 is the last layer, -2 the one before."
+            -1,
+            min=-24,
+            max=-1,
+            tooltip="The layer to stop at: -1 is the last layer, -2 the one before.",
         ),
     },
     outputs=("CLIP",),
@@ -99,19 +99,18 @@ def clip_text_encode(
     "CLIPTextEncodeSDXL",
     inputs={
         "clip": Link("CLIP"),
-        "width": _side(1024, "Of the picture that it is to be like, in pixels."),
-        "height": _side(1024, "Of the picture that it is to be like, in pixels."),
-        "crop_w": _side(0, "What was cut off at its left."),
-        "crop_h": _side(0, "What was cut off at its top."),
-        "target_width": _side(1024, "Of the picture after that."),
-        "target_height": _side(1024, "Of the picture after that."),
+        "width": _side(1024, "The original size of the picture to imitate, in pixels."),
+        "height": _side(1024, "The original size of the picture to imitate, in pixels."),
+        "crop_w": _side(0, "The number of pixels that were cut off at the left of the picture."),
+        "crop_h": _side(0, "The number of pixels that were cut off at the top of the picture."),
+        "target_width": _side(1024, "The size of the picture after cropping, in pixels."),
+        "target_height": _side(1024, "The size of the picture after cropping, in pixels."),
         "text_g": _TEXT,
         "text_l": _TEXT,
     },
     outputs=("CONDITIONING",),
     category="advanced/conditioning",
-    display_name="CLIPTextEncodeSDXL",
-    estimate=_pair_estimate,
+    estimate=partial(texts_estimate, names=("text_g", "text_l")),
 )
 def clip_text_encode_sdxl(
     context: Context,
@@ -135,15 +134,16 @@ def clip_text_encode_sdxl(
 @node(
     "CLIPTextEncodeSDXLRefiner",
     inputs={
-        "ascore": Float(6.0, min=0.0, max=1000.0, tooltip="The aesthetic score to come up to."),
-        "width": _side(1024, "Of the picture that it is to be like, in pixels."),
-        "height": _side(1024, "Of the picture that it is to be like, in pixels."),
+        "ascore": Float(
+            6.0, min=0.0, max=1000.0, tooltip="The aesthetic score that the image should reach."
+        ),
+        "width": _side(1024, "The original size of the picture to imitate, in pixels."),
+        "height": _side(1024, "The original size of the picture to imitate, in pixels."),
         "text": _TEXT,
         "clip": Link("CLIP"),
     },
     outputs=("CONDITIONING",),
     category="advanced/conditioning",
-    display_name="CLIPTextEncodeSDXLRefiner",
     estimate=_text_estimate,
 )
 def clip_text_encode_sdxl_refiner(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError
@@ -15,84 +16,78 @@ _MOST_CHARS = 2**17
 _TEXT = String(multiline=True)
 _ANY = Link("*")
 _WHOLE = Int(0, min=-_MOST, max=_MOST)
+_primitive_node = partial(node, category="utils/primitive", is_pure=True)
+_string_node = partial(node, category="utils/string", is_pure=True)
 
 
-@node(
+@_primitive_node(
     "PrimitiveInt",
     inputs={"value": _WHOLE},
     outputs=("INT",),
-    category="utils/primitive",
     display_name="Int",
-    is_pure=True,
 )
 def primitive_int(context: Context, value: int) -> tuple[int]:
-    """A whole number."""
+    """Provides a whole number."""
     return (value,)
 
 
-@node(
+@_primitive_node(
     "SeedNode",
-    inputs={"seed": Int(0, min=0, max=_MOST, tooltip="A negative one is drawn.")},
+    inputs={
+        "seed": Int(
+            0, min=0, max=_MOST, tooltip="The seed. A negative seed is replaced with a random one."
+        )
+    },
     outputs=("INT",),
     output_names=("seed",),
-    category="utils/primitive",
     display_name="Seed",
-    is_pure=True,
 )
 def seed_node(context: Context, seed: int) -> tuple[int]:
-    """A seed for several nodes."""
+    """Provides one seed for several nodes."""
     return (seed,)
 
 
-@node(
+@_primitive_node(
     "PrimitiveFloat",
     inputs={"value": Float(0.0, min=-_MOST, max=_MOST, step=0.1)},
     outputs=("FLOAT",),
-    category="utils/primitive",
     display_name="Float",
-    is_pure=True,
 )
 def primitive_float(context: Context, value: float) -> tuple[float]:
-    """A number."""
+    """Provides a number."""
     return (value,)
 
 
-@node(
+@_primitive_node(
     "PrimitiveString",
     inputs={"value": String()},
     outputs=("STRING",),
-    category="utils/primitive",
     display_name="String",
-    is_pure=True,
 )
 def primitive_string(context: Context, value: str) -> tuple[str]:
-    """A text."""
+    """Provides a text."""
     return (value,)
 
 
-@node(
+@_primitive_node(
     "PrimitiveStringMultiline",
     inputs={"value": _TEXT},
     outputs=("STRING",),
-    category="utils/primitive",
     display_name="String (Multiline)",
-    is_pure=True,
 )
 def primitive_string_multiline(context: Context, value: str) -> tuple[str]:
-    """A text of several lines."""
+    """Provides a text of several lines."""
     return (value,)
 
 
-@node(
+@_primitive_node(
     "PrimitiveBoolean",
     inputs={"value": Boolean(False)},
     outputs=("BOOLEAN",),
-    category="utils/primitive",
     display_name="Boolean",
-    is_pure=True,
 )
 def primitive_boolean(context: Context, value: bool) -> tuple[bool]:
-    """True or false."""
+    """Provides a truth value."""
     return (value,)
 
 
@@ -107,63 +102,57 @@ def primitive_boolean(context: Context, value: bool) -> tuple[bool]:
 def switch_node(context: Context, **_inputs: Any) -> tuple[Any]:
     """Passes on one of two values of any type. The other is neither checked nor run.
 
-    Which one must follow from literals alone, its own or that of a PrimitiveBoolean.
+    The choice must follow from literals alone: its own, or that of a PrimitiveBoolean.
     """
-    raise AssertionError("what it chooses stands in its place")
+    raise AssertionError("a switch is replaced with its chosen input before a graph runs")
 
 
-@node(
+@_string_node(
     "StringConcatenate",
     inputs={"string_a": _TEXT, "string_b": _TEXT, "delimiter": String()},
     outputs=("STRING",),
-    category="utils/string",
     display_name="Concatenate",
-    is_pure=True,
 )
 def string_concatenate(
     context: Context, string_a: str, string_b: str, delimiter: str
 ) -> tuple[str]:
-    """Puts two texts one after the other, with a third between them."""
+    """Joins two texts with a delimiter between them."""
     return (delimiter.join((string_a, string_b)),)
 
 
-@node(
+@_string_node(
     "StringSubstring",
     inputs={"string": _TEXT, "start": _WHOLE, "end": _WHOLE},
     outputs=("STRING",),
-    category="utils/string",
     display_name="Substring",
-    is_pure=True,
 )
 def string_substring(context: Context, string: str, start: int, end: int) -> tuple[str]:
-    """A part of a text, without the character at `end`; negative places count from its end."""
+    """Takes the part of a text from `start` up to, but not including, `end`. Negative positions
+    count from the end of the text.
+    """
     return (string[start:end],)
 
 
-@node(
+@_string_node(
     "StringLength",
     inputs={"string": _TEXT},
     outputs=("INT",),
     output_names=("length",),
-    category="utils/string",
     display_name="Length",
-    is_pure=True,
 )
 def string_length(context: Context, string: str) -> tuple[int]:
-    """The number of characters of a text."""
+    """Counts the characters of a text."""
     return (len(string),)
 
 
-@node(
+@_string_node(
     "CaseConverter",
     inputs={
         "string": _TEXT,
         "mode": Choice(("UPPERCASE", "lowercase", "Capitalize", "Title Case")),
     },
     outputs=("STRING",),
-    category="utils/string",
     display_name="Case Converter",
-    is_pure=True,
 )
 def case_converter(context: Context, string: str, mode: str) -> tuple[str]:
     """Changes the case of a text."""
@@ -178,16 +167,14 @@ def case_converter(context: Context, string: str, mode: str) -> tuple[str]:
             return (string.title(),)
 
 
-@node(
+@_string_node(
     "StringTrim",
     inputs={"string": _TEXT, "mode": Choice(("Both", "Left", "Right"))},
     outputs=("STRING",),
-    category="utils/string",
     display_name="Trim",
-    is_pure=True,
 )
 def string_trim(context: Context, string: str, mode: str) -> tuple[str]:
-    """Takes white space off the ends of a text."""
+    """Removes white space from the ends of a text."""
     match mode:
         case "Left":
             return (string.lstrip(),)
@@ -197,41 +184,39 @@ def string_trim(context: Context, string: str, mode: str) -> tuple[str]:
             return (string.strip(),)
 
 
-@node(
+@_string_node(
     "StringReplace",
     inputs={"string": _TEXT, "find": _TEXT, "replace": _TEXT},
     outputs=("STRING",),
-    category="utils/string",
     display_name="Replace",
-    is_pure=True,
 )
 def string_replace(context: Context, string: str, find: str, replace: str) -> tuple[str]:
-    """Replaces a part of a text wherever it stands."""
+    """Replaces every occurrence of a text inside another one."""
     chars = len(string) + string.count(find) * max(0, len(replace) - len(find))
     if chars > _MOST_CHARS:
-        raise EngineError(f"the text would have {chars} characters, at most {_MOST_CHARS} are made")
+        raise EngineError(
+            f"the text would have {chars} characters, more than the limit of {_MOST_CHARS}"
+        )
     return (string.replace(find, replace),)
 
 
-@node(
+@_string_node(
     "StringContains",
     inputs={"string": _TEXT, "substring": _TEXT, "case_sensitive": Boolean(True)},
     outputs=("BOOLEAN",),
     output_names=("contains",),
-    category="utils/string",
     display_name="Contains",
-    is_pure=True,
 )
 def string_contains(
     context: Context, string: str, substring: str, case_sensitive: bool
 ) -> tuple[bool]:
-    """Whether a text has another in it."""
+    """Tests whether a text contains another one."""
     if not case_sensitive:
         string, substring = string.lower(), substring.lower()
     return (substring in string,)
 
 
-@node(
+@_string_node(
     "StringCompare",
     inputs={
         "string_a": _TEXT,
@@ -240,14 +225,12 @@ def string_contains(
         "case_sensitive": Boolean(True),
     },
     outputs=("BOOLEAN",),
-    category="utils/string",
     display_name="Compare",
-    is_pure=True,
 )
 def string_compare(
     context: Context, *, string_a: str, string_b: str, mode: str, case_sensitive: bool
 ) -> tuple[bool]:
-    """Whether a text begins with another, ends with it, or is the same."""
+    """Tests whether a text begins with another one, ends with it, or equals it."""
     if not case_sensitive:
         string_a, string_b = string_a.lower(), string_b.lower()
     match mode:

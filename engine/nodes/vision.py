@@ -1,4 +1,4 @@
-"""Nodes of CLIP's vision models, and of unCLIP, which takes pictures beside the text."""
+"""Nodes for CLIP vision models and for unCLIP, which takes images in addition to the text."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from engine.diffusion.images.latents import Images
     from engine.diffusion.images.vae import Vae
     from engine.diffusion.model import Model
-    from engine.diffusion.text.encoding import Clip
-    from engine.diffusion.text.family_texts import FamilyTexts
+    from engine.diffusion.text.encoding import Clip, FamilyTexts
     from engine.diffusion.vision.clip_vision import ClipVision, ClipVisionOutput
 
 _STATES, _WIDTH = 577, 1664
-"""Those of the largest models: ViT-L/14 at 336 pixels, and ViT-bigG/14."""
+"""The largest number of states (of ViT-L/14 at 336 pixels) and the largest width (of
+ViT-bigG/14)."""
 
 
 class VisionShape(BatchShape):
@@ -62,7 +62,7 @@ def _unclip_estimate(inputs: Mapping[str, Any]) -> Estimate:
     estimate=load_part_estimate,
 )
 def clip_vision_loader(context: Context, clip_name: str) -> Work[tuple[ClipVision]]:
-    """Loads a model that looks at pictures: ViT-L/14, ViT-H/14 or ViT-bigG/14 of CLIP."""
+    """Loads a CLIP vision model: ViT-L/14, ViT-H/14 or ViT-bigG/14."""
     return ((yield from context.vision.load(clip_name)),)
 
 
@@ -72,7 +72,8 @@ def clip_vision_loader(context: Context, clip_name: str) -> Work[tuple[ClipVisio
         "clip_vision": Link("CLIP_VISION"),
         "image": Link("IMAGE"),
         "crop": Choice(
-            ("center", "none"), tooltip="The middle of the picture, or all of it, squeezed."
+            ("center", "none"),
+            tooltip="Use the middle square of the picture, or squeeze all of it to a square.",
         ),
     },
     outputs=("CLIP_VISION_OUTPUT",),
@@ -83,7 +84,7 @@ def clip_vision_loader(context: Context, clip_name: str) -> Work[tuple[ClipVisio
 def clip_vision_encode(
     context: Context, *, clip_vision: ClipVision, image: Images, crop: str
 ) -> Work[tuple[ClipVisionOutput]]:
-    """Encodes pictures by a CLIP vision model."""
+    """Encodes pictures with a CLIP vision model."""
     crops = crop == "center"
     return ((yield from context.vision.encode(clip_vision, image, crop=crops)),)
 
@@ -93,9 +94,12 @@ def clip_vision_encode(
     inputs={
         "conditioning": Link("CONDITIONING"),
         "clip_vision_output": Link("CLIP_VISION_OUTPUT"),
-        "strength": Float(1.0, min=-10.0, max=10.0, tooltip="How much the picture counts."),
+        "strength": Float(1.0, min=-10.0, max=10.0, tooltip="The weight of the picture."),
         "noise_augmentation": Float(
-            0.0, min=0.0, max=1.0, tooltip="How far the model may go away from the picture."
+            0.0,
+            min=0.0,
+            max=1.0,
+            tooltip="How far the result may deviate from the picture. 1 is all noise.",
         ),
     },
     outputs=("CONDITIONING",),
@@ -111,7 +115,7 @@ def unclip_conditioning(
     strength: float,
     noise_augmentation: float,
 ) -> tuple[Conditioning]:
-    """Tells a model of unCLIP, or SDXL, of a picture beside the text."""
+    """Adds a picture to the conditioning, for unCLIP models and SDXL."""
     from engine.diffusion.vision.unclip import UnclipImage
 
     if strength == 0:

@@ -1,1 +1,1 @@
-"""The WebUI's parameters and prompts, compiled to a graph."""
+"""Compiles the parameters and prompts of the WebUI to a graph."""

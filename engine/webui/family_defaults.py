@@ -1,53 +1,50 @@
-"""What a request that does not say it takes by the family of its checkpoint."""
+"""The family of a checkpoint, and the defaults of a diffusion request that depend on it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
-from engine.errors import CheckpointUnavailable
 from engine.families.family import Family, Traits
 from engine.families.recognition import family_at
 from engine.families.table import TRAITS
+from engine.graph import names
 from engine.graph.models_folder import CHECKPOINTS, ModelsFolder
-from engine.webui.model_names import listed_name
 from engine.webui.parameters import DiffusionParameters
 
 _DEFAULT_SIDE = 512
 
 
-def with_family_defaults(
-    parameters: DiffusionParameters,
-    body: Mapping[str, Any],
-    models: ModelsFolder,
-    *,
-    default: str | None,
-) -> DiffusionParameters:
-    """The parameters of a body, with what is usual for the checkpoint in the place of what the body
-    leaves open. They are recorded with the job. `default`: the checkpoint of one that names none.
+@dataclass(frozen=True, slots=True)
+class RequestDefaults:
+    """The default values of a diffusion request for a checkpoint."""
 
-    Raises ModelsUnavailable.
-    """
-    asked = parameters.checkpoint or default
-    try:
-        name = listed_name(asked or "", models.names(CHECKPOINTS))
-        traits = checkpoint_traits(models, name)
-    except (CheckpointUnavailable, ValueError):
-        return parameters  # compiling it raises the error that says why
-    usual = {} if traits is None else asdict(traits.defaults)
-    given = parameters.model_fields_set - {"steps"}
-    if body.get("steps") is not None:
-        given |= {"steps"}
-    if given & {"sampler_name", "scheduler"}:
-        given |= {"sampler_name", "scheduler"}  # a sampler chooses its schedule
-    taken = {name: each for name, each in usual.items() if each is not None and name not in given}
-    return parameters.model_copy(update=taken) if taken else parameters
+    width: int
+    height: int
+    steps: int | None
+    """None means the default of the request's `compatibility`."""
+    cfg_scale: float
+    sampler_name: str
+    scheduler: str
+
+    @property
+    def node_names(self) -> tuple[str, str]:
+        """The sampler and the scheduler by their names in a workflow."""
+        return names.resolve(self.sampler_name, self.scheduler)
+
+
+def request_defaults(traits: Traits | None) -> RequestDefaults:
+    """Return the defaults for checkpoints of a family; None means that the family is not known."""
+    members = DiffusionParameters.model_fields
+    values = {each: members[each].default for each in ("cfg_scale", "sampler_name", "scheduler")}
+    side = traits.side if traits else _DEFAULT_SIDE
+    own = asdict(traits.defaults) if traits else {}
+    values |= {name: each for name, each in own.items() if each is not None}
+    return RequestDefaults(**{"width": side, "height": side, "steps": None, **values})
 
 
 def default_side(models: ModelsFolder, checkpoint: str) -> int:
-    """Width and height in pixels.
+    """Return the default width and height in pixels, which are equal.
 
     Raises CheckpointUnavailable, ModelsUnavailable.
     """
@@ -56,15 +53,15 @@ def default_side(models: ModelsFolder, checkpoint: str) -> int:
 
 
 def checkpoint_traits(models: ModelsFolder, checkpoint: str) -> Traits | None:
-    """What is known of the family of a checkpoint, as `checkpoint_family` tells it."""
+    """Return the traits of the family of a checkpoint, or None if the family is not known."""
     family = checkpoint_family(models, checkpoint)
     return TRAITS[family] if family else None
 
 
 def checkpoint_family(models: ModelsFolder, checkpoint: str) -> Family | None:
-    """The family of a checkpoint; None where it cannot be told.
+    """Return the family of a checkpoint, or None if its files do not show the family.
 
-    Stable Diffusion 1 and 2 are not told of one that is a folder.
+    Stable Diffusion 1 and 2 are not recognized if the checkpoint is a folder.
 
     Raises CheckpointUnavailable, ModelsUnavailable.
     """

@@ -1,14 +1,18 @@
-"""Finds models by the names that the WebUI's clients use."""
+"""Finds models by the names and the hashes that the WebUI's clients use."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 
-from engine.errors import CheckpointUnavailable
-from engine.graph.models_folder import LORAS, ModelsFolder
+from engine.errors import CheckpointUnavailable, ModelsUnavailable
+from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, ModelsFolder
 from engine.graph.safetensors_header import read_header
 
 _SHOWN_NAMES = 20
@@ -17,7 +21,9 @@ _REMEMBERED = 4096
 
 
 def listed_name(asked: str, known: Sequence[str]) -> str:
-    """The listed name of a model. Folder, extension and the WebUI's " [hash]" may be left out.
+    """Return the listed name of a model.
+
+    `asked` may omit the folder and the extension, and may end with the WebUI's " [hash]".
 
     Raises ValueError with the known names.
     """
@@ -34,7 +40,7 @@ def listed_name(asked: str, known: Sequence[str]) -> str:
 
 
 def named_embeddings(texts: Iterable[str], embeddings: Mapping[str, Path]) -> dict[str, Path]:
-    """The embeddings that texts name as words, whatever case, by their listed names."""
+    """Return the embeddings that the texts contain as words, in any case, by their listed names."""
     text = "\n".join(texts).casefold()
     words = {name: path.stem.casefold() for name, path in embeddings.items()}
     return {
@@ -45,12 +51,15 @@ def named_embeddings(texts: Iterable[str], embeddings: Mapping[str, Path]) -> di
 
 
 def lora_of_file(models: ModelsFolder, asked: str) -> str:
-    """The listed name of a LoRA by that of its file. Raises ValueError, ModelsUnavailable."""
+    """Return the listed name of a LoRA for the name of its file.
+
+    Raises ValueError, ModelsUnavailable.
+    """
     return listed_name(asked, models.names(LORAS))
 
 
 def lora_of_any_name(models: ModelsFolder, asked: str) -> str:
-    """The listed name of a LoRA, by that of its file or by the one that its training gave it.
+    """Return the listed name of a LoRA for the name of its file or for its name in the training.
 
     Raises ValueError with the known names, ModelsUnavailable.
     """
@@ -58,19 +67,20 @@ def lora_of_any_name(models: ModelsFolder, asked: str) -> str:
         return lora_of_file(models, asked)
     except ValueError:
         read = partial(_by_output_name, models.paths(LORAS))
-        # Not by `reads`: the lists of models do not stand in line behind many files.
+        # `models.reads` is not used here: with it, lists of models would wait until many files are
+        # read.
         if asked and (found := models.hashes.read(_OUTPUT_NAME, read).get(asked)):
             return found
         raise
 
 
 def _by_output_name(loras: Mapping[str, Path]) -> dict[str, str]:
-    """The first LoRA of each name that a training gave."""
+    """Return the first LoRA for each name that LoRAs got in their training."""
     return {_output_name(path): name for name, path in reversed([*loras.items()])}
 
 
 def _output_name(lora: Path) -> str:
-    """The name that its training gave it; empty where the file has or tells none."""
+    """Return the name that a LoRA got in its training; empty if the file has no such name."""
     try:
         state = lora.stat()
         return _read_output_name(lora, state.st_size, state.st_mtime_ns)
@@ -81,3 +91,108 @@ def _output_name(lora: Path) -> str:
 @lru_cache(maxsize=_REMEMBERED)
 def _read_output_name(lora: Path, _size_bytes: int, _changed_ns: int) -> str:
     return read_header(lora).metadata.get(_OUTPUT_NAME, "")
+
+
+_HASH = re.compile(r"(?:.* )?\[?([0-9a-fA-F]{10}|[0-9a-fA-F]{64})\]?", re.DOTALL)
+_WHOLE_HASH = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 12
+_LONGEST_WAIT_S = 2.0
+_LENGTH_BYTES = 8
+_WRITTEN_HASH = "sshs_model_hash"
+
+
+def named_by_hash(models: ModelsFolder, asked: str) -> str | None:
+    """Return the listed checkpoint whose SHA-256 begins with the hash in `asked`.
+
+    `asked` is a hash or "name [hash]". Returns None if `asked` has no hash, or if no checkpoint has
+    this hash. Raises ModelsUnavailable while the hashes of the files are still being computed.
+    """
+    found = _HASH.fullmatch(asked)
+    if found is None:
+        return None
+    prefix = found[1].lower()
+    hashes = _hashes(models, models.paths(CHECKPOINTS), _file_hash)
+    return next((name for name, each in hashes if each.startswith(prefix)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkHashes:
+    """The hashes of the LoRAs and of the embeddings of a request, by their names."""
+
+    loras: Mapping[str, str]
+    embeddings: Mapping[str, str]
+
+
+NO_HASHES = NetworkHashes({}, {})
+
+
+def network_hashes(
+    models: ModelsFolder, loras: Collection[str], texts: Collection[str]
+) -> NetworkHashes:
+    """Return the hashes of LoRAs and of the embeddings that texts name.
+
+    The hash of a LoRA is the hash of its tensors only. Hashes that cannot be read in time are left
+    out.
+    """
+    named = named_embeddings(texts, models.paths(EMBEDDINGS))
+    used = {name: path for name, path in models.paths(LORAS).items() if name in loras}
+    return NetworkHashes(
+        dict(_known(models, used, _tensors_hash)), dict(_known(models, named, _file_hash))
+    )
+
+
+def _known(
+    models: ModelsFolder, paths: Mapping[str, Path], read: Callable[[Path], str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the names and the hashes that can be read in time."""
+    with suppress(ModelsUnavailable):
+        for name, found in _hashes(models, paths, read):
+            if found:
+                yield PurePosixPath(name).stem, found[:_SHOWN]
+
+
+def _hashes(
+    models: ModelsFolder, paths: Mapping[str, Path], read: Callable[[Path], str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the names and the hashes of models.
+
+    Raises ModelsUnavailable if this takes longer than `_LONGEST_WAIT_S`.
+    """
+    ends_at = time.monotonic() + _LONGEST_WAIT_S
+    for name, path in paths.items():
+        if time.monotonic() > ends_at:
+            raise ModelsUnavailable("Hashes of models are still being read. Try again.")
+        with suppress(CheckpointUnavailable, FileNotFoundError):
+            yield name, models.hashes.read(path, partial(read, path))
+
+
+def _file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file; empty for a folder, or without permission to read the file."""
+    try:
+        state = path.stat()
+        return _read_file_hash(path, state.st_size, state.st_mtime_ns)
+    except (IsADirectoryError, PermissionError):
+        return ""
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _read_file_hash(path: Path, _size_bytes: int, _changed_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _tensors_hash(lora: Path) -> str:
+    """Return the hash in the metadata, or the SHA-256 of the bytes after the header."""
+    written = read_header(lora).metadata.get(_WRITTEN_HASH, "").lower()
+    if _WHOLE_HASH.fullmatch(written):
+        return written
+    state = lora.stat()
+    return _read_tensors_hash(lora, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _read_tensors_hash(lora: Path, _size_bytes: int, _changed_ns: int) -> str:
+    with lora.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        file.seek(_LENGTH_BYTES + header_bytes)
+        return hashlib.file_digest(file, "sha256").hexdigest()

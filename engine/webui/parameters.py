@@ -1,55 +1,431 @@
-"""The parameters of the diffusion flavour: the WebUI's names, and the ranges of their values."""
+"""The parameters of a diffusion request, with the WebUI's names and the types and ranges of values.
+
+Some members that the WebUI's clients send have no effect in Darkroom. They are accepted only with
+their neutral values. Any other value is an error, because it would be ignored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
     ConfigDict,
     FailFast,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
     ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
+from pydantic_core import CoreSchema, core_schema
 
 from engine.errors import SHOWN_FIELDS, FieldError, ParametersInvalid, encodable
 from engine.graph.names import AUTOMATIC
-from engine.webui.img2img.members import FromImages
-from engine.webui.members import WebUIMembers
-from engine.webui.override_settings import OverrideSettings
-from engine.webui.values import (
-    SEEDS,
-    AnySide,
-    ClipSkip,
-    Count,
-    Denoise,
-    Factor,
-    Name,
-    Number,
-    OtherModel,
-    SameOrName,
-    SameOrSampler,
-    SameOrScheduler,
-    SamplerName,
-    SchedulerName,
-    Seed,
-    Share,
-    Side,
-    SideOrNone,
-    Sigma,
-    Text,
-    Whole,
+from engine.webui.sampler_names import Compatibility, known_sampler, known_scheduler
+
+SEEDS = 2**64
+Emphasis: TypeAlias = Literal["Original", "No norm", "Ignore"]
+"""The effect of the weights of a prompt. With "Original", the mean of a chunk does not change. With
+"No norm", the mean changes. With "Ignore", the weights have no effect."""
+_MIN_DENOISE = 0.001
+_OWN_VAE = ("", "Automatic", "None")
+_SAME = ("", "Use same checkpoint", "Use same sampler", "Use same scheduler")
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+def _unicode(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode") from None
+    return value
+
+
+def _known_sampler(value: str, info: ValidationInfo) -> str:
+    return known_sampler(value, info.data.get("compatibility", "webui"))
+
+
+def _known_scheduler(value: str, info: ValidationInfo) -> str:
+    return known_scheduler(value, info.data.get("compatibility", "webui"))
+
+
+def _not_tiny(value: float) -> float:
+    if 0 < value < _MIN_DENOISE:
+        raise ValueError(f"must be 0 or at least {_MIN_DENOISE}")
+    return value
+
+
+def _same(value: str) -> str:
+    return "" if value in _SAME else value
+
+
+def _same_or_sampler(value: str, info: ValidationInfo) -> str:
+    return _same(value) and _known_sampler(value, info)
+
+
+def _same_or_scheduler(value: str, info: ValidationInfo) -> str:
+    return _same(value) and _known_scheduler(value, info)
+
+
+def _no_model(value: str) -> str:
+    return "" if value == "None" else value
+
+
+def _own_vae(value: str) -> str:
+    return "" if value in _OWN_VAE else value
+
+
+Text = Annotated[str, AfterValidator(_unicode)]
+Name = Annotated[Text, Field(max_length=1024)]
+Whole = Annotated[int, BeforeValidator(_no_boolean)]
+Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
+Side = Annotated[Whole, Field(ge=16, le=4096)]
+AnySide = Annotated[Whole, Field(ge=-1, le=4096)]
+SideOrNone = Annotated[Whole, Field(ge=0, le=4096)]
+Count = Annotated[Whole, Field(ge=1, le=16)]
+ClipSkip = Annotated[Whole, Field(ge=1, le=12)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Factor = Annotated[Number, Field(ge=0, le=100)]
+Sigma = Annotated[Number, Field(ge=0, le=1e9)]
+Seed = Annotated[Whole, Field(lt=SEEDS)]
+SamplerName = Annotated[str, AfterValidator(_known_sampler)]
+SchedulerName = Annotated[str, AfterValidator(_known_scheduler)]
+Denoise = Annotated[Share, AfterValidator(_not_tiny)]
+SameOrName = Annotated[Name, AfterValidator(_same)]
+SameOrSampler = Annotated[str, AfterValidator(_same_or_sampler)]
+SameOrScheduler = Annotated[str, AfterValidator(_same_or_scheduler)]
+"""An empty name stands for the name in the first pass."""
+OtherModel = Annotated[Name, AfterValidator(_no_model)]
+OtherVae = Annotated[Name, AfterValidator(_own_vae)]
+"""An empty name stands for the VAE of the checkpoint."""
+
+
+_EMPTY: dict[type, dict[str, int]] = {list: {"maxItems": 0}, dict: {"maxProperties": 0}}
+"""The schema of a value that must be empty, by its type. Client generators support these limits,
+but not an `enum` of lists or objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """Accepts only these values."""
+
+    values: tuple[Any, ...]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        empty = _EMPTY.get(type(self.values[0]))
+        return {**handler(schema), **(empty or {"enum": list(self.values)})}
+
+    def _check(self, value: Any) -> Any:
+        if value not in self.values:
+            taken = " or ".join(repr(each) for each in self.values)
+            raise ValueError(f"is supported as {taken} only")
+        return value
+
+
+def always(value: Any) -> _Only:
+    """Return an annotation for a member that accepts only this value."""
+    return _Only((value,))
+
+
+_Off: TypeAlias = Annotated[bool, _Only((False,))]
+_Zero: TypeAlias = Annotated[float, _Only((0,))]
+_NoText: TypeAlias = Annotated[str, _Only(("",))]
+_NoList: TypeAlias = Annotated[list[Any], _Only(([],))]
+_NoObject: TypeAlias = Annotated[dict[str, Any], _Only(({},))]
+
+
+def _idle_scripts(scripts: dict[str, Any]) -> dict[str, Any]:
+    """Raise ValueError if a script is not idle."""
+    for name, script in scripts.items():
+        args = script.get("args", []) if isinstance(script, dict) else script
+        units = args if isinstance(args, list) else [args]
+        if units[:1] != [False] and not all(_is_idle(unit) for unit in units):
+            raise ValueError(f"{name[:80]!r} is only supported without arguments, or disabled")
+    return scripts
+
+
+def _is_idle(unit: Any) -> bool:
+    return not unit or (isinstance(unit, dict) and unit.get("enabled", True) is False)
+
+
+NEUTRAL_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "randn_source": ("CPU",),
+    "samples_format": ("png",),
+    "sd_unet": ("Automatic", "None"),
+    "always_discard_next_to_last_sigma": (False,),
+    "use_old_emphasis_implementation": (False,),
+    "use_old_karras_scheduler_sigmas": (False,),
+    "use_old_scheduling": (False,),
+    "use_old_hires_fix_width_height": (False,),
+    "no_dpmpp_sde_batch_determinism": (False,),
+    "dont_fix_second_order_samplers_schedule": (False,),
+    "hires_fix_use_firstpass_conds": (False,),
+    "sdxl_crop_top": (0,),
+    "sdxl_crop_left": (0,),
+    "comma_padding_backtrack": (20,),
+    "token_merging_ratio": (0,),
+    "token_merging_ratio_hr": (0,),
+    "k_sched_type": ("Automatic",),
+    "sigma_min": (0,),
+    "sigma_max": (0,),
+    "rho": (0,),
+    "beta_dist_alpha": (0.6,),
+    "beta_dist_beta": (0.6,),
+    "uni_pc_variant": ("bh1",),
+    "uni_pc_skip_type": ("time_uniform",),
+    "uni_pc_order": (3,),
+    "uni_pc_lower_order_final": (True,),
+    "skip_early_cond": (0,),
+    "face_restoration": (False,),
+    "img2img_color_correction": (False,),
+    "img2img_background_color": ("#ffffff",),
+    "img2img_extra_noise": (0,),
+    "initial_noise_multiplier": (1,),
+    "inpainting_mask_weight": (1,),
+    "upscaler_for_img2img": ("", "None"),
+    "sd_vae_encode_method": ("Full",),
+    "sd_vae_decode_method": ("Full",),
+}
+"""Settings of the WebUI. Each has the values that describe what Darkroom always does."""
+_WITHOUT_EFFECT = re.compile(
+    r"(do_not_|enable_pnginfo|export_for_|face_restoration_model|grid_|jpeg_|live_preview|outdir_"
+    r"|n_rows|pad_cond_uncond|return_|samples_(save|filename)|save_|sd_checkpoint_|show_progress"
+    r"|target_side_|upcast_attn|use_original_name|webp_)"
 )
+"""The beginnings of the names of settings that have no effect on an image. Such settings change
+files, previews, memory or speed."""
+
+
+def is_neutral_setting(name: Any, value: Any) -> bool:
+    """Whether a setting of the WebUI has a neutral value, or has no effect on an image."""
+    if taken := NEUTRAL_SETTINGS.get(name):
+        return value is None or value in taken
+    return isinstance(name, str) and _WITHOUT_EFFECT.match(name) is not None
+
+
+class Strict(BaseModel):
+    """Rejects unknown members. As in the WebUI, null means the same as an absent member."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        known = cls.model_fields
+        unknown = sum(name not in known for name in body)
+        if unknown > SHOWN_FIELDS:  # A separate error for each member would take long.
+            raise ValueError(f"has {unknown} unsupported members")
+        return {name: v for name, v in body.items() if v is not None or name not in known}
+
+
+class WebUIMembers(Strict):
+    """Every image is stored and returned as a URL, regardless of the members about images."""
+
+    compatibility: Compatibility = "webui"
+    """The compatibility of the request, which determines the meaning of all members: that of the
+    WebUI, or that of the same nodes in ComfyUI. The default is a setting of the service.
+    """
+
+    save_images: bool = False
+    send_images: bool = True
+    do_not_save_samples: bool = False
+    do_not_save_grid: bool = False
+    override_settings_restore_afterwards: bool = True
+    force_task_id: str = ""
+    """Accepted without effect: each job has its own settings and its own id."""
+
+    script_name: _NoText = ""
+    script_args: _NoList = []
+    alwayson_scripts: Annotated[dict[str, Any], AfterValidator(_idle_scripts)] = {}
+    comments: _NoObject = {}
+    infotext: _NoText = ""
+
+    restore_faces: _Off = False
+    disable_extra_networks: _Off = False
+    firstphase_width: _Zero = 0
+    firstphase_height: _Zero = 0
+    firstpass_image: _NoText = ""
+    hr_additional_modules: Annotated[list[Any], _Only(([], ["Use same choices"]))] = []
+    """A member of Forge."""
+
+
+class OverrideSettings(Strict):
+    """Settings for this job only. Settings with neutral values are ignored."""
+
+    sd_model_checkpoint: Name | None = None
+    sd_vae: OtherVae = ""
+    CLIP_stop_at_last_layers: ClipSkip | None = None
+    eta_noise_seed_delta: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
+    sgm_noise_multiplier: bool = False
+    enable_quantization: bool = False
+    img2img_fix_steps: bool = False
+    """Whether img2img takes all `steps`, regardless of `denoising_strength`."""
+    emphasis: Emphasis = "Original"
+
+    @staticmethod
+    def neutral() -> dict[str, Any]:
+        """The settings of the WebUI that have one value here, with that value."""
+        return {name: values[0] for name, values in NEUTRAL_SETTINGS.items()}
+
+    @staticmethod
+    def is_neutral(name: Any, value: Any) -> bool:
+        """Whether a setting of the WebUI has a neutral value, or has no effect on a picture."""
+        return is_neutral_setting(name, value)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _without_neutral(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(body, dict):
+            body = {k: v for k, v in body.items() if not is_neutral_setting(k, v)}
+        return handler(body)
+
+
+MOST_IMAGES = 16
+_LARGEST_DENOISE = 0.999
+_USUAL_BLUR = 4
+_MOST_BLUR = 64
+FileName: TypeAlias = Annotated[
+    Text,
+    Field(min_length=1, max_length=1024),
+    # A request over HTTP may also contain the image itself, which is longer. So the JSON schema has
+    # no `maxLength`.
+    WithJsonSchema({"type": "string", "minLength": 1}),
+]
+Blur: TypeAlias = Annotated[Whole, Field(ge=0, le=_MOST_BLUR)]
+ResizeMode: TypeAlias = Literal[
+    "just resize", "crop and resize", "resize and fill", "latent upscale"
+]
+MaskedContent: TypeAlias = Literal["fill", "original", "latent noise", "latent nothing"]
+RESIZE_MODES: tuple[ResizeMode, ...] = (
+    "just resize",
+    "crop and resize",
+    "resize and fill",
+    "latent upscale",
+)
+MASKED_CONTENTS: tuple[MaskedContent, ...] = ("fill", "original", "latent noise", "latent nothing")
+"""The modes and the contents are in the order of their numbers in the WebUI."""
+
+
+class FromImages(WebUIMembers):
+    """Start from images instead of noise alone. Without `init_images` they have no effect."""
+
+    init_images: Annotated[tuple[FileName, ...], Field(max_length=MOST_IMAGES), FailFast()] = ()
+    """Names of uploads. Over HTTP also the images themselves, as a data URL, base64 or an https
+    URL. A single image is the start of every image. Several images make a batch of the same size,
+    and each is the start of one image of the batch.
+    """
+    resize_mode: Annotated[Whole, Field(ge=0, le=3)] = 0
+    """0: the image is stretched to the size; 1: it is cropped to the size; 2: its edges are filled
+    with the colours of the border; 3: its latent is stretched."""
+    mask: FileName | None = None
+    """The name of an upload, or an image as in `init_images`. Its white part is sampled, or its
+    opaque part if it has transparency."""
+    mask_blur: Blur | None = None
+    """The blur of the mask in pixels. It replaces both `mask_blur_x` and `mask_blur_y`."""
+    mask_blur_x: Blur = _USUAL_BLUR
+    mask_blur_y: Blur = _USUAL_BLUR
+    inpainting_mask_invert: bool = False
+    """Whether the mask is inverted, so that its black part is sampled."""
+    inpainting_fill: Annotated[Whole, Field(ge=0, le=3)] = 0
+    """The content of the masked part at the start. 0: colours of the surroundings; 1: the image;
+    2: noise; 3: a latent of zeros."""
+    inpaint_full_res: bool = True
+    """Whether only the part around the mask is sampled, at the requested size, and then pasted into
+    the image."""
+    inpaint_full_res_padding: Annotated[Whole, Field(ge=0, le=4096)] = 0
+    """The number of pixels around the mask that belong to the sampled part."""
+    initial_noise_multiplier: Annotated[Number, Field(ge=0, le=10)] | None = None
+    """The factor of the noise at the start; 1 if unset."""
+
+    mask_round: Annotated[bool, always(True)] = True
+    latent_mask: Annotated[str, always("")] = ""
+    image_cfg_scale: Factor | None = None
+    """Accepted without effect: it is only for models that edit images by instructions, which are
+    not supported.
+    """
+    include_init_images: bool = False
+    """Accepted without effect: the answer never contains the given images."""
+
+    @property
+    def blurs(self) -> tuple[int, int]:
+        """The blurs of columns and of rows, in pixels."""
+        if self.mask_blur is not None:
+            return self.mask_blur, self.mask_blur
+        return self.mask_blur_x, self.mask_blur_y
+
+    @property
+    def noise_multiplier(self) -> float:
+        return 1.0 if self.initial_noise_multiplier is None else self.initial_noise_multiplier
+
+    @property
+    def is_only_masked(self) -> bool:
+        """Whether only the part around the mask is sampled."""
+        return self.mask is not None and self.inpaint_full_res
+
+    @property
+    def masked_content(self) -> MaskedContent:
+        return MASKED_CONTENTS[self.inpainting_fill]
+
+    @property
+    def resizing(self) -> ResizeMode:
+        return RESIZE_MODES[self.resize_mode]
+
+    def members_without_comfyui_node(self) -> list[str]:
+        """The members of the request whose values no node of ComfyUI supports."""
+        asked = {
+            "resize_mode": self.resize_mode == RESIZE_MODES.index("resize and fill"),
+            "mask_blur": bool(self.mask_blur),
+            "mask_blur_x": bool(self.mask_blur_x),
+            "mask_blur_y": bool(self.mask_blur_y),
+            "inpainting_fill": self.masked_content != "original",
+            "inpaint_full_res": self.inpaint_full_res,
+            "initial_noise_multiplier": self.noise_multiplier != 1.0,
+        }
+        return [
+            name for name, is_asked in asked.items() if is_asked and name in self.model_fields_set
+        ]
+
+
+def steps_taken(steps: int, denoise: float) -> int:
+    """Return the number of steps that img2img takes of a schedule.
+
+    The number is the share `denoise` of the steps, plus one step.
+    """
+    return int(min(denoise, _LARGEST_DENOISE) * steps) + 1
+
 
 _STEPS, _STEPS_OF_COMFYUI = 50, 20
 _NAMES = ("sampler_name", "sampler_index", "scheduler")
 _MOST_STYLES = 16
 _LONGEST_TYPED = 64
-"""Characters of a name that is compared with those that there are."""
+"""The largest length of an unknown name that is compared with the existing names."""
 _HINTED = 5
-"""Of so many unknown members the nearest is looked for, which takes a millisecond or two each."""
+"""The largest number of unknown members for which a similar name is searched. Each search takes 1
+or 2 milliseconds."""
 _ALSO_SETTINGS = ("s_churn", "s_tmin", "s_tmax", "s_noise", "s_min_uncond", "tiling")
 
 
@@ -75,25 +451,29 @@ class HiresFix(FromImages):
 
 
 class OwnOfWebUI(HiresFix):
-    """What ComfyUI's nodes have no counterpart of: in its sense neutral values alone are taken."""
+    """Members without a counterpart in ComfyUI. In the compatibility `comfyui` they accept only
+    neutral values.
+    """
 
     subseed: Seed = -1
-    """The seed that the noise of the start leans towards; a negative one is to be drawn."""
+    """The seed of the variation of the noise at the start. A negative seed is replaced with a
+    random one.
+    """
     subseed_strength: Share = 0.0
     seed_resize_from_w: AnySide = -1
     seed_resize_from_h: AnySide = -1
-    """If both are positive, noise of that size is in the middle of that of the start."""
+    """If both are positive, noise of that size replaces the middle of the noise at the start."""
     tiling: bool = False
-    """Opposite edges of the image fit together."""
+    """Whether opposite edges of the image fit together, so that it can be tiled."""
     refiner_checkpoint: OtherModel = ""
     refiner_switch_at: Share = 0.8
     s_churn: Factor = 0.0
     s_tmin: Sigma = 0.0
     s_tmax: Sigma = 0.0
-    """0: any sigma."""
+    """The largest sigma at which churn is added; 0 means no limit."""
     s_noise: Factor = 1.0
     s_min_uncond: Sigma = 0.0
-    """Below this sigma every second call of the model leaves the negative prompt out."""
+    """Below this sigma, every second call of the model omits the negative prompt."""
 
     @property
     def varies(self) -> bool:
@@ -102,12 +482,12 @@ class OwnOfWebUI(HiresFix):
 
     @property
     def noise_size(self) -> tuple[int, int] | None:
-        """Width and height of the noise in the middle of that of the start, in pixels."""
+        """Width and height in pixels of the noise in the middle of the noise at the start."""
         size = self.seed_resize_from_w, self.seed_resize_from_h
         return size if min(size) > 0 else None
 
     def own(self) -> dict[str, Any]:
-        """The members that say something else than nothing."""
+        """The members that have an effect."""
         asked = {
             "subseed_strength": self.varies,
             "seed_resize_from_w": self.noise_size,
@@ -121,21 +501,21 @@ class OwnOfWebUI(HiresFix):
 
 
 def _nothing_required(schema: dict[str, Any]) -> None:
-    """A prompt may be left out, though not in ComfyUI's sense."""
+    """A prompt may be omitted, except in the compatibility of ComfyUI."""
     schema.pop("required", None)
 
 
 class DiffusionParameters(OwnOfWebUI):
-    """A diffusion request. Sides in pixels; a negative seed means that one is to be drawn."""
+    """A diffusion request. Sides are in pixels. A negative seed is replaced with a random one."""
 
     model_config = ConfigDict(json_schema_extra=_nothing_required)
 
     prompt: Text
-    """In the WebUI's sense it may be left out, and is empty then."""
+    """May be omitted only in the compatibility of the WebUI, where it is then empty."""
     negative_prompt: Text = ""
     sd_model_checkpoint: Name | None = None
     width: Side | None = None
-    """None: the checkpoint's default."""
+    """The checkpoint's default if unset."""
     height: Side | None = None
     sampler_name: SamplerName = "Euler"
     sampler_index: SamplerName | None = None
@@ -143,21 +523,22 @@ class DiffusionParameters(OwnOfWebUI):
     steps: Annotated[Whole, Field(ge=1, le=150)] = _STEPS
     cfg_scale: Annotated[Number, Field(ge=0, le=100)] = 7.0
     distilled_cfg_scale: Factor = 0.0
-    """The scale of guidance that Flux.1 is told; 0: 3.5."""
+    """The guidance scale that Flux.1 takes as an input; 0 means 3.5."""
     batch_size: Count = 1
     n_iter: Count = 1
     clip_skip: ClipSkip = 1
     seed: Seed = -1
     eta: Factor | None = None
     styles: Annotated[tuple[Name, ...], Field(max_length=_MOST_STYLES), FailFast()] = ()
-    """Texts of the operator that are added to the prompts, by their names. They are to be applied
-    before a request is compiled."""
+    """Names of texts that the operator has set up. They are added to the prompts before a request
+    is compiled.
+    """
     override_settings: OverrideSettings = OverrideSettings()
 
     @model_validator(mode="before")
     @classmethod
     def _named(cls, body: Any) -> Any:
-        """Take empty names for absent ones, and `sampler_index` for the name of the sampler."""
+        """Remove empty names. If there is no `sampler_name`, use `sampler_index` as the name."""
         if not isinstance(body, dict):
             return body
         given = {k: v for k, v in body.items() if k not in _NAMES or v not in ("", None)}
@@ -173,7 +554,7 @@ class DiffusionParameters(OwnOfWebUI):
 
     @property
     def batch(self) -> int:
-        """How many images of one go there are. Several images to start from say it themselves."""
+        """The number of images in a batch. If there are several `init_images`, their number."""
         return len(self.init_images) if len(self.init_images) > 1 else self.batch_size
 
     @property
@@ -183,11 +564,11 @@ class DiffusionParameters(OwnOfWebUI):
 
     @property
     def checkpoint(self) -> str | None:
-        """The checkpoint that was asked for."""
+        """The requested checkpoint."""
         return self.override_settings.sd_model_checkpoint or self.sd_model_checkpoint or None
 
     def seed_of(self, index: int) -> int:
-        """The seed of an image. Variations share theirs, as in the WebUI."""
+        """The seed of an image. If images are varied, all have the same seed, as in the WebUI."""
         return (self.seed + (0 if self.varies else index)) % SEEDS
 
     def subseed_of(self, index: int) -> int:
@@ -195,7 +576,7 @@ class DiffusionParameters(OwnOfWebUI):
         return (self.subseed + index) % SEEDS
 
     def recorded(self) -> dict[str, Any]:
-        """The members that were given and have an effect, as JSON. They make the same images."""
+        """The given members that have an effect, as JSON. A repeated request makes equal images."""
         excluded = set(WebUIMembers.model_fields) - {"compatibility"} | {"styles"}
         if not self.enable_hr:
             excluded |= HiresFix.model_fields.keys() - FromImages.model_fields.keys()
@@ -207,14 +588,15 @@ class DiffusionParameters(OwnOfWebUI):
 
     @property
     def stops_at_layer(self) -> int:
-        """The layer of the text encoder to stop at, counted from the last, which is 1."""
+        """The layer of the text encoder to stop at. The last layer is 1, the layer before it 2."""
         return self.override_settings.CLIP_stop_at_last_layers or self.clip_skip
 
 
 def parse_parameters(body: object, compatibility: str = "comfyui") -> DiffusionParameters:
-    """The parameters in a request body. Raises ParametersInvalid with one entry per bad field.
+    """Return the parameters in a request body.
 
-    `compatibility` is that of a body that names none.
+    `compatibility` applies if the body does not name a compatibility. Raises ParametersInvalid with
+    one entry per invalid field.
     """
     try:
         return DiffusionParameters.model_validate(_completed(body, compatibility))
@@ -224,7 +606,7 @@ def parse_parameters(body: object, compatibility: str = "comfyui") -> DiffusionP
 
 
 def _completed(body: object, compatibility: str) -> object:
-    """The body with the defaults that depend on its compatibility, so that they are recorded."""
+    """Return the body with the defaults of its compatibility, so that they are recorded."""
     if not isinstance(body, dict):
         return body
     given = dict(body)
@@ -236,7 +618,10 @@ def _completed(body: object, compatibility: str) -> object:
 
 
 def _with_own_settings(body: dict[str, Any]) -> dict[str, Any]:
-    """The body with settings that are members too in the place of members that it lacks."""
+    """Return the body, with override settings moved to the members of the same name.
+
+    A setting is moved only if the body lacks the member.
+    """
     settings = body.get("override_settings")
     if not isinstance(settings, dict) or settings.keys().isdisjoint(_ALSO_SETTINGS):
         return body
@@ -266,15 +651,8 @@ def _field_error(error: Any, *, is_hinted: bool) -> FieldError:
 
 
 def _nearest(name: str) -> str:
-    """A question after the members that a mistyped name may stand for."""
+    """Return a question with the names of the members that are similar to an unknown name."""
     if len(name) > _LONGEST_TYPED:
         return ""
     near = get_close_matches(name, DiffusionParameters.model_fields, n=3)
     return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-def with_seed(parameters: DiffusionParameters, draw: Callable[[], int]) -> DiffusionParameters:
-    """The parameters with drawn seeds in place of negative ones."""
-    names = ("seed", "subseed") if parameters.varies else ("seed",)
-    drawn = {name: draw() for name in names if getattr(parameters, name) < 0}
-    return parameters.model_copy(update=drawn) if drawn else parameters

@@ -1,4 +1,4 @@
-"""The passes of a diffusion request: the first, and with the hires fix a second, larger one."""
+"""The passes of a diffusion request. The hires fix adds a second, larger pass."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from engine.graph.models_folder import (
     ModelsFolder,
     pickled_refused,
 )
-from engine.webui.extra_networks import Lora, split_networks
 from engine.webui.family_defaults import checkpoint_family, checkpoint_traits, default_side
-from engine.webui.img2img.members import steps_taken
 from engine.webui.model_names import (
     listed_name,
     lora_of_any_name,
     lora_of_file,
     named_embeddings,
 )
-from engine.webui.parameters import DiffusionParameters
-from engine.webui.prompt import read_negative_prompt, read_prompt
-from engine.webui.prompt_numbers import PromptInvalid
+from engine.webui.parameters import DiffusionParameters, steps_taken
+from engine.webui.prompt import (
+    Lora,
+    PromptInvalid,
+    read_negative_prompt,
+    read_prompt,
+    split_networks,
+)
 from engine.webui.sampler_names import (
     ALIGN_YOUR_STEPS,
     ALIGN_YOUR_STEPS_XL,
@@ -40,7 +43,7 @@ _MULTIPLE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One run of the sampler for every image. Models have listed names; sides are in pixels."""
+    """One pass of the sampler over every image. Models have listed names. Sides are in pixels."""
 
     checkpoint: str
     vae: str | None
@@ -54,20 +57,22 @@ class Pass:
     height: int
     steps_before: int = 0
     taken_steps: int = 0
-    """So many of the last steps are taken; 0: as `denoise` says."""
+    """The number of steps at the end of the schedule that are taken; 0 means that `denoise`
+    determines the number.
+    """
     is_from_images: bool = False
     denoise: float = 1.0
     uncropped: tuple[int, int] | None = None
-    """Width and height before what does not fit is cut off."""
+    """Width and height before the image is cropped."""
     refiner: str | None = None
-    """The checkpoint that takes over near the end."""
+    """The checkpoint for the last steps."""
     refiner_loras: tuple[Lora, ...] = ()
 
 
 def with_refiner(pass_: Pass, parameters: DiffusionParameters, models: ModelsFolder) -> Pass:
-    """The last pass with the refiner of the request. Raises ParametersInvalid.
+    """Return the last pass with the refiner of the request. Raises ParametersInvalid.
 
-    The LoRAs of the pass are for models of its own family alone.
+    The LoRAs of the pass apply to the refiner only if the refiner is of the same family.
     """
     if not parameters.refiner_checkpoint:
         return pass_
@@ -91,7 +96,7 @@ def first_pass(
         parameters.compatibility,
         from_noise=not parameters.starts_from_images,
     )
-    _require_told(parameters, catalogue.models, checkpoint)
+    _require_guidance_input(parameters, catalogue.models, checkpoint)
     side = default_side(catalogue.models, checkpoint)
     vae = parameters.override_settings.sd_vae
     pass_ = Pass(
@@ -114,7 +119,7 @@ def first_pass(
 
 
 def _start(parameters: DiffusionParameters) -> dict[str, Any]:
-    """How a first pass starts from images."""
+    """Return the members of the first pass for a start from images."""
     if not parameters.starts_from_images:
         return {}
     strength = parameters.denoising_strength
@@ -125,7 +130,10 @@ def _start(parameters: DiffusionParameters) -> dict[str, Any]:
 
 
 def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalogue) -> Pass:
-    """The pass of the hires fix. Open settings are those of `first`. Raises ParametersInvalid."""
+    """Return the pass of the hires fix. Settings that are not given are copied from `first`.
+
+    Raises ParametersInvalid.
+    """
     prompt, loras = first.prompt, first.loras
     if parameters.hr_prompt:
         prompt, loras = _split(parameters, "hr_prompt", catalogue)
@@ -157,7 +165,10 @@ def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalog
 
 
 def _hires_sampler(parameters: DiffusionParameters) -> tuple[str, str]:
-    """The sampler and the scheduler of the second pass, which inherits what is left open."""
+    """Return the sampler and the scheduler of the second pass.
+
+    By default, they are the same as in the first pass.
+    """
     sampler, scheduler = parameters.sampler_name, parameters.scheduler
     if parameters.compatibility == "webui":
         scheduler = asked_scheduler(sampler, scheduler)
@@ -170,23 +181,25 @@ def _hires_sampler(parameters: DiffusionParameters) -> tuple[str, str]:
 
 
 def _fitted(scheduler: str, models: ModelsFolder, checkpoint: str) -> str:
-    """The scheduler of that name for the family of the checkpoint."""
+    """Return the variant of the scheduler for the family of the checkpoint."""
     if scheduler != ALIGN_YOUR_STEPS:
         return scheduler
     traits = checkpoint_traits(models, checkpoint)
     return ALIGN_YOUR_STEPS_XL if traits and traits.aligned_steps == "SDXL" else scheduler
 
 
-def _require_told(parameters: DiffusionParameters, models: ModelsFolder, checkpoint: str) -> None:
-    """Raise ParametersInvalid for a scale of guidance that the checkpoint is not told."""
+def _require_guidance_input(
+    parameters: DiffusionParameters, models: ModelsFolder, checkpoint: str
+) -> None:
+    """Raise ParametersInvalid for a guidance scale that the checkpoint does not take as input."""
     traits = checkpoint_traits(models, checkpoint)
-    if parameters.distilled_cfg_scale and traits and not traits.is_told_guidance:
-        message = f"is for Flux.1, and {checkpoint} is {traits.title}: leave it out"
+    if parameters.distilled_cfg_scale and traits and not traits.takes_guidance_input:
+        message = f"is for Flux.1, but {checkpoint} is {traits.title}: leave it out"
         raise _field_invalid("value_error", message, "distilled_cfg_scale")
 
 
 def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int]:
-    """The width and height in pixels. A side of 0 keeps the proportions of the first pass."""
+    """Return width and height in pixels. A side of 0 keeps the proportions of the first pass."""
     width, height = first.width, first.height
     wide, high = parameters.hr_resize_x, parameters.hr_resize_y
     if not wide and not high:
@@ -196,7 +209,10 @@ def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int
 
 
 def _covering_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int] | None:
-    """The size in the first pass's proportions that covers the target; None: nothing is cut off."""
+    """Return the size with the first pass's proportions that covers the target size.
+
+    Returns None if nothing is cropped.
+    """
     wide, high = parameters.hr_resize_x, parameters.hr_resize_y
     if not (wide and high) or parameters.compatibility == "comfyui":
         return None
@@ -213,7 +229,7 @@ def _whole_cells(side: int) -> int:
 
 def _checkpoint(asked: str | None, catalogue: Catalogue) -> str:
     if asked is None:
-        message = "is required: this endpoint has no checkpoint of its own"
+        message = "is required, because this endpoint has no checkpoint of its own"
         raise _field_invalid("missing", message, "sd_model_checkpoint")
     return _listed("sd_model_checkpoint", asked, catalogue.models.names(CHECKPOINTS))
 
@@ -251,7 +267,7 @@ def _check_prompts(pass_: Pass, field: str, negative_field: str) -> None:
 def _require_readable_embeddings(
     pass_: Pass, field: str, negative_field: str, models: ModelsFolder
 ) -> None:
-    """Raise ParametersInvalid where a text names an embedding that is pickled, and nothing else."""
+    """Raise ParametersInvalid if a text names an embedding that exists only as a pickled file."""
     known = {PurePosixPath(name).stem for name in models.names(EMBEDDINGS)}
     pickled = {
         name: path for name, path in models.pickled(EMBEDDINGS).items() if path.stem not in known

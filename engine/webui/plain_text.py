@@ -1,6 +1,6 @@
-"""Prompts with the characters that the tokenizer knows: what CLIP's own tokenizer does by ftfy.
+"""Replaces characters in prompts with plain characters, as CLIP does with ftfy.
 
-Of ftfy's mends one is left out: text that was decoded as another encoding than its own stays.
+Unlike ftfy, this module does not repair text that was decoded with a wrong encoding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import unicodedata
 _FULL_WIDTH = range(0xFF01, 0xFFF0)
 _LIGATURES = "ĲĳŉǱǲǳǄǅǆǇǈǉǊǋǌﬀﬁﬂﬃﬄﬆ"
 _WINDOWS = {code: bytes([code]).decode("cp1252", "ignore") for code in range(0x80, 0xA0)}
-"""What Windows has in the place of the control characters of Latin-1."""
+"""The characters of Windows-1252 at the codes of the control characters of Latin-1."""
 _COMPATIBLE = (
     {code: text or chr(code) for code, text in _WINDOWS.items()}
     | {code: unicodedata.normalize("NFKC", chr(code)) for code in _FULL_WIDTH}
@@ -29,8 +29,8 @@ _REMOVED = (
     *range(0xFFF9, 0xFFFD),
 )
 _APART = {each: unicodedata.normalize("NFD", each) for each in "\u0f73\u0f75\u0f81"}
-"""The characters that do not combine themselves, and begin with one that does where they are taken
-apart. That changes no text that is composed."""
+"""Characters that are not combining characters, but are decomposed into combining characters. They
+are decomposed before combining characters are counted. The composed text (NFC) stays the same."""
 _PLAIN = str.maketrans(
     _APART
     | dict.fromkeys("\u2028\u2029\x85", "\n")
@@ -39,15 +39,16 @@ _PLAIN = str.maketrans(
     | dict.fromkeys(map(chr, _REMOVED))
 )
 _LONGEST_RUN = 30
-"""Combining characters in a row, as in Unicode's Stream-Safe Text Format (UAX #15, section 13): to
-compose a text takes the square of their number.
-"""
+"""The largest number of combining characters in a row, as in Unicode's Stream-Safe Text Format
+(UAX #15, section 13). The time to compose a text grows with the square of this number."""
 _ENTITY = re.compile(r"&#?[0-9A-Za-z]{1,24};")
 
 
 def plain_text(text: str) -> str:
-    """The text with typographic quotes, full-width characters, ligatures and HTML entities made
-    plain, without control characters, composed (NFC).
+    """Return the text in plain characters, composed (NFC).
+
+    Typographic quotes, full-width characters, ligatures and HTML entities are replaced. Control
+    characters are removed.
     """
     if text.isascii() and "&" not in text:
         return text
@@ -57,7 +58,7 @@ def plain_text(text: str) -> str:
 
 
 def _composed(text: str) -> str:
-    """In NFC, without what is more than `_LONGEST_RUN` combining characters in a row."""
+    """Return the text in NFC, with at most `_LONGEST_RUN` combining characters in a row."""
     kept: list[str] = []
     run = 0
     for each in text:

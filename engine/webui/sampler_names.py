@@ -1,7 +1,7 @@
-"""The WebUI's samplers and schedulers: those of `engine.graph.names`, and its own.
+"""The samplers and schedulers of the WebUI: the rows of `engine.graph.names`, and more rows.
 
-Where a name means something else in the WebUI than in ComfyUI, a row of its own says what. Nodes of
-the WebUI take all rows; nodes of ComfyUI take those of `engine.graph.names` alone.
+A name that has another meaning in the WebUI than in ComfyUI has its own row here. Nodes of the
+WebUI accept all rows. Nodes of ComfyUI accept only the rows of `engine.graph.names`.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from engine.graph import names
 from engine.graph.names import AUTOMATIC, Sampler, Scheduler, key_of
 
 Compatibility: TypeAlias = Literal["webui", "comfyui"]
-"""Whose meaning the parameters of a request have."""
+"""The product whose semantics apply to the parameters of a request."""
 
 _BETA, _KL_OPTIMAL = "webui_beta", "webui_kl_optimal"
 _TRAINED = 1000
-"""The timesteps of a model."""
+"""The number of timesteps with which a model was trained."""
 _TIMESTEPS, _TIME_UNIFORM, _ENDS = "webui_timesteps", "webui_time_uniform", "webui_ends"
 ALIGN_YOUR_STEPS, ALIGN_YOUR_STEPS_XL = "align_your_steps", "align_your_steps_xl"
 
 OWN_SCHEDULERS = (
-    Scheduler(_BETA, "Beta", "webui_schedules:beta"),
-    Scheduler(_KL_OPTIMAL, "KL Optimal", "webui_schedules:kl_optimal", has_end=True),
-    Scheduler("polyexponential", "Polyexponential", "webui_schedules:polyexponential"),
-    Scheduler(ALIGN_YOUR_STEPS, "Align Your Steps", "webui_schedules:align_your_steps"),
-    Scheduler(ALIGN_YOUR_STEPS_XL, "Align Your Steps", "webui_schedules:align_your_steps_xl"),
-    Scheduler(_TIMESTEPS, AUTOMATIC, "webui_schedules:timesteps", has_end=True),
-    Scheduler(_TIME_UNIFORM, AUTOMATIC, "webui_schedules:time_uniform", has_end=True),
-    Scheduler(_ENDS, AUTOMATIC, "webui_schedules:normal_to_the_end", has_end=True),
+    Scheduler(_BETA, "Beta", "schedules:webui_beta"),
+    Scheduler(_KL_OPTIMAL, "KL Optimal", "schedules:webui_kl_optimal", has_end=True),
+    Scheduler("polyexponential", "Polyexponential", "schedules:webui_polyexponential"),
+    Scheduler(ALIGN_YOUR_STEPS, "Align Your Steps", "schedules:align_your_steps"),
+    Scheduler(ALIGN_YOUR_STEPS_XL, "Align Your Steps", "schedules:align_your_steps_xl"),
+    Scheduler(_TIMESTEPS, AUTOMATIC, "schedules:timesteps", has_end=True),
+    Scheduler(_TIME_UNIFORM, AUTOMATIC, "schedules:time_uniform", has_end=True),
+    Scheduler(_ENDS, AUTOMATIC, "schedules:normal_to_the_end", has_end=True),
 )
-"""Those labelled "Automatic" belong to samplers that follow no other."""
+"""The schedulers with the label "Automatic" are for samplers that use no other scheduler."""
 _ANCESTRAL = (
     "euler_ancestral",
     "dpm_2_ancestral",
@@ -101,14 +101,22 @@ SAMPLER_OF = (
     | {name: replace(names.SAMPLER_OF[name], churns=True) for name in _WITHOUT_PAST}
     | {row.name: row for row in OWN_SAMPLERS}
 )
-NEW_SAMPLERS = tuple(row for row in OWN_SAMPLERS if not row.name.startswith("webui_"))
-NEW_SCHEDULERS = tuple(
+_NEW_SAMPLERS = tuple(row for row in OWN_SAMPLERS if not row.name.startswith("webui_"))
+_NEW_SCHEDULERS = tuple(
     row
     for row in OWN_SCHEDULERS
     if not row.name.startswith("webui_") and row.name != ALIGN_YOUR_STEPS_XL
 )
-"""Those whose names ComfyUI does not have."""
+"""The schedulers with names that ComfyUI does not have."""
+ALL_SCHEDULERS = (*names.SCHEDULERS, *_NEW_SCHEDULERS)
 _ALONG_TIMESTEPS = {_TIMESTEPS, _TIME_UNIFORM}
+ALL_SAMPLERS = tuple(
+    replace(row, automatic=AUTOMATIC) if row.automatic in _ALONG_TIMESTEPS else row
+    for row in (*names.SAMPLERS, *_NEW_SAMPLERS)
+)
+"""Each sampler that a diffusion request may name. Workflows must not name `_NEW_SAMPLERS`.
+
+For a sampler that uses no other scheduler, `automatic` is "Automatic"."""
 _FOLLOWS_ITS_OWN = _ALONG_TIMESTEPS | {_ENDS}
 _SAMPLER_HERE = {row.name.removeprefix("webui_"): row.name for row in OWN_SAMPLERS}
 _SCHEDULER_HERE = {row.name.removeprefix("webui_"): row.name for row in OWN_SCHEDULERS}
@@ -116,7 +124,7 @@ _SCHEDULERS_BY_LABEL = {
     key_of(row.label): row.name
     for row in reversed(OWN_SCHEDULERS)
     if row.name not in _FOLLOWS_ITS_OWN
-} | {key_of(row.name): row.name for row in NEW_SCHEDULERS}
+} | {key_of(row.name): row.name for row in _NEW_SCHEDULERS}
 _SAMPLERS_BY_LABEL: dict[str, tuple[str, str | None]] = {
     key_of(f"{row.label} {scheduler.label}"): (row.name, scheduler.name)
     for row in OWN_SAMPLERS
@@ -126,7 +134,7 @@ _SAMPLERS_BY_LABEL: dict[str, tuple[str, str | None]] = {
 
 
 def sampler(spelling: str) -> tuple[str, str | None]:
-    """The sampler in the WebUI's sense, and the scheduler if the spelling names both.
+    """Return the sampler in the WebUI's sense, and the scheduler if the spelling names both.
 
     Raises ValueError for an unknown name.
     """
@@ -136,19 +144,19 @@ def sampler(spelling: str) -> tuple[str, str | None]:
         try:
             name, joined = names.sampler(spelling)
         except ValueError as error:
-            more = ", ".join(row.label for row in NEW_SAMPLERS)
+            more = ", ".join(row.label for row in _NEW_SAMPLERS)
             raise ValueError(f"{error}, {more}") from None
     return _SAMPLER_HERE.get(name, name), joined and _SCHEDULER_HERE.get(joined, joined)
 
 
 def scheduler(spelling: str) -> str | None:
-    """The scheduler in the WebUI's sense; None for "Automatic". Raises ValueError."""
+    """Return the scheduler in the WebUI's sense, or None for "Automatic". Raises ValueError."""
     if found := _SCHEDULERS_BY_LABEL.get(key_of(spelling)):
         return found
     try:
         name = names.scheduler(spelling)
     except ValueError as error:
-        more = ", ".join(row.label for row in NEW_SCHEDULERS)
+        more = ", ".join(row.label for row in _NEW_SCHEDULERS)
         raise ValueError(f"{error}, {more}") from None
     return name and _SCHEDULER_HERE.get(name, name)
 
@@ -160,10 +168,11 @@ def resolve(
     *,
     from_noise: bool = True,
 ) -> tuple[str, str]:
-    """The sampler and the scheduler of a request. Its own scheduler wins over a joined one.
+    """Return the sampler and the scheduler of a request.
 
-    A sampler that takes both ends of a schedule alone has a scheduler only if it does not start
-    `from_noise`. Raises ValueError for a name that is not known in that sense.
+    `scheduler_spelling` has precedence over a scheduler in `sampler_spelling`. A sampler that uses
+    only the ends of a schedule has a fixed scheduler when sampling starts `from_noise`. Raises
+    ValueError for a name that the product of `compatibility` does not have.
     """
     if compatibility == "comfyui":
         return names.resolve(sampler_spelling, scheduler_spelling)
@@ -177,7 +186,7 @@ def resolve(
 
 
 def asked_scheduler(sampler_spelling: str, scheduler_spelling: str) -> str:
-    """A spelling of the scheduler that a request asks for, even if it is joined to a sampler."""
+    """Return the requested scheduler, which may be part of the name of the sampler."""
     if scheduler(scheduler_spelling) is not None:
         return scheduler_spelling
     _, joined = sampler(sampler_spelling)
@@ -185,34 +194,34 @@ def asked_scheduler(sampler_spelling: str, scheduler_spelling: str) -> str:
 
 
 def follows_timesteps(row: Sampler) -> bool:
-    """Whether a sampler steps through timesteps, whatever scheduler was asked for."""
+    """Whether a sampler steps through timesteps and ignores the requested scheduler."""
     return row.automatic in _ALONG_TIMESTEPS
 
 
 def sampler_alone(spelling: str) -> str:
-    """The sampler of a node, by its name or by one of ComfyUI's. Raises ValueError."""
+    """Return the sampler of a node for its own name or a name of ComfyUI. Raises ValueError."""
     return spelling if spelling in SAMPLER_OF else names.sampler_alone(spelling)
 
 
 def scheduler_alone(spelling: str) -> str:
-    """The scheduler of a node, by its name or by one of ComfyUI's. Raises ValueError."""
+    """Return the scheduler of a node for its own name or a name of ComfyUI. Raises ValueError."""
     return spelling if spelling in SCHEDULER_OF else names.scheduler_alone(spelling)
 
 
 def known_sampler(spelling: str, compatibility: Compatibility) -> str:
-    """The spelling. Raises ValueError where it is not known in that sense."""
+    """Return the spelling. Raises ValueError if the product has no such sampler."""
     (sampler if compatibility == "webui" else names.sampler)(spelling)
     return spelling
 
 
 def known_scheduler(spelling: str, compatibility: Compatibility) -> str:
-    """The spelling. Raises ValueError where it is not known in that sense."""
+    """Return the spelling. Raises ValueError if the product has no such scheduler."""
     (scheduler if compatibility == "webui" else names.scheduler)(spelling)
     return spelling
 
 
 def steps_of(scheduler: str, steps: int) -> int:
-    """How many steps the schedule of that name has for a number of steps that is asked for."""
+    """Return the number of steps in the schedule of a scheduler if `steps` steps are requested."""
     if scheduler not in _ALONG_TIMESTEPS:
         return steps
     return max(steps, len(range(0, _TRAINED, max(_TRAINED // steps, 1))))

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from engine.errors import FieldError, ParametersInvalid
-from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import UPSCALE_MODELS, ModelsFolder
 from engine.webui.model_names import listed_name
-from engine.webui.parameters import DiffusionParameters
 
 UpscaleBy: TypeAlias = Literal["latent", "pixels", "model"]
 
 
 @dataclass(frozen=True, slots=True)
 class Upscaler:
-    """How images are enlarged. `name` is an interpolation method or the listed name of a model."""
+    """A method to enlarge images. `name` is an interpolation or the listed name of a model."""
 
     by: UpscaleBy
     name: str
@@ -33,7 +30,6 @@ UPSCALERS = {
     "Lanczos": Upscaler("pixels", "lanczos"),
     "Nearest": Upscaler("pixels", "nearest-exact"),
 }
-"""The upscalers by their names in the WebUI."""
 _UPSCALE_MODELS = {
     "r-esrgan 4x+": "RealESRGAN_x4plus",
     "r-esrgan 4x+ anime6b": "RealESRGAN_x4plus_anime_6B",
@@ -45,19 +41,8 @@ _UPSCALE_MODELS = {
 _BY_KEY = {name.casefold(): upscaler for name, upscaler in UPSCALERS.items()}
 
 
-def upscaler_of(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscaler:
-    """The upscaler with the name that a request gives. Raises ParametersInvalid."""
-    asked = parameters.hr_upscaler or "Latent"
-    found = upscaler_named(asked, catalogue.models)
-    if found is None:
-        models = catalogue.models.names(UPSCALE_MODELS)
-        message = f"is not known; there are: {', '.join((*UPSCALERS, *models[:20]))}"
-        raise ParametersInvalid((FieldError("value_not_in_list", message, "hr_upscaler"),))
-    return found
-
-
 def upscaler_named(asked: str, models: ModelsFolder) -> Upscaler | None:
-    """The upscaler of that name, which may be a model's; None where there is none."""
+    """Return the upscaler of that name, or None. The name may be the name of a model."""
     if known := _BY_KEY.get(asked.casefold()):
         return known
     named = _UPSCALE_MODELS.get(asked.casefold(), asked)

@@ -1,1 +1,1 @@
-"""What goes through NATS: the connection, the log on JetStream, queues and subscriptions."""
+"""All code that uses NATS: the connection, the log on JetStream, queues and subscriptions."""

@@ -1,22 +1,25 @@
-"""What the service does on NATS: publish and store, read, pull, acknowledge.
+"""The operations of the service on NATS: publish, store, read, pull and acknowledge.
 
-`Bus` turns nats-py's errors into ours and its messages into `Message`; the log and the queues
-stand on it.
+`Bus` converts the errors of nats-py into exceptions of Darkroom, and the messages of nats-py into
+`Message`. The log and the queues are built on `Bus`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 import nats.errors
 import nats.js.api
 import nats.js.errors
 
-from events.bus.connection import keeping_cancellation
-from events.bus.errors import (
+from events.bus.connection import CALL_TIMEOUT_S, Connection, keeping_cancellation
+from events.bus.nats_errors import (
     DISCONNECTED,
     FULL,
     WRONG_LAST_SEQUENCE,
@@ -24,8 +27,7 @@ from events.bus.errors import (
     WrongLastSequence,
     code_of,
 )
-from events.bus.puller import Puller
-from events.bus.reads import Reads
+from events.bus.puller import Feed, Message, Puller, collect, collect_all, status_of
 from events.bus.streams import ConsumerSpec
 from events.errors import LogFull, LogUnavailable
 from events.log import StreamState
@@ -37,25 +39,29 @@ SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
 
 _QUICK_TIMEOUT_S = 1.0
-"""Time-out of optional look-ups during a request."""
+"""The time-out of optional look-ups during a request."""
+_BATCH = 1000
+"""The largest number of messages in one answer."""
+_BATCHES_AT_ONCE = 250
+"""The largest number of answers that are requested together."""
+_END_OF_BATCH = "204"
+_NO_MESSAGES = "404"
 
 
-class Bus(Reads):
-    """See `Connection` and `Reads`."""
-
-    # Streams.
+class Bus(Connection):
+    """One connection, and the operations on its streams."""
 
     async def fill(self, stream: str) -> float:
-        """How full the stream is, 0..1 of its `max_bytes`. Raises LogUnavailable."""
+        """The used share of the stream's `max_bytes`, 0..1. Raises LogUnavailable."""
         return (await self.state(stream)).fill
 
     async def max_bytes(self, stream: str) -> int:
-        """How large the stream may become; -1 where it has no limit. Raises LogUnavailable."""
+        """The size limit of the stream in bytes; -1 means no limit. Raises LogUnavailable."""
         info = await self.call(self._js.stream_info(stream))
         return info.config.max_bytes or -1
 
     async def state(self, stream: str) -> StreamState:
-        """Raises LogUnavailable."""
+        """The state of the stream. Raises LogUnavailable."""
         info = await self.call(self._js.stream_info(stream), timeout_s=_QUICK_TIMEOUT_S)
         return StreamState(
             messages=info.state.messages,
@@ -65,28 +71,31 @@ class Bus(Reads):
         )
 
     async def last_sequence(self, stream: str) -> int:
-        """0 for a stream that nothing was ever stored in. Raises LogUnavailable."""
+        """The sequence of the last message that was ever stored, or 0. Raises LogUnavailable."""
         info = await self.call(self._js.stream_info(stream))
         return int(info.state.last_seq)
 
     async def made_at(self, stream: str) -> datetime:
-        """When the stream was made, by the server's clock. Raises LogUnavailable."""
+        """The time at which the server created the stream. Raises LogUnavailable."""
         info = await self.call(self._js.stream_info(stream))
         created: datetime = info.created
         return created
 
     async def pages(self, stream: str, subjects: str) -> AsyncGenerator[dict[str, int]]:
-        """Messages per subject, in pages of 100,000 subjects. Raises LogUnavailable."""
-        told, total = 0, 1
-        while told < total:
-            question = {"subjects_filter": subjects, "offset": told}
+        """The number of messages per subject, in pages of 100,000 subjects.
+
+        Raises LogUnavailable.
+        """
+        offset, total = 0, 1
+        while offset < total:
+            question = {"subjects_filter": subjects, "offset": offset}
             answer = await self.ask(f"$JS.API.STREAM.INFO.{stream}", question)
             if page := answer["state"].get("subjects"):
                 yield page
-            told, total = told + answer["limit"], answer["total"]
+            offset, total = offset + answer["limit"], answer["total"]
 
     async def pending(self, stream: str, subjects: str) -> dict[str, int]:
-        """Messages per subject, all of them. Raises LogUnavailable."""
+        """The number of messages per subject, for all subjects. Raises LogUnavailable."""
         found: dict[str, int] = {}
         async for page in self.pages(stream, subjects):
             found |= page
@@ -95,14 +104,165 @@ class Bus(Reads):
     async def purge(
         self, stream: str, subject: str, *, keep: int = 0, upto: int | None = None
     ) -> None:
-        """Remove all messages of the subject but the last `keep`, or those behind `upto`.
+        """Remove all messages of the subject except the last `keep` messages.
 
+        With `upto`, remove only the messages up to this sequence.
         Raises LogUnavailable.
         """
         seq = None if upto is None else upto + 1
         await self.call(self._js.purge_stream(stream, seq=seq, subject=subject, keep=keep or None))
 
-    # Publishing.
+    # Any replica of a stream answers a direct get (NATS ADR-31). Other reads are answered by the
+    # leader of the stream.
+
+    async def last(self, stream: str, subject: str) -> Message | None:
+        """The last message of the subject, from the stream's leader. Raises LogUnavailable."""
+        try:
+            raw = await self.call(self._js.get_last_msg(stream, subject))
+        except nats.js.errors.APIError:
+            return None
+        return Message(subject=subject, data=raw.data or b"", sequence=raw.seq or 0)
+
+    async def first(self, stream: str, subjects: str, *, after: int) -> Message | None:
+        """The first message after sequence `after` whose subject matches, from the stream's leader.
+
+        Raises LogUnavailable.
+        """
+        try:
+            raw = await self.call(self._js.get_msg(stream, after + 1, subjects, next=True))
+        except nats.js.errors.APIError:
+            return None
+        return Message(subject=raw.subject or "", data=raw.data or b"", sequence=raw.seq or 0)
+
+    async def batch(
+        self, stream: str, subject: str, *, after: int, count: int, timeout_s: float
+    ) -> list[Message]:
+        """The first `count` messages of one subject after sequence `after`.
+
+        Any replica may answer (NATS ADR-31 batch get). The result has fewer messages if the replica
+        lags or if the time-out passes. Raises LogUnavailable.
+        """
+        request = {"seq": after + 1, "next_by_subj": subject, "batch": count}
+        async with self._direct_get(stream, request) as answers:
+            return await collect(answers, timeout_s)
+
+    async def count(self, stream: str, subjects: str, *, after: int = 0, timeout_s: float) -> int:
+        """The number of messages after sequence `after` whose subject matches.
+
+        Any replica may answer, with the first message and the number of messages after it. Raises
+        LogUnavailable.
+        """
+        request = {"seq": after + 1, "next_by_subj": subjects, "batch": 1}
+        async with self._direct_get(stream, request) as answers:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    first = await answers.get()
+            except TimeoutError as error:
+                raise LogUnavailable from error
+        if (status := status_of(first)) is None:
+            return first.pending + 1
+        self._require_answer(status)
+        return 0
+
+    async def listing(self, stream: str, subjects: str, *, after: int, count: int) -> list[Message]:
+        """The first `count` messages after sequence `after` whose subject matches.
+
+        The result has fewer messages if the stream has fewer. Raises LogUnavailable, also if not
+        all messages arrive in time.
+        """
+        request = {"seq": after + 1, "next_by_subj": subjects, "batch": count}
+        messages: list[Message] = []
+        async with self._direct_get(stream, request) as answers:
+            try:
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    while (status := status_of(message := await answers.get())) is None:
+                        messages.append(message)
+            except TimeoutError as error:
+                raise LogUnavailable from error
+        self._require_answer(status)
+        return messages
+
+    async def present(self, stream: str, subjects: Sequence[str]) -> set[str]:
+        """The subjects, among up to 1024 `subjects`, that have a message.
+
+        Raises LogUnavailable, also if the answer is not complete in time.
+        """
+        async with self._direct_get(stream, {"multi_last": subjects}) as answers:
+            messages = await collect_all(answers, 1, CALL_TIMEOUT_S)
+        return {message.subject for message in messages}
+
+    def _require_answer(self, status: str) -> None:
+        """Raise LogUnavailable if a direct get did not end normally."""
+        if status not in {_END_OF_BATCH, _NO_MESSAGES}:
+            # After an unexpected status the streams are prepared again. For example, 503 means that
+            # no server answers for this stream.
+            self._dirty.set()
+            raise LogUnavailable(f"The event log answered {status}.")
+
+    async def batches(
+        self, stream: str, subjects: Sequence[str], *, timeout_s: float
+    ) -> dict[str, list[Message]]:
+        """All messages of these subjects that a replica has, by subject.
+
+        Many subjects are read at the same time. Subjects without messages are left out. Raises
+        LogUnavailable, also if the time-out passes.
+        """
+        found: dict[str, list[Message]] = {}
+        waiting = dict.fromkeys(subjects, 0)
+        """By subject, the sequence after which there may be more messages."""
+        inbox = self._client.new_inbox()
+        async with self.subscribe(f"{inbox}.*") as answers:
+            while waiting:
+                some = list(islice(waiting.items(), _BATCHES_AT_ONCE))
+                for number, (subject, after) in enumerate(some):
+                    request = {"seq": after + 1, "next_by_subj": subject, "batch": _BATCH}
+                    reply = f"{inbox}.{number}"
+                    await self._ask(f"$JS.API.DIRECT.GET.{stream}", request, reply)
+                for message in await collect_all(answers, len(some), timeout_s):
+                    found.setdefault(message.subject, []).append(message)
+                for subject, _ in some:
+                    del waiting[subject]
+                    if (messages := found.get(subject)) and messages[-1].pending:
+                        waiting[subject] = messages[-1].sequence
+        return found
+
+    @asynccontextmanager
+    async def _direct_get(self, stream: str, request: dict[str, Any]) -> AsyncGenerator[Feed]:
+        """Send a direct get (NATS ADR-31) and yield its answers. Raises LogUnavailable."""
+        async with self.asked(f"$JS.API.DIRECT.GET.{stream}", request) as answers:
+            yield answers
+
+    @asynccontextmanager
+    async def asked(self, target: str, question: dict[str, Any]) -> AsyncGenerator[Feed]:
+        """Send a request and yield a feed of its answers. Raises LogUnavailable."""
+        inbox = self._client.new_inbox()
+        async with self.subscribe(inbox) as answers:
+            await self._ask(target, question, inbox)
+            yield answers
+
+    async def _ask(self, target: str, request: dict[str, Any], reply: str) -> None:
+        try:
+            await self._client.publish(target, json.dumps(request).encode(), reply=reply)
+        except (nats.errors.Error, *DISCONNECTED) as error:
+            raise LogUnavailable from error
+
+    @asynccontextmanager
+    async def subscribe(self, subject: str) -> AsyncGenerator[Feed]:
+        """Subscribe to a subject of core NATS. Raises LogUnavailable.
+
+        The server handles the requests that this bus sends inside the context after the
+        subscription.
+        """
+        if not self.is_connected:
+            raise LogUnavailable
+        feed = Feed(self._client, subject)
+        self._feeds.add(feed)
+        try:
+            await feed.open()
+            yield feed
+        finally:
+            self._feeds.discard(feed)
+            await feed.close()
 
     async def store(
         self,
@@ -112,9 +272,10 @@ class Bus(Reads):
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> int:
-        """Publish to a stream and wait until it is on disk; its sequence.
+        """Publish to a stream, wait until the message is on disk, and return its sequence.
 
-        Raises LogUnavailable and LogFull (nothing was stored), WrongLastSequence, NoAnswer.
+        Raises LogUnavailable or LogFull if nothing was stored, WrongLastSequence if the expected
+        sequence does not match, and NoAnswer if it is unknown whether the message was stored.
         """
         if not self.is_connected:
             raise LogUnavailable
@@ -123,7 +284,7 @@ class Bus(Reads):
                 ack = await self._js.publish(
                     subject, data, timeout=timeout_s, headers=dict(headers or {})
                 )
-        except OSError as error:  # a time-out, or a write that failed on the way
+        except OSError as error:  # The error is a time-out, or a write failed after it began.
             raise NoAnswer from error
         except (nats.js.errors.APIError, *DISCONNECTED) as error:
             if code_of(error) in WRONG_LAST_SEQUENCE:
@@ -134,7 +295,8 @@ class Bus(Reads):
         return ack.seq
 
     async def store_first(self, subject: str, data: bytes, *, timeout_s: float = 5) -> bool:
-        """Publish to a subject that holds nothing yet; False if it holds something.
+        """Publish to a subject that has no message. Return False if the subject already has a
+        message.
 
         Raises LogUnavailable, LogFull, NoAnswer.
         """
@@ -147,14 +309,14 @@ class Bus(Reads):
         return True
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Core NATS: at most once, dropped while disconnected."""
+        """Publish with core NATS. The message is delivered at most once. Without a connection it is
+        dropped.
+        """
         with suppress(*DISCONNECTED, nats.errors.Error):
             await self._client.publish(subject, data)
 
-    # Consumers.
-
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
-        """Raises LogUnavailable."""
+        """Create or update the durable consumer. Raises LogUnavailable."""
         config = nats.js.api.ConsumerConfig(
             durable_name=spec.name,
             **_filter(spec),
@@ -167,7 +329,7 @@ class Bus(Reads):
         await self.call(self._js.add_consumer(spec.stream, config))
 
     async def consumers(self, stream: str) -> list[str]:
-        """Names of all consumers of a stream. Raises LogUnavailable."""
+        """The names of all consumers of a stream. Raises LogUnavailable."""
         found: list[str] = []
         total = 1
         while len(found) < total:
@@ -175,41 +337,20 @@ class Bus(Reads):
             answer = await self.ask(subject, {"offset": len(found)})
             names, total = answer.get("consumers") or [], answer["total"]
             if not names:
-                break  # some were deleted meanwhile
+                break  # Some consumers were deleted meanwhile, so there are no more names.
             found += names
         return found
 
-    async def consumer_subjects(self, stream: str, name: str) -> frozenset[str] | None:
-        """What a consumer takes; None if there is none of that name. Raises LogUnavailable."""
-        try:
-            info = await self.call(self._js.consumer_info(stream, name))
-        except nats.js.errors.APIError:
-            return None
-        one = info.config.filter_subject
-        return frozenset([one] if one else info.config.filter_subjects or ())
-
-    async def open_requests(self, stream: str) -> dict[str, int]:
-        """How many readers wait for messages of each consumer of a stream, by its name.
-
-        Raises LogUnavailable.
-        """
-        found: dict[str, int] = {}
-        total = 1
-        while len(found) < total:
-            answer = await self.ask(f"$JS.API.CONSUMER.LIST.{stream}", {"offset": len(found)})
-            page, total = answer.get("consumers") or [], answer["total"]
-            if not page:
-                break  # some were deleted meanwhile
-            found |= {each["name"]: each.get("num_waiting", 0) for each in page}
-        return found
-
     async def delete_consumer(self, stream: str, name: str) -> None:
-        """Nothing happens if there is none. Raises LogUnavailable."""
+        """Delete a consumer if it exists. Raises LogUnavailable."""
         with suppress(nats.js.errors.APIError):
             await self.call(self._js.delete_consumer(stream, name))
 
     async def add_follower(self, stream: str, *, after: int) -> str:
-        """An ephemeral consumer that needs no acks, from after `after` on; its name."""
+        """Create an ephemeral consumer without acks that starts after sequence `after`.
+
+        Returns the name of the consumer.
+        """
         config = nats.js.api.ConsumerConfig(
             deliver_policy=nats.js.api.DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=after + 1,
@@ -223,7 +364,9 @@ class Bus(Reads):
 
     @asynccontextmanager
     async def puller(self, stream: str, consumer: str) -> AsyncGenerator[Puller]:
-        """Raises LogUnavailable."""
+        """Open a puller of the consumer, and close it at the end of the context. Raises
+        LogUnavailable.
+        """
         if not self.is_connected:
             raise LogUnavailable
         puller = Puller(self._client, stream, consumer)
@@ -236,9 +379,11 @@ class Bus(Reads):
             await puller.close()
 
     async def give_back(self, puller: Puller, *, in_hand: Collection[str] = ()) -> None:
-        """What a puller has and nobody has taken, and these, by their ack subjects.
+        """Return messages to the server for redelivery.
 
-        It is stopped before, or the messages would be sent to it again.
+        These are the messages that the puller received but did not pass on, and the messages with
+        the ack subjects `in_hand`. The puller is stopped first, so that the server does not send
+        the messages to this puller again.
         """
         try:
             await puller.stop()
@@ -248,7 +393,10 @@ class Bus(Reads):
                 await self.nak(ack_subject)
 
     async def ack(self, ack_subject: str, *, timeout_s: float = 5) -> bool:
-        """Acknowledge and wait until the server has it; False if it did not say so in time."""
+        """Acknowledge, and wait for the confirmation of the server.
+
+        Return False if the server does not confirm in time.
+        """
         if not self.is_connected:
             return False
         try:
@@ -259,20 +407,23 @@ class Bus(Reads):
         return True
 
     async def renew(self, ack_subject: str) -> None:
-        """Start the entry's ack wait anew."""
+        """Restart the ack wait of the entry."""
         await self.publish(ack_subject, b"+WPI")
 
     async def nak(self, ack_subject: str, *, after_s: float = 0.0) -> None:
-        """Give the entry back for delivery at once, or after some time.
+        """Return the entry for redelivery, at once or after `after_s` seconds.
 
-        Until then it is still its holder's, who may acknowledge or renew it.
+        Before the redelivery, the holder can still acknowledge or renew the entry.
         """
         delay = f' {{"delay": {int(after_s * 1e9)}}}' if after_s else ""
         await self.publish(ack_subject, f"-NAK{delay}".encode())
 
 
 def _filter(spec: ConsumerSpec) -> dict[str, Any]:
-    """NATS takes one subject or several in members of their own."""
+    """Return the filter fields of a consumer's configuration.
+
+    NATS has one field for a single subject, and another field for several subjects.
+    """
     if len(spec.subjects) == 1:
         return {"filter_subject": spec.subjects[0]}
     return {"filter_subjects": list(spec.subjects)}

@@ -1,8 +1,9 @@
-"""The connection to NATS: made in the background, and made again for as long as it takes.
+"""The connection to NATS. It is made in the background and restored without limit.
 
-Why not nats-py's defaults: they buffer publishes while the server is not available (and store them
-later, although the requests were refused) and give up reconnecting after two minutes. And whatever
-the settings, nats-py closes a connection for good when the server sends an error.
+Two defaults of nats-py are changed. By default nats-py buffers messages while the server is not
+available, and publishes them later although the requests were refused. It also stops reconnecting
+after two minutes. After some errors of the server, nats-py closes a client permanently, whatever
+its settings are. A closed client is therefore replaced by a new client.
 """
 
 from __future__ import annotations
@@ -21,28 +22,24 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from events.bus.errors import DISCONNECTED, NO_STREAM, NOT_THERE, code_of
-from events.bus.logs.log_setup import LogStreamsDiffer, require_as_set
+from events.bus.nats_errors import DISCONNECTED, NO_STREAM, NOT_THERE, code_of
 from events.bus.puller import Feed, Puller
-from events.bus.stream_setup import StreamSetup
+from events.bus.streams import StreamSetup
 from events.errors import LogUnavailable
 from events.retry import pause
-from events.streams.log_streams import ONE_STREAM, LogStreams
 
 logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 _WATCH_PERIOD_S = 1.0
-_LONGEST_PAUSE_S = 15.0
-"""Between two looks at streams that cannot be used: only an operator changes that."""
 
 
 @contextmanager
 def keeping_cancellation() -> Generator[None]:
-    """Ends the task where it is cancelled inside, whatever the block makes of it.
+    """Raise CancelledError at the end of the block if the task was cancelled inside the block.
 
-    nats-py waits by `asyncio.wait_for`, which before Python 3.12 drops a cancellation that comes in
-    the same turn of the loop as the answer.
+    nats-py waits with `asyncio.wait_for`. Before Python 3.12, `wait_for` drops a cancellation that
+    arrives in the same iteration of the event loop as the result.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -55,7 +52,7 @@ def keeping_cancellation() -> Generator[None]:
 
 
 class Connection:
-    """One connection with its streams; what can be done on it is in `Bus`."""
+    """One connection and its streams. `Bus` adds the operations on the streams."""
 
     def __init__(
         self,
@@ -66,39 +63,33 @@ class Connection:
         log_max_bytes: int = -1,
         prepares_streams: bool = True,
         ca_file: Path | None = None,
-        log_streams: LogStreams = ONE_STREAM,
     ) -> None:
-        """With `prepares_streams` False the streams are taken as they are: nothing is made.
+        """If `prepares_streams` is False, the streams are neither created nor updated.
 
-        `url`: of one server, or with commas of several, of which any will do.
-        `ca_file`: the authorities (PEM) that a server with TLS is checked by, and no others; None:
-        those of the system.
+        `url` is the URL of a server, or the URLs of several servers of a cluster with commas
+        between them. `ca_file` is a PEM file with the certificate authorities that are trusted for
+        a server with TLS. None means the certificate authorities of the system.
         """
         self._url = url
         self._ca_file = ca_file
         self._name = name
         self._prepares_streams = prepares_streams
-        self.log_streams = log_streams
-        self._setup = StreamSetup(
-            replicas=replicas, log_max_bytes=log_max_bytes, log_streams=log_streams
-        )
-        self.refusal: str | None = None
-        """Why the streams that are there cannot be used, where that is so."""
+        self._setup = StreamSetup(replicas=replicas, log_max_bytes=log_max_bytes)
         self._client = Client()
         self._js: JetStreamContext = self._client.jetstream(timeout=CALL_TIMEOUT_S)
         self._ready = asyncio.Event()
         self._dirty = asyncio.Event()
-        """Something happened after which the connection or a stream may be gone."""
+        """Set when the connection or a stream may have been lost."""
         self._pullers: set[Puller] = set()
         self._feeds: set[Feed] = set()
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to connect; returns at once."""
+        """Begin to connect, and return at once."""
         self._keeping = asyncio.create_task(self._keep_connected())
 
     async def close(self) -> None:
-        # More than once: nats-py waits in ways that can swallow a cancellation before Python 3.12.
+        # The cancellation is repeated, because before Python 3.12 nats-py can drop a cancellation.
         while self._keeping and not self._keeping.done():
             self._keeping.cancel()
             await asyncio.wait([self._keeping], timeout=CALL_TIMEOUT_S)
@@ -108,18 +99,13 @@ class Connection:
         return self._ready.is_set() and self._client.is_connected
 
     async def wait_connected(self) -> None:
-        """Returns once there is a connection and the streams are there."""
+        """Wait until there is a connection and the streams exist."""
         await self._ready.wait()
 
-    async def wait_known(self) -> None:
-        """As `wait_connected`; or once the streams are refused, see `refusal`."""
-        while not (self._ready.is_set() or self.refusal):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_WATCH_PERIOD_S):
-                    await self._ready.wait()
-
     async def _keep_connected(self) -> None:
-        """One client after another: each reconnects by itself until it is closed for good."""
+        """Connect, and replace a client that is closed permanently. A client that is not closed
+        reconnects by itself.
+        """
         while True:
             self._client = Client()
             self._js = self._client.jetstream(timeout=CALL_TIMEOUT_S)
@@ -138,7 +124,7 @@ class Connection:
             await pause(_WATCH_PERIOD_S)
 
     async def _connect(self, client: Client) -> None:
-        # Read each time: it may be renewed while the process runs.
+        # The file is read for each connection, because it may be replaced while the process runs.
         tls = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else None
         await client.connect(
             self._url.split(","),
@@ -155,11 +141,15 @@ class Connection:
         )
 
     async def _supervise(self, client: Client) -> None:
-        """Prepare the streams, and again whenever one may be gone; returns once it is closed."""
+        """Prepare the streams, and prepare them again after each possible loss of the connection or
+        of a stream.
+
+        Return when the client is closed.
+        """
         self._dirty.set()
-        pause_s = _WATCH_PERIOD_S
         while not client.is_closed:
-            # With a limit: nats-py does not come to closed_cb where its last write fails.
+            # The time-out is needed, because nats-py does not call closed_cb if the last write
+            # before the close fails.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_PERIOD_S):
                     await self._dirty.wait()
@@ -169,29 +159,10 @@ class Connection:
                     self._ready.set()
                 else:
                     self._dirty.set()
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if self.refusal else _WATCH_PERIOD_S
-                await pause(pause_s)
+                await pause(_WATCH_PERIOD_S)
 
     async def _is_prepared(self) -> bool:
-        try:
-            if self._prepares_streams:
-                is_ready = await self._setup.prepare(self._js)
-            else:
-                await require_as_set(self._js, self.log_streams)
-                is_ready = True
-        except LogStreamsDiffer as error:
-            if self.refusal is None:
-                logger.error("the log is refused", extra={"action": "prepare", "why": str(error)})
-            self.refusal = str(error)
-            self._ready.clear()
-            return False
-        except (TimeoutError, nats.errors.Error, OSError) as error:
-            fields = {"action": "prepare", "error": str(error)}
-            logger.warning("the streams are not known", extra=fields)
-            is_ready = not self._prepares_streams  # whoever asks something is told what is wrong
-            self._dirty.set()
-        self.refusal = None
-        return is_ready
+        return not self._prepares_streams or await self._setup.prepare(self._js)
 
     async def _on_error(self, error: Exception) -> None:
         logger.info("connection error", extra={"action": "nats_error", "error": repr(error)})
@@ -202,8 +173,9 @@ class Connection:
             puller.interrupt()
 
     async def call(self, call: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """The answer. Raises LogUnavailable, and APIError only where a message or a consumer is not
-        there.
+        """Await a call of nats-py and return its answer.
+
+        Raises LogUnavailable, and APIError only if a message or a consumer does not exist.
         """
         if not self.is_connected:
             call.close()
@@ -224,14 +196,21 @@ class Connection:
         *,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """What JetStream's API answers, where nats-py does not ask it. Raises LogUnavailable."""
+        """Send a request that is answered with JSON, for example to JetStream's API, and return the
+        answer.
+
+        Raises LogUnavailable.
+        """
         answer = await self._ask_api(subject, question, timeout_s=timeout_s)
         if "error" in answer:
             raise LogUnavailable(str(answer["error"]["description"]))
         return answer
 
     async def describe(self, stream: str) -> dict[str, Any] | None:
-        """What the server says of a stream; None where it is not there. Raises LogUnavailable."""
+        """The server's description of a stream, or None if the stream does not exist.
+
+        Raises LogUnavailable.
+        """
         answer = await self._ask_api(f"$JS.API.STREAM.INFO.{stream}", b"", timeout_s=CALL_TIMEOUT_S)
         error = answer.get("error")
         if error is None:
@@ -243,19 +222,19 @@ class Connection:
     async def _ask_api(
         self, subject: str, question: Mapping[str, Any] | bytes, *, timeout_s: float
     ) -> dict[str, Any]:
-        """Raises LogUnavailable where there is no answer. An error is one."""
+        """Return the answer, which may be an error. Raises LogUnavailable if there is no answer."""
         request = question if isinstance(question, bytes) else json.dumps(question).encode()
         call = self._client.request(subject, request, timeout=timeout_s)
         reply = await self.call(call, timeout_s=timeout_s)
         answer: dict[str, Any] = json.loads(reply.data or b"{}")
         return answer
 
-    def new_inbox(self) -> str:
-        """A subject that nobody else has."""
-        return str(self._client.new_inbox())
-
     def unavailable(self, error: Exception) -> LogUnavailable:
-        """A stream that is missing is being restored, or lost, and then made again."""
+        """Convert an error to LogUnavailable. If a stream is missing, the streams are prepared
+        again.
+
+        A missing stream is lost, or the server has not restored it yet.
+        """
         missing = isinstance(error, nats.js.errors.NoStreamResponseError)
         if missing or code_of(error) == NO_STREAM:
             self._dirty.set()
@@ -266,7 +245,9 @@ class Connection:
 
 
 async def _shut(client: Client) -> None:
-    """More than once: a reconnect that succeeds meanwhile undoes nats-py's close."""
+    """Close the client, repeatedly if needed, because a reconnect at the same time undoes nats-py's
+    close.
+    """
     while client.is_connected or client.is_connecting or client.is_reconnecting:
         with suppress(OSError, nats.errors.Error):
             await client.close()

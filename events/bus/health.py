@@ -1,50 +1,127 @@
-"""Is the event log there, has it room, does its disk still take writes?"""
+"""Measurements of NATS: whether the event log accepts writes, and how full the streams are."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Generic, TypeVar
 
 from events.bus.bus import Bus
-from events.bus.errors import NoAnswer
-from events.bus.last_known import LastKnown
-from events.bus.streams import log_stream_names
+from events.bus.nats_errors import NoAnswer
+from events.bus.streams import CALLBACKS, JOBS, QUEUE, REPUBLISH_FROM, STREAMS, StreamSetup
 from events.errors import LogFull, LogUnavailable
+from events.log import StreamState, utc_now
 from events.retry import pause
+
+T = TypeVar("T")
+
+_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer(Generic[T]):
+    value: T
+    at: float
+
+
+class LastKnown(Generic[T]):
+    """A value that is requested at most once per period, for any number of callers.
+
+    While requests fail, the last answer is used until it is older than `oldest_s`. After that,
+    callers get an error only if requests have failed for at least two seconds. So one lost request
+    causes no error.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[T]],
+        *,
+        period_s: float,
+        oldest_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`ask` may raise LogUnavailable. It must end after a time for which callers can wait."""
+        self._ask = ask
+        self._period_s = period_s
+        self._oldest_s = oldest_s
+        self._clock = clock
+        self._sleep = sleep
+        self._silent_since: float | None = None
+        """The start of the first failed request since the last answer, or None."""
+        self._answer: _Answer[T] | None = None
+        self._ask_again_at = clock()
+        self._asking: asyncio.Task[None] | None = None
+
+    async def get(self) -> T:
+        """Return the value. Raises LogUnavailable if there was no answer for too long."""
+        while True:
+            await self._ask_if_due()
+            answer, now = self._answer, self._clock()
+            if answer is not None and now - answer.at <= self._oldest_s:
+                return answer.value
+            if self._silent_since is not None and now - self._silent_since >= _PATIENCE_S:
+                raise LogUnavailable(
+                    "The event log does not report its fill and the number of waiting jobs. "
+                    "Nothing was stored. Try again."
+                )
+            await self._sleep(max(0.0, self._ask_again_at - now))
+
+    async def _ask_if_due(self) -> None:
+        """Request the value if the period has passed, and wait for a running request.
+
+        The request runs in its own task, so that it continues for the other callers if one caller
+        is cancelled.
+        """
+        if self._asking is None and self._clock() >= self._ask_again_at:
+            self._asking = asyncio.create_task(self._refresh())
+        if (asking := self._asking) is not None:
+            await asyncio.wait({asking})
+            asking.result()
+
+    async def _refresh(self) -> None:
+        began = self._clock()
+        try:
+            self._answer = _Answer(await self._ask(), self._clock())
+            self._silent_since = None
+        except LogUnavailable:  # The last answer stays in use.
+            if self._silent_since is None:
+                self._silent_since = began
+        finally:
+            self._ask_again_at = self._clock() + self._period_s
+            self._asking = None
+
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 _FILL_PERIOD_S = 1.0
 _CANARY_SUBJECT = "canary.ready"
 _CANARY_TIMEOUT_S = 2.0
 
 
-async def tell_log_size(bus: Bus, *, configured: int) -> None:
-    """Say once where the log has another `max_bytes` than the settings: no start changes it."""
+async def warn_if_size_differs(bus: Bus, *, configured: int) -> None:
+    """Log a warning if the log's `max_bytes` differs from the settings.
+
+    The service never changes the `max_bytes` of an existing log.
+    """
     while True:
         await bus.wait_connected()
         try:
-            names = log_stream_names(bus.log_streams)
-            sizes = [await bus.max_bytes(name) for name in names]
+            size = await bus.max_bytes(JOBS)
         except LogUnavailable:
             await pause(1)
             continue
-        if set(sizes) != {bus.log_streams.bytes_each(configured)}:
+        if size != configured:
             logger.warning(
-                "the log keeps the size that it has; see the operations guide to change it",
-                extra={"action": "prepare", "max_bytes": sum(sizes), "configured": configured},
+                "the log keeps its present size; see the operations guide to change it",
+                extra={"action": "prepare", "max_bytes": size, "configured": configured},
             )
         return
-
-
-async def _fullest(bus: Bus) -> float:
-    """Raises LogUnavailable."""
-    return max(await asyncio.gather(*map(bus.fill, log_stream_names(bus.log_streams))))
 
 
 @dataclass(slots=True)
@@ -54,26 +131,32 @@ class _Cached(Generic[T]):
 
 
 class JetStreamHealth:
-    """Answers from a short cache, so that nobody can make it work by asking often."""
+    """The health of the log. Results are cached for a short time, so that frequent requests cause
+    no load.
+    """
 
-    def __init__(self, bus: Bus, *, ready_period_s: float, known_s: float) -> None:
-        """`known_s`: how long what the log last said counts while it does not answer."""
+    def __init__(self, bus: Bus, *, ready_period_s: float, max_staleness_s: float) -> None:
+        """`max_staleness_s` is the largest age in seconds of the last known fill that is used while
+        NATS does not answer.
+        """
         self._bus = bus
         self._ready_period_s = ready_period_s
-        self._fill = LastKnown(lambda: _fullest(bus), period_s=_FILL_PERIOD_S, oldest_s=known_s)
+        self._fill = LastKnown(
+            lambda: bus.fill(JOBS), period_s=_FILL_PERIOD_S, oldest_s=max_staleness_s
+        )
         self._ready: _Cached[str | None] = _Cached(None, 0.0)
 
     async def fill(self) -> float:
-        """How much of the log's `max_bytes` is used, 0..1; of several streams of the fullest.
-
-        Raises LogUnavailable.
-        """
+        """The used share of the log's `max_bytes`, 0..1. Raises LogUnavailable."""
         return await self._fill.get()
 
     async def ready(self) -> str | None:
-        """None if the log takes writes, else why not: only a write shows that a disk is full."""
+        """Return None if the log accepts writes, or else the reason why it does not.
+
+        The check is a write, because only a write shows that a disk is full.
+        """
         if not self._bus.is_connected:
-            return self._bus.refusal or str(LogUnavailable())
+            return str(LogUnavailable())
         if time.monotonic() >= self._ready.until:
             reason = await self._write_canary()
             self._ready = _Cached(reason, time.monotonic() + self._ready_period_s)
@@ -85,5 +168,113 @@ class JetStreamHealth:
         except (LogUnavailable, LogFull) as error:
             return str(error)
         except NoAnswer:
-            return f"the event log did not take a write within {_CANARY_TIMEOUT_S:g} s"
+            return f"the event log did not store a message within {_CANARY_TIMEOUT_S:g} s"
         return None
+
+
+_TIME = "Nats-Time-Stamp"
+
+
+async def stream_states(bus: Bus) -> dict[str, StreamState]:
+    """The state of each stream, by name. Raises LogUnavailable."""
+    return {spec.name: await bus.state(spec.name) for spec in STREAMS}
+
+
+async def stored_after(bus: Bus, offset: int) -> datetime | None:
+    """The time at which the log stored the first event after an offset; None if there is no such
+    event.
+
+    Raises LogUnavailable.
+    """
+    following = await bus.listing(JOBS, REPUBLISH_FROM, after=offset, count=1)
+    return datetime.fromisoformat(following[0].headers[_TIME]) if following else None
+
+
+_NO_LIMIT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """The state of a NATS server. If `has_jetstream` is False, nothing else is known."""
+
+    has_jetstream: bool
+    asked_at: datetime | None = None
+    """The time in the middle between a request and its answer, by this machine's clock."""
+    told_at: datetime | None = None
+    """The time of the same answer, by the server's clock. Both times are None if no stream of the
+    service exists.
+    """
+    missing: tuple[str, ...] = ()
+    """The names of the streams that do not exist."""
+    differing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names of the settings that differ from this version's configuration, by stream."""
+    streams: Mapping[str, StreamState] = field(default_factory=dict)
+    free_bytes: int | None = None
+    """The free space of the account; None if the account has no limit."""
+
+    @property
+    def log(self) -> StreamState | None:
+        return self.streams.get(JOBS)
+
+    @property
+    def queued(self) -> int:
+        """The number of entries of jobs that wait or run."""
+        return self.streams[QUEUE].messages if QUEUE in self.streams else 0
+
+    @property
+    def callbacks(self) -> int:
+        """The number of deliveries that wait."""
+        return self.streams[CALLBACKS].messages if CALLBACKS in self.streams else 0
+
+
+async def describe_server(bus: Bus, *, replicas: int) -> ServerReport:
+    """Query the server. `replicas` is the expected number of copies of each stream.
+
+    Raises LogUnavailable.
+    """
+    try:
+        account = await bus.ask("$JS.API.INFO", b"")
+    except LogUnavailable:
+        if not bus.is_connected:
+            raise
+        return ServerReport(has_jetstream=False)
+    setup = StreamSetup(replicas=replicas, log_max_bytes=_NO_LIMIT)
+    missing: list[str] = []
+    differing: dict[str, tuple[str, ...]] = {}
+    states: dict[str, StreamState] = {}
+    asked_at = told_at = None
+    for spec in STREAMS:
+        before = utc_now()
+        # Each stream is queried by its name, because the account may have very many streams.
+        info = await bus.describe(spec.name)
+        if info is None:
+            missing.append(spec.name)
+            continue
+        asked_at, told_at = before + (utc_now() - before) / 2, datetime.fromisoformat(info["ts"])
+        states[spec.name] = _state(info)
+        if found := setup.differing(spec, info["config"]):
+            differing[spec.name] = found
+    return ServerReport(
+        has_jetstream=True,
+        asked_at=asked_at,
+        told_at=told_at,
+        missing=tuple(missing),
+        differing=differing,
+        streams=states,
+        free_bytes=_free_bytes(account),
+    )
+
+
+def _state(info: Mapping[str, Any]) -> StreamState:
+    state = info["state"]
+    return StreamState(
+        messages=state["messages"],
+        size_bytes=state["bytes"],
+        max_bytes=info["config"].get("max_bytes") or _NO_LIMIT,
+        last_sequence=state["last_seq"],
+    )
+
+
+def _free_bytes(account: Mapping[str, Any]) -> int | None:
+    most = account.get("limits", {}).get("max_storage", _NO_LIMIT)
+    return None if most < 0 else max(0, most - account.get("storage", 0))

@@ -1,31 +1,53 @@
-"""The event log on NATS JetStream: one exact subject per job, every append under its sequence."""
+"""The event log on JetStream: one subject per job, and an expected sequence on every append.
+
+`JetStreamLog` appends and reads, `JetStreamConsumer` passes events to a handler, and
+`JetStreamLogContents` reads everything that is stored.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from events.bus.bus import EXPECTED_LAST_SUBJECT_SEQUENCE, EXPECTED_STREAM, MESSAGE_ID, Bus
-from events.bus.errors import NoAnswer, WrongLastSequence
+from events.bus.nats_errors import NoAnswer, WrongLastSequence
 from events.bus.puller import Feed, Message, Puller
-from events.bus.streams import JOBS, event_subject, job_id_in, job_subject
+from events.bus.streams import (
+    DELIVERIES,
+    JOBS,
+    ConsumerSpec,
+    delivery_subject,
+    event_subject,
+    job_id_in,
+    job_subject,
+)
+from events.cloud_events import decode_stored, encode
 from events.errors import HistoryGone, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
-from events.log import Appended, Conflict, EventReader, StoredEvent, Subscription, stored
-from events.retry import pause
-from events.streams.log_streams import LogPlace, LogStream
+from events.ids import PARTITIONS
+from events.log import (
+    APPEND_TIMEOUT_S,
+    Appended,
+    Conflict,
+    EventReader,
+    StoredEvent,
+    Subscription,
+    stored,
+)
+from events.retry import keep_trying, pause
 from events.types import Erased, Event
-from events.wire.cloud_events import decode_stored, encode
+from settings.constant import constant
 
-_ONE = LogStream()
-"""Whose positions are its sequences."""
+_TRY_TIMEOUT_S = constant("LOG_APPEND_TRY_TIMEOUT_S", 2.0)
+"""The time in seconds after which an append without an answer is sent again."""
 _BATCH = 500
-"""How many events are asked for where the last one does not say how many there are."""
+"""The number of events in a read, if the last event does not show the number."""
 
 
 class JetStreamLog:
-    """Events of one kind: of jobs (`JOBS`) or of deliveries (`DELIVERIES`)."""
+    """The log of the events of jobs (stream `JOBS`) or of deliveries (stream `DELIVERIES`)."""
 
     def __init__(
         self,
@@ -33,31 +55,24 @@ class JetStreamLog:
         *,
         stream: str = JOBS,
         subject_of: Callable[[str], str] = job_subject,
-        numbers: LogStream = _ONE,
-        append_timeout_s: float = 10.0,
-        try_timeout_s: float = 2.0,
+        append_timeout_s: float = APPEND_TIMEOUT_S,
+        try_timeout_s: float = _TRY_TIMEOUT_S,
     ) -> None:
-        """`numbers`: how the positions of the stream's messages follow from their sequences."""
         self._bus = bus
         self._stream = stream
         self._subject_of = subject_of
-        self._numbers = numbers
         self._append_timeout_s = append_timeout_s
         self._try_timeout_s = try_timeout_s
 
-    @property
-    def parts(self) -> Sequence[JetStreamLog]:
-        return (self,)
-
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
-        """Send the same bytes until answered or the time is up; see `EventLog.append`.
+        """Send the same bytes until there is an answer or the time is up; see `EventLog.append`.
 
-        Once an answer is lost, the event may be there: no refusal after that says that it is not.
+        After a lost answer the event may already be stored, so a later refusal raises
+        OutcomeUnknown instead.
         """
         payload = encode(event)
-        sequence = self._numbers.sequence(expected)
         headers = {
-            EXPECTED_LAST_SUBJECT_SEQUENCE: str(sequence),
+            EXPECTED_LAST_SUBJECT_SEQUENCE: str(expected),
             EXPECTED_STREAM: self._stream,
             MESSAGE_ID: event.id,
         }
@@ -72,8 +87,7 @@ class JetStreamLog:
                     )
                 except WrongLastSequence:
                     return await self._after_conflict(event, expected, give_up_at=give_up_at)
-                position = self._numbers.position(sequence)
-                return Appended(stored(event, position, size_bytes=len(payload)))
+                return Appended(stored(event, sequence, size_bytes=len(payload)))
             except NoAnswer:
                 sent = True
             except (LogUnavailable, LogFull, ReadTimeout):
@@ -86,7 +100,11 @@ class JetStreamLog:
     async def _after_conflict(
         self, event: Event, expected: int, *, give_up_at: float
     ) -> Appended | Conflict:
-        """Mine may be there: the acknowledgement of an earlier try was lost."""
+        """Decide the outcome of a refused append.
+
+        The append may conflict with its own event, if the event was stored before and the answer
+        was lost. The outcome is then `Appended`.
+        """
         history = await self._history(event.job_id, give_up_at=give_up_at)
         mine = next((known for known in history if known.id == event.id), None)
         if mine is not None:
@@ -95,16 +113,19 @@ class JetStreamLog:
             raise HistoryGone
         news = tuple(known for known in history if known.position > expected)
         if not news:
-            raise ReadTimeout("the log refused an append, but shows nothing behind it")
+            raise ReadTimeout(
+                "the log refused an append because of newer events, but a read did not return them"
+            )
         return Conflict(news)
 
     async def read(self, job_id: str) -> list[Event]:
         return await self._history(job_id, give_up_at=time.monotonic() + self._append_timeout_s)
 
     async def _history(self, job_id: str, *, give_up_at: float) -> list[Event]:
-        """Batches until the leader's last message is here, which mostly says how many there are.
+        """Read the events of a job up to the last event that the stream's leader has.
 
-        The first ones may be in the archive, and before an `Erased` nothing counts.
+        Usually the version of the last event shows the number of events. If the first events have
+        left the log, there are fewer. Events before an `Erased` are not returned.
         """
         last = await self.last(job_id)
         if last is not None and last.version == 1:
@@ -115,25 +136,23 @@ class JetStreamLog:
             messages = await self._bus.batch(
                 self._stream,
                 self._subject_of(job_id),
-                after=self._numbers.sequence(events[-1].position) if events else 0,
+                after=events[-1].position if events else 0,
                 count=max(last.version - seen, 0) or _BATCH,
                 timeout_s=self._try_timeout_s,
             )
-            events += map(self._event_in, messages)
+            events += map(event_in, messages)
             if events and events[-1].position >= last.position:
                 return events
             if time.monotonic() >= give_up_at:
                 raise ReadTimeout
             await asyncio.sleep(0.05)
-            last = await self.last(job_id)  # it may have been purged meanwhile
+            # `last` is read again, because the events may have been purged meanwhile.
+            last = await self.last(job_id)
         return [] if last is None else [last]
 
     async def last(self, job_id: str) -> Event | None:
         message = await self._bus.last(self._stream, self._subject_of(job_id))
-        return self._event_in(message) if message else None
-
-    def _event_in(self, message: Message) -> Event:
-        return event_in(message, self._numbers)
+        return event_in(message) if message else None
 
     async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         by_subject = {self._subject_of(job_id): job_id for job_id in job_ids}
@@ -141,34 +160,27 @@ class JetStreamLog:
             self._stream, list(by_subject), timeout_s=self._append_timeout_s
         )
         return {
-            by_subject[subject]: tuple(
-                StoredEvent(self._numbers.position(each.sequence), each.data) for each in messages
-            )
+            by_subject[subject]: tuple(StoredEvent(each.sequence, each.data) for each in messages)
             for subject, messages in found.items()
         }
 
     async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
-        sequence = None if upto is None else self._numbers.sequence(upto)
-        await self._bus.purge(self._stream, self._subject_of(job_id), keep=keep, upto=sequence)
+        await self._bus.purge(self._stream, self._subject_of(job_id), keep=keep, upto=upto)
 
     @asynccontextmanager
-    async def reader(self, *, after: LogPlace) -> AsyncGenerator[EventReader]:
-        sequence = self._numbers.last_sequence(after)
-        async with JetStreamReader(
-            self._bus, self._stream, after=sequence, numbers=self._numbers
-        ) as reader:
+    async def reader(self, *, after: int) -> AsyncGenerator[EventReader]:
+        async with JetStreamReader(self._bus, self._stream, after=after) as reader:
             yield reader
 
     @asynccontextmanager
     async def watch(self, job_id: str) -> AsyncGenerator[Subscription]:
         async with self._bus.subscribe(event_subject(job_id)) as feed:
-            yield _Watch(feed, self._numbers)
+            yield _Watch(feed)
 
 
 class _Watch:
-    def __init__(self, feed: Feed, numbers: LogStream) -> None:
+    def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._numbers = numbers
 
     async def next(self, timeout_s: float) -> Event | None:
         try:
@@ -176,28 +188,18 @@ class _Watch:
                 message = await self._feed.get()
         except TimeoutError:
             return None
-        return event_in(message, self._numbers)
+        return event_in(message)
 
 
 class JetStreamReader:
-    """Follows a stream without a durable consumer: the caller keeps the position.
+    """Follows a stream without a durable consumer. The caller stores the position.
 
-    A message lost on the way shows as a gap in the consumer's own sequence; then, and after every
-    failure, a new consumer begins after the last position that was returned.
+    A lost message causes a gap in the consumer's sequence numbers. After a gap or a failure, a new
+    consumer starts after the last event that was returned.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        stream: str,
-        *,
-        after: int,
-        batch: int = 500,
-        numbers: LogStream = _ONE,
-    ) -> None:
-        """`after`: a sequence of the stream; `numbers`: see `JetStreamLog`."""
+    def __init__(self, bus: Bus, stream: str, *, after: int, batch: int = 500) -> None:
         self._bus = bus
-        self._numbers = numbers
         self._stream = stream
         self._after = after
         self._batch = batch
@@ -212,7 +214,9 @@ class JetStreamReader:
         await self._stack.aclose()
 
     async def next(self, timeout_s: float) -> list[Event]:
-        """Empty if nothing came in time, or the log is not available."""
+        """The next events. The list is empty if no event came in time or if the log is not
+        available.
+        """
         try:
             puller = self._puller or await self._open()
             messages = await puller.follow(batch=self._batch, timeout_s=timeout_s)
@@ -231,7 +235,7 @@ class JetStreamReader:
             return []
         self._delivered += len(messages)
         self._after = messages[-1].sequence
-        return [event_in(message, self._numbers) for message in messages]
+        return [event_in(message) for message in messages]
 
     async def _open(self) -> Puller:
         name = await self._bus.add_follower(self._stream, after=self._after)
@@ -244,7 +248,138 @@ class JetStreamReader:
         await self._stack.aclose()
 
 
-def event_in(message: Message, numbers: LogStream) -> Event:
-    """What a message of a log says. One that says nothing is its job's event all the same."""
+def event_in(message: Message) -> Event:
+    """The event in a message of a log. A message that cannot be decoded becomes an event with the
+    data `Broken`.
+    """
     job_id = job_id_in(message.subject)
-    return decode_stored(message.data, job_id=job_id, position=numbers.position(message.sequence))
+    return decode_stored(message.data, job_id=job_id, position=message.sequence)
+
+
+_IN_FLIGHT = 100
+"""The largest number of events that are handled at the same time."""
+_PULL_TIMEOUT_S = 10.0
+_FAILURE_TIMEOUT_S = 0.5
+"""The time-out of a pull while events are being handled. The error of a handler is noticed after
+the pull.
+"""
+_SPACING_S = 0.01
+"""The shortest time between two pulls. So events that arrive within this time are pulled together,
+and a single event does not wait.
+"""
+
+
+class JetStreamConsumer:
+    """See `events.log.EventConsumer`."""
+
+    def __init__(self, bus: Bus, spec: ConsumerSpec) -> None:
+        self._bus = bus
+        self._spec = spec
+        self._in_flight: dict[asyncio.Task[None], str] = {}
+        """The ack subjects of the events that are being handled, by their tasks."""
+        self._pulled: deque[Message] = deque()
+        """The messages that wait until fewer events are in flight."""
+
+    async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
+        await keep_trying(lambda: self._consume(handle), on=LogUnavailable)
+
+    async def _consume(self, handle: Callable[[Event], Awaitable[None]]) -> None:
+        await self._bus.ensure_consumer(self._spec)
+        async with self._bus.puller(self._spec.stream, self._spec.name) as puller:
+            try:
+                while True:
+                    timeout_s = _FAILURE_TIMEOUT_S if self._in_flight else _PULL_TIMEOUT_S
+                    self._pulled.extend(await puller.follow(batch=_IN_FLIGHT, timeout_s=timeout_s))
+                    began = time.monotonic()
+                    while self._pulled:
+                        await self._wait_for_room()
+                        message = self._pulled.popleft()
+                        task = asyncio.create_task(self._hand_over(message, handle))
+                        self._in_flight[task] = message.ack_subject
+                    await self._reap(timeout_s=_SPACING_S)
+                    await asyncio.sleep(max(0.0, began + _SPACING_S - time.monotonic()))
+            finally:
+                # Events that were not handled are returned to the server, which delivers them to
+                # the next process at once.
+                in_flight, self._in_flight = self._in_flight, {}
+                for task in in_flight:
+                    task.cancel()
+                await asyncio.gather(*in_flight, return_exceptions=True)
+                waiting = {message.ack_subject for message in self._pulled}
+                self._pulled.clear()
+                await self._bus.give_back(puller, in_hand={*in_flight.values(), *waiting})
+
+    async def _wait_for_room(self) -> None:
+        while len(self._in_flight) >= _IN_FLIGHT:
+            await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
+            await self._reap(timeout_s=0)
+
+    async def _reap(self, *, timeout_s: float) -> None:
+        """Wait until all events are handled, up to `timeout_s`. Raise the error of a handler."""
+        if self._in_flight:
+            done, _ = await asyncio.wait(self._in_flight, timeout=timeout_s)
+            for task in done:
+                task.result()
+                del self._in_flight[task]
+
+    async def _hand_over(
+        self, message: Message, handle: Callable[[Event], Awaitable[None]]
+    ) -> None:
+        await handle(event_in(message))
+        # There is no wait for a confirmation. If the acknowledgement is lost, the event is
+        # delivered again, which a handler must always expect.
+        await self._bus.publish(message.ack_subject, b"+ACK")
+
+
+_CONTENTS_BATCH = 64
+"""The largest number of messages in memory at the same time. The request in a message may have a
+megabyte.
+"""
+_CONTENTS_TIMEOUT_S = 2.0
+
+
+class JetStreamLogContents:
+    """See `events.log.LogContents`."""
+
+    def __init__(self, bus: Bus, log: JetStreamLog, *, stream: str, subjects: str) -> None:
+        """`subjects` is the pattern of the subjects of one partition."""
+        self._bus = bus
+        self._stream = stream
+        self._subjects = subjects
+        self._log = log
+
+    async def job_ids(self) -> AsyncGenerator[list[str]]:
+        for partition in range(PARTITIONS):
+            subjects = self._subjects.format(partition)
+            async for page in self._bus.pages(self._stream, subjects):
+                yield [job_id_in(subject) for subject in page]
+
+    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        return await self._log.stored(job_ids)
+
+    async def following(self, offset: int) -> list[StoredEvent]:
+        messages = await self._bus.batch(
+            self._stream,
+            self._subjects.format("*"),
+            after=offset,
+            count=_CONTENTS_BATCH,
+            timeout_s=_CONTENTS_TIMEOUT_S,
+        )
+        # An empty answer means that there is no later message, that the replica lags, or that no
+        # answer came in time.
+        if not messages:
+            first = await self._bus.first(self._stream, self._subjects.format("*"), after=offset)
+            messages = [] if first is None else [first]
+        return [StoredEvent(each.sequence, each.data) for each in messages]
+
+    async def last_sequence(self) -> int:
+        return await self._bus.last_sequence(self._stream)
+
+
+def log_contents(bus: Bus) -> JetStreamLogContents:
+    return JetStreamLogContents(bus, JetStreamLog(bus), stream=JOBS, subjects="jobs.{}.*")
+
+
+def delivery_contents(bus: Bus) -> JetStreamLogContents:
+    log = JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
+    return JetStreamLogContents(bus, log, stream=DELIVERIES, subjects="deliveries.{}.*")

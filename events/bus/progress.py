@@ -1,4 +1,6 @@
-"""Progress of running jobs on core NATS, from job actors to HTTP replicas. It is never stored."""
+"""Progress of running jobs, sent over core NATS from job actors to HTTP replicas. NATS does not
+store it.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,33 @@ from events.bus.bus import Bus
 from events.bus.puller import Message
 from events.bus.streams import PROGRESS_WILDCARD, job_id_in, progress_subject
 from events.errors import LogUnavailable
+from events.job_progress import JobProgress, MalformedProgress, decode_progress
 from events.retry import keep_trying
-from events.wire.progress import JobProgress, MalformedProgress, decode_progress
 
 _ASKED_S = 60.0
-"""How long a job is heard of after somebody asked how far it is: most ask again, and soon."""
+"""The time in seconds for which the progress of a job is received after a query. Most callers query
+again in this time.
+"""
 _MOST_SUBJECTS = 512
-"""Where more jobs than that are wanted at once, one subscription to all of them is cheaper."""
+"""The largest number of subscriptions. For more jobs, one subscription to all jobs is cheaper."""
 
 
 class ProgressReporter:
-    """Tells how far running jobs are, to whoever listens now."""
+    """Publishes the progress of running jobs to current subscribers."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def report(self, job_id: str, progress: JobProgress) -> None:
-        """Is lost where there is no connection."""
+        """Publish the progress of a job. It is lost if there is no connection."""
         await self._bus.publish(progress_subject(job_id), progress.encode())
 
 
 class ProgressBoard:
-    """The latest progress of jobs, of which only those are heard of that somebody here looks at.
+    """The latest progress of the jobs that are queried or watched in this process.
 
-    Of many workers most is told of others, previews included.
+    It subscribes to these jobs only. With many workers, most progress messages are about other
+    jobs, and the messages may include preview images.
     """
 
     def __init__(
@@ -48,8 +53,9 @@ class ProgressBoard:
         asked_s: float = _ASKED_S,
         most_subjects: int = _MOST_SUBJECTS,
     ) -> None:
-        """`asked_s`: how long a job is heard of after `get`. With more wanted jobs than
-        `most_subjects` all jobs are.
+        """The subscription to a job lasts `asked_s` seconds after `get`.
+
+        For more than `most_subjects` jobs, there is one subscription to all jobs.
         """
         self._bus = bus
         self._max_jobs = max_jobs
@@ -57,17 +63,19 @@ class ProgressBoard:
         self._most_subjects = most_subjects
         self._latest: OrderedDict[str, JobProgress] = OrderedDict()
         self._watched: Counter[str] = Counter()
-        """By subject."""
         self._asked: OrderedDict[str, float] = OrderedDict()
-        """Until when a job is wanted by whom asked for it, those that end first before others."""
+        """By job id, the time at which the subscription after `get` ends, in order of these
+        times.
+        """
         self._changed = asyncio.Event()
         self._hearing: dict[str, asyncio.Task[None]] = {}
-        """By subject."""
         self.listeners: list[Callable[[str, JobProgress], None]] = []
-        """Called with all that is heard, as it is heard."""
+        """Functions that are called with each progress message."""
 
     def get(self, job_id: str) -> JobProgress | None:
-        """The last that was heard, if anything; from now on the job is heard of for some time."""
+        """Return the last received progress of a job, or None. Subscribe to the job for some
+        time.
+        """
         is_new = job_id not in self._asked
         self._asked[job_id] = time.monotonic() + self._asked_s
         self._asked.move_to_end(job_id)
@@ -79,7 +87,7 @@ class ProgressBoard:
 
     @contextmanager
     def watching(self, job_id: str | None = None) -> Generator[None]:
-        """Hear of this job, or of all jobs, for as long as the context lasts."""
+        """Subscribe to this job, or to all jobs, until the end of the context."""
         subject = PROGRESS_WILDCARD if job_id is None else progress_subject(job_id)
         self._watched[subject] += 1
         self._changed.set()
@@ -92,7 +100,7 @@ class ProgressBoard:
                 self._changed.set()
 
     async def run(self) -> None:
-        """Listen to what is wanted, until cancelled."""
+        """Open and close subscriptions for the wanted jobs until cancelled."""
         await self._bus.wait_connected()
         async with asyncio.TaskGroup() as group:
             while True:
@@ -106,7 +114,7 @@ class ProgressBoard:
                 await self._wait()
 
     async def _wait(self) -> None:
-        """Until something else may be wanted."""
+        """Wait until the set of wanted jobs may have changed."""
         until = next(iter(self._asked.values()), None)
         with suppress(TimeoutError):
             async with asyncio.timeout(None if until is None else until - time.monotonic()):
@@ -118,7 +126,7 @@ class ProgressBoard:
             self._asked.popitem(last=False)
 
     def _wanted(self) -> set[str]:
-        """Subjects."""
+        """The subjects of the wanted subscriptions."""
         if PROGRESS_WILDCARD in self._watched or len(self._asked) > self._most_subjects:
             return {PROGRESS_WILDCARD}
         subjects = self._watched.keys() | set(map(progress_subject, self._asked))

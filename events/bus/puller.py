@@ -1,4 +1,4 @@
-"""Messages as they come from NATS: pulled from a consumer, or heard on a subject."""
+"""Receives messages from NATS, either from a pull consumer or from a subject of core NATS."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from events.bus.errors import DISCONNECTED
+from events.bus.nats_errors import DISCONNECTED
 from events.errors import LogUnavailable
 
 _STANDING_S = 8.0
-"""How long a standing request holds; then it is made again."""
+"""The time in seconds for which a pull request is valid. After this time, a new request is made."""
 _LATE_S = 2.0
-"""How late its end may come: it does not where the leader of the consumer is lost."""
+"""The additional time in seconds after which a pull request without an end counts as lost. The
+server sends no end if the leader of the consumer is lost.
+"""
 _STOP_S = 1.0
-"""How long a reader that stops waits for what is on its way; the server may be gone."""
+"""The largest time in seconds for which a puller that stops waits for messages in transit. The
+server may not answer.
+"""
 _REQUEST_OVER = "408"
 _SHORT_ACK_FIELDS = 9
-"""Of an ack subject that names neither domain nor account."""
+"""The number of fields of an ack subject that contains neither domain nor account."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -35,17 +39,16 @@ class Message:
     subject: str
     data: bytes
     sequence: int = 0
-    """In its stream; 0 for a message of core NATS."""
+    """The sequence in the stream; 0 for a message of core NATS."""
     ack_subject: str = ""
-    deliveries: int = 0
     consumer_sequence: int = 0
     pending: int = 0
-    """How many more there are behind it, in the answer to a batch request or of its consumer."""
+    """The number of messages that follow this message in a batch or in its consumer."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Puller:
-    """Pulls from one consumer. What arrives late is returned by the next call."""
+    """Pulls messages from one consumer."""
 
     def __init__(self, client: Client, stream: str, consumer: str) -> None:
         self._client = client
@@ -54,41 +57,47 @@ class Puller:
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
         self._subscription: Any = None
         self._owed = 0
-        """How many messages the standing request may still bring."""
+        """The number of messages that the server may still send for the open request."""
         self._owed_until = 0.0
 
     async def open(self) -> None:
-        """Raises LogUnavailable."""
+        """Subscribe to the inbox of the answers. Raises LogUnavailable."""
         self._subscription = await _subscribe(self._client, self._inbox, self._arrived)
 
     async def stop(self) -> None:
-        """Ask for no more, and wait a moment for what is on its way: it is in `left` then."""
+        """End the request and wait briefly for messages in transit. `left` returns these
+        messages.
+        """
         await _end_deliveries(self._client, self._subscription)
 
     async def close(self) -> None:
         await _unsubscribe(self._subscription)
 
     def left(self) -> list[Message]:
-        """What has arrived and was not taken."""
+        """Take the messages that have arrived but were not passed on."""
         left = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
         return [_acked(raw) for raw in left if raw is not None and status_of(raw) is None]
 
     def interrupt(self) -> None:
-        """The server lost our request (the connection is another): end the wait for its answer."""
+        """Make `follow` raise LogUnavailable, because the connection has changed and the request
+        may be lost.
+        """
         self._arrived.put_nowait(None)
 
     async def follow(self, *, batch: int, timeout_s: float) -> list[Message]:
-        """What has come by now, else the next messages to come; empty where none came in time.
+        """Return the messages that have arrived, or wait for the next messages.
 
-        The request stands while nobody waits, so what is stored meanwhile needs no other one. At
-        most `batch` messages come ahead. Raises LogUnavailable where the consumer is gone, the
-        request was lost, or the connection is another: what was on its way may be lost or late, so
-        another puller is to go on.
+        The result is empty if no message came in time. The request stays open between calls, so
+        that new messages need no new request. At most `batch` messages are sent ahead.
+
+        Raises LogUnavailable if the consumer does not exist any more, the request was lost, or the
+        connection has changed. Messages in transit may then be lost or late, so the caller must
+        continue with another puller.
         """
         messages: list[Message] = []
         give_up_at = time.monotonic() + timeout_s
         while not messages:
-            await self._stand(batch)
+            await self._ensure_request(batch)
             wait_until = min(give_up_at, self._owed_until)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_until - time.monotonic()):
@@ -101,10 +110,10 @@ class Puller:
         except LogUnavailable:
             if not messages:
                 raise
-            self.interrupt()  # for the next call
+            self.interrupt()
         return messages
 
-    async def _stand(self, batch: int) -> None:
+    async def _ensure_request(self, batch: int) -> None:
         now = time.monotonic()
         if self._owed > 0 and self._arrived.empty() and now >= self._owed_until:
             self._owed = 0
@@ -114,7 +123,7 @@ class Puller:
             self._owed, self._owed_until = batch, now + _STANDING_S + _LATE_S
 
     def _take(self, raw: Msg | None, messages: list[Message]) -> None:
-        """Raises LogUnavailable."""
+        """Add a message to `messages`, or note the end of the request. Raises LogUnavailable."""
         status = status_of(raw)
         if raw is None or status not in {None, _REQUEST_OVER}:
             self._owed = 0
@@ -135,7 +144,10 @@ class Puller:
 
 
 class Feed:
-    """What is heard on one subject of core NATS. Ends with the connection it was opened on."""
+    """The messages that are published on one subject of core NATS.
+
+    The feed ends when its connection is lost.
+    """
 
     def __init__(self, client: Client, subject: str) -> None:
         self.subject = subject
@@ -144,7 +156,7 @@ class Feed:
         self._subscription: Any = None
 
     async def open(self) -> None:
-        """Raises LogUnavailable."""
+        """Subscribe to the subject. Raises LogUnavailable."""
         self._subscription = await _subscribe(self._client, self.subject, self._arrived)
 
     async def close(self) -> None:
@@ -156,18 +168,18 @@ class Feed:
         self._arrived.put_nowait(None)
 
     async def get(self) -> Message:
-        """The next message. Raises LogUnavailable once the feed has ended."""
+        """Wait for the next message. Raises LogUnavailable if the feed has ended."""
         raw = await self._arrived.get()
         if raw is None:
-            self.end()  # for whoever asks again
+            self.end()
             raise LogUnavailable
         return _plain(raw)
 
 
 async def collect(answers: Feed, timeout_s: float) -> list[Message]:
-    """The messages of a batch answer, up to its closing status or the end of the time.
+    """Return the messages of the answer to a batch request, until it ends or the time-out passes.
 
-    Raises LogUnavailable where the connection is closed meanwhile.
+    Raises LogUnavailable if the connection is closed meanwhile.
     """
     messages: list[Message] = []
     with suppress(TimeoutError):
@@ -178,10 +190,10 @@ async def collect(answers: Feed, timeout_s: float) -> list[Message]:
 
 
 async def collect_all(answers: Feed, count: int, timeout_s: float) -> list[Message]:
-    """The messages of `count` batch answers, whose closing statuses have all come.
+    """Return the messages of the answers to `count` batch requests, after all answers have ended.
 
-    Raises LogUnavailable where they did not come in time, the connection is closed meanwhile, or
-    nobody answers for the stream.
+    Raises LogUnavailable if the messages do not arrive in time, if the connection is closed
+    meanwhile, or if no server answers for the stream.
     """
     messages: list[Message] = []
     try:
@@ -190,7 +202,7 @@ async def collect_all(answers: Feed, count: int, timeout_s: float) -> list[Messa
                 match status_of(message := await answers.get()):
                     case None:
                         messages.append(message)
-                    case "204" | "404":  # the end of a batch; none at all
+                    case "204" | "404":  # The batch has ended, or it is empty.
                         count -= 1
                     case status:
                         raise LogUnavailable(f"The event log answered {status}.")
@@ -200,11 +212,12 @@ async def collect_all(answers: Feed, count: int, timeout_s: float) -> list[Messa
 
 
 async def _subscribe(client: Client, subject: str, arrived: asyncio.Queue[Msg | None]) -> Any:
-    """Waits for no answer: the server handles what one connection sends in its order.
+    """Subscribe without waiting for an answer.
 
-    So whatever is requested or published on this connection from now on is handled after the
-    subscription. A flush would say no more, and where it runs out of time or is cancelled, the
-    late PONG meets a cancelled future and ends nats-py's read loop.
+    The server handles the commands of one connection in order. Later requests on this connection
+    are therefore handled after the subscription, and a flush is not needed. A flush is dangerous:
+    if it times out or is cancelled, its late PONG sets a cancelled future, and the error ends the
+    read loop of nats-py.
     """
     try:
         return await client.subscribe(subject, cb=arrived.put)
@@ -213,11 +226,13 @@ async def _subscribe(client: Client, subject: str, arrived: asyncio.Queue[Msg | 
 
 
 async def _end_deliveries(client: Client, subscription: Any) -> None:
-    """Return once all has arrived that the server sends to this subscription, if it answers.
+    """End a subscription at the server, and wait until its last messages have arrived.
 
-    nats-py drops what comes after `unsubscribe`, and its `drain` waits by a flush (`_subscribe`).
-    So the server alone is told first; what it sends after that comes behind all it had sent. What
-    another server of a cluster has sent it by then is lost.
+    The wait ends after `_STOP_S` seconds if the server does not answer. nats-py's `unsubscribe`
+    drops messages that arrive later, and its `drain` waits with a flush (see `_subscribe`). So the
+    unsubscription is sent to the server only. A message to an inbox of this client then returns
+    after all messages of the subscription. Messages that the server gets later from other servers
+    of the cluster are lost.
     """
     if not client.is_connected:
         return
@@ -239,14 +254,14 @@ async def _unsubscribe(subscription: Any) -> None:
 
 
 def stored_at(ack_subject: str) -> datetime:
-    """When the message of an ack subject was stored, by the server's clock (ADR-15)."""
+    """The time at which the message was stored, by the server's clock (NATS ADR-15)."""
     fields = ack_subject.split(".")
     nanoseconds = int(fields[7 if len(fields) == _SHORT_ACK_FIELDS else 9])
     return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
 
 def status_of(raw: Msg | Message | None) -> str | None:
-    """What a message without content says in the place of one; None for a message proper."""
+    """The status code of a message without content; None for an ordinary message."""
     return (raw.headers or {}).get("Status") if raw is not None and not raw.data else None
 
 
@@ -269,7 +284,6 @@ def _acked(raw: Msg) -> Message:
         data=raw.data,
         sequence=metadata.sequence.stream,
         ack_subject=raw.reply,
-        deliveries=metadata.num_delivered or 1,
         consumer_sequence=metadata.sequence.consumer,
         pending=metadata.num_pending,
         headers=raw.headers or {},

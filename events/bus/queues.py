@@ -1,52 +1,105 @@
-"""The job queue and the callback queue on JetStream: one work-queue message for each entry."""
+"""The job queue and the callback queue on JetStream. Each entry is a message of a work-queue
+stream.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
 from events.bus.bus import SCHEDULE, SCHEDULE_TARGET, Bus
-from events.bus.errors import SUBJECTS_TAKEN, NoAnswer, was_said
-from events.bus.last_known import LastKnown
-from events.bus.puller import Message
-from events.bus.queue_entries import (
-    STORE_TIMEOUT_S,
-    JetStreamEntries,
-    JetStreamEntry,
-    entries_of,
-    store_first,
-)
+from events.bus.health import LastKnown
+from events.bus.nats_errors import NoAnswer
+from events.bus.puller import Message, Puller, stored_at
 from events.bus.streams import (
     CALLBACKS,
     QUEUE,
+    SCHEDULED_CALLBACKS,
     ConsumerSpec,
     any_callback_subject,
-    callback_key_in,
     callbacks_consumer,
     due_subject,
     endpoint_of_consumer,
     endpoint_subjects,
-    is_older_consumer,
     job_id_in,
-    overlapping_consumers,
     queue_consumer,
     queue_subject,
     scheduled_subject,
-    scheduled_subjects,
 )
 from events.errors import LogUnavailable
-from events.queue import QueuedJob, QueueEntry
-from events.wire.callback_keys import PARTS, UNDIVIDED, job_id_of, single_parts
+from events.job import Job
+from events.queue import LEASE_S, QueuedJob, QueueEntry
 
-logger = logging.getLogger(__name__)
+_STORE_TIMEOUT_S = 5.0
 
-_NO_DEADLINE = "-"
-"""An entry without content would look like an answer that there is none."""
+
+@dataclass(frozen=True, slots=True)
+class JetStreamEntry:
+    """A message of a work queue. The token is the subject to which its acknowledgement is sent."""
+
+    job_id: str
+    token: str
+    _bus: Bus
+
+    @property
+    def stored_at(self) -> datetime:
+        return stored_at(self.token)
+
+    async def ack(self) -> None:
+        await self._bus.ack(self.token)
+
+    async def nak(self) -> None:
+        await self._bus.nak(self.token)
+
+    async def renew(self) -> None:
+        await self._bus.renew(self.token)
+
+    async def hold(self, *, for_s: float) -> None:
+        await self._bus.nak(self.token, after_s=for_s)
+
+
+class JetStreamEntries:
+    """The entries that one durable consumer delivers."""
+
+    def __init__(self, bus: Bus, puller: Puller) -> None:
+        self._bus = bus
+        self._puller = puller
+
+    async def next(self, *, most: int, timeout_s: float) -> Sequence[JetStreamEntry]:
+        messages = await self._puller.follow(batch=most, timeout_s=timeout_s)
+        return [
+            JetStreamEntry(job_id_in(each.subject), each.ack_subject, self._bus)
+            for each in messages
+        ]
+
+
+@asynccontextmanager
+async def _entries_of(bus: Bus, spec: ConsumerSpec) -> AsyncGenerator[JetStreamEntries]:
+    """Take the entries of an existing consumer.
+
+    At the end of the context, entries that have arrived but were not passed on are returned to the
+    queue.
+    """
+    async with bus.puller(spec.stream, spec.name) as puller:
+        try:
+            yield JetStreamEntries(bus, puller)
+        finally:
+            await bus.give_back(puller)
+
+
+async def _store_first(bus: Bus, subject: str, text: str) -> None:
+    try:
+        await bus.store_first(subject, text.encode(), timeout_s=_STORE_TIMEOUT_S)
+    except NoAnswer as error:
+        raise LogUnavailable from error
+
+
 _MOST_JOBS = 250
-"""That one look-up asks for: it is told of 1024 subjects at most, and each has a few."""
+"""The largest number of jobs in one look-up. A look-up returns at most 1024 subjects, and each job
+has a few subjects."""
 _PAGE = 500
 _DEPTH_PERIOD_S = 1.0
 _DEPTH_TIMEOUT_S = 1.0
@@ -55,25 +108,24 @@ _DEPTH_TIMEOUT_S = 1.0
 class JetStreamJobQueue:
     """See `events.queue.JobQueue`."""
 
-    def __init__(self, bus: Bus, *, lease_s: float, known_s: float = 10.0) -> None:
-        """`known_s`: how long a depth counts while the log does not answer."""
+    def __init__(
+        self, bus: Bus, *, lease_s: float = LEASE_S, max_staleness_s: float = 10.0
+    ) -> None:
+        """`max_staleness_s` is the largest age in seconds of the last known depth that is used
+        while NATS does not answer.
+        """
         self._bus = bus
         self._lease_s = lease_s
-        self._known_s = known_s
+        self._max_staleness_s = max_staleness_s
         self._depths: dict[str, LastKnown[int]] = {}
-        """By endpoint."""
 
-    async def add(
-        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
-    ) -> None:
-        await store_first(self._bus, queue_subject(endpoint, lane, job_id), _content(deadline))
+    async def add(self, endpoint: str, lane: int, job_id: str, *, deadline: datetime) -> None:
+        await _store_first(self._bus, queue_subject(endpoint, lane, job_id), deadline.isoformat())
 
-    async def put_again(
-        self, endpoint: str, lane: int, job_id: str, *, deadline: datetime | None = None
-    ) -> None:
-        subject, content = queue_subject(endpoint, lane, job_id), _content(deadline).encode()
+    async def put_again(self, endpoint: str, lane: int, job_id: str, *, deadline: datetime) -> None:
+        subject, content = queue_subject(endpoint, lane, job_id), deadline.isoformat().encode()
         try:
-            sequence = await self._bus.store(subject, content, timeout_s=STORE_TIMEOUT_S)
+            sequence = await self._bus.store(subject, content, timeout_s=_STORE_TIMEOUT_S)
         except NoAnswer as error:
             raise LogUnavailable from error
         await self._bus.purge(QUEUE, subject, upto=sequence - 1)
@@ -86,7 +138,7 @@ class JetStreamJobQueue:
             count = partial(
                 self._bus.count, QUEUE, endpoint_subjects(endpoint), timeout_s=_DEPTH_TIMEOUT_S
             )
-            known = LastKnown(count, period_s=_DEPTH_PERIOD_S, oldest_s=self._known_s)
+            known = LastKnown(count, period_s=_DEPTH_PERIOD_S, oldest_s=self._max_staleness_s)
             self._depths[endpoint] = known
         return await known.get()
 
@@ -125,71 +177,51 @@ class JetStreamJobQueue:
                 await self._bus.delete_consumer(QUEUE, consumer)
 
     @asynccontextmanager
-    async def reader(self, endpoint: str, number: int) -> AsyncGenerator[JetStreamEntries]:
+    async def consume(self, endpoint: str, number: int) -> AsyncGenerator[JetStreamEntries]:
         spec = queue_consumer(endpoint, number, lease_s=self._lease_s)
-        try:
-            await self._ensure(spec)
-        except LogUnavailable as error:
-            if not was_said(error, SUBJECTS_TAKEN):
-                raise
-            await self._remove_older(endpoint)
-            await self._ensure(spec)
-        async with entries_of(self._bus, spec) as entries:
-            yield entries
-
-    async def _ensure(self, spec: ConsumerSpec) -> None:
-        """One of an older version, with fewer subjects, is made anew: with others it would pass
-        over what the queue holds of them already.
-        """
-        subjects = await self._bus.consumer_subjects(spec.stream, spec.name)
-        if subjects is not None and subjects != frozenset(spec.subjects):
-            await self._bus.delete_consumer(spec.stream, spec.name)
         await self._bus.ensure_consumer(spec)
-
-    async def _remove_older(self, endpoint: str) -> None:
-        """Entries stay; those that somebody holds are delivered again."""
-        for consumer in await self._bus.consumers(QUEUE):
-            if is_older_consumer(consumer, endpoint):
-                await self._bus.delete_consumer(QUEUE, consumer)
+        async with _entries_of(self._bus, spec) as entries:
+            yield entries
 
     def entry(self, job_id: str, token: str) -> QueueEntry:
         return JetStreamEntry(job_id, token, self._bus)
 
 
 class JetStreamCallbackQueue:
-    """See `events.queue.CallbackQueue`. What is parked is a scheduled message (NATS ADR-51).
+    """See `events.queue.CallbackQueue`. A parked delivery is a scheduled message (NATS ADR-51).
 
-    It holds what its delivery stands in line for, or else the id of the job.
+    The content of the message is the name of the line in which the delivery waits. Without a line
+    it is the id of the job.
     """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._has_told = False
-        """That others read."""
 
-    async def add(self, key: str) -> None:
-        await store_first(self._bus, due_subject(key), job_id_of(key))
+    async def add(self, job_id: str) -> None:
+        await _store_first(self._bus, due_subject(job_id), job_id)
 
-    async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
+    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
         at = until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        headers = {SCHEDULE: f"@at {at}", SCHEDULE_TARGET: due_subject(key)}
-        content = (line or job_id_of(key)).encode()
+        headers = {SCHEDULE: f"@at {at}", SCHEDULE_TARGET: due_subject(job_id)}
         try:
             await self._bus.store(
-                scheduled_subject(key), content, timeout_s=STORE_TIMEOUT_S, headers=headers
+                scheduled_subject(job_id),
+                (line or job_id).encode(),
+                timeout_s=_STORE_TIMEOUT_S,
+                headers=headers,
             )
         except NoAnswer as error:
             raise LogUnavailable from error
 
-    async def in_line(self, parts: Sequence[str] = PARTS) -> AsyncGenerator[dict[str, str]]:
-        for part in single_parts(parts):
-            after, subjects = 0, scheduled_subjects(part)
-            while page := await self._bus.listing(CALLBACKS, subjects, after=after, count=_PAGE):
-                held = {callback_key_in(each.subject): each.data.decode() for each in page}
-                lines = {key: line for key, line in held.items() if line != job_id_of(key)}
-                if lines:
-                    yield lines
-                after = page[-1].sequence
+    async def in_line(self) -> AsyncGenerator[dict[str, str]]:
+        after = 0
+        while page := await self._bus.listing(
+            CALLBACKS, SCHEDULED_CALLBACKS, after=after, count=_PAGE
+        ):
+            held = {job_id_in(each.subject): each.data.decode() for each in page}
+            if lines := {job_id: line for job_id, line in held.items() if line != job_id}:
+                yield lines
+            after = page[-1].sequence
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
         subjects = list(map(any_callback_subject, job_ids))
@@ -203,45 +235,43 @@ class JetStreamCallbackQueue:
         return set(map(job_id_in, await self._bus.pending(CALLBACKS, "callbacks.>")))
 
     @asynccontextmanager
-    async def due(
-        self, *, most_held: int, hold_s: float, part: str = UNDIVIDED
-    ) -> AsyncGenerator[JetStreamEntries]:
-        await self._remove_others(part)
-        spec = callbacks_consumer(part, most_held=most_held, hold_s=hold_s)
+    async def due(self, *, most_held: int, hold_s: float) -> AsyncGenerator[JetStreamEntries]:
+        spec = callbacks_consumer(most_held=most_held, hold_s=hold_s)
         await self._bus.ensure_consumer(spec)
-        async with entries_of(self._bus, spec, key_in=callback_key_in) as entries:
+        async with _entries_of(self._bus, spec) as entries:
             yield entries
-
-    async def _remove_others(self, part: str) -> None:
-        """Those that have the same messages: of other numbers of processes.
-
-        What is in hand somewhere is delivered again: a new consumer begins at the first message.
-        Raises LogUnavailable while somebody reads from one of them.
-        """
-        if not (others := overlapping_consumers(part)):
-            return
-        requests = await self._bus.open_requests(CALLBACKS)
-        if any(requests.get(name) for name in others):
-            if not self._has_told:
-                logger.warning(
-                    "callbacks are still read by another number of processes",
-                    extra={"action": "callbacks_wait", "part": part},
-                )
-            self._has_told = True
-            raise LogUnavailable
-        for name in others & requests.keys():
-            await self._bus.delete_consumer(CALLBACKS, name)
-
-
-def _content(deadline: datetime | None) -> str:
-    return _NO_DEADLINE if deadline is None else deadline.isoformat()
 
 
 def _queued_job(message: Message) -> QueuedJob:
-    """Entries of older versions hold an id in the place of a deadline."""
     _, _, lane, job_id = message.subject.split(".")
-    try:
-        deadline = datetime.fromisoformat(message.data.decode())
-    except ValueError:
-        deadline = None
+    deadline = datetime.fromisoformat(message.data.decode())
     return QueuedJob(job_id, int(lane), message.sequence, deadline)
+
+
+class JetStreamJobQueueContents:
+    """See `events.queue.QueueContents`."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def job_ids(self) -> AsyncGenerator[list[str]]:
+        async for page in self._bus.pages(QUEUE, "queue.>"):
+            yield [job_id_in(subject) for subject in page]
+
+    async def has(self, job: Job) -> bool:
+        subject = queue_subject(job.submitted.endpoint, job.submitted.lane, job.id)
+        return await self._bus.last(QUEUE, subject) is not None
+
+
+class JetStreamCallbackQueueContents:
+    """See `events.queue.QueueContents`."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def job_ids(self) -> AsyncGenerator[list[str]]:
+        async for page in self._bus.pages(CALLBACKS, "callbacks.>"):
+            yield [job_id_in(subject) for subject in page]
+
+    async def has(self, job: Job) -> bool:
+        return await self._bus.last(CALLBACKS, any_callback_subject(job.id)) is not None

@@ -1,35 +1,33 @@
-"""Streams, subjects and durable consumers: every name on the bus, in one place.
+"""All names in NATS: the streams, the subjects and the durable consumers.
 
-| stream       | subjects                             | is                                      |
+| stream       | subjects                             | content                                 |
 |--------------|--------------------------------------|-----------------------------------------|
 | `JOBS`       | `jobs.<p>.<job_id>`                  | the log: every event of a job           |
-| `JOBS_<i>`   | the same, of some partitions          | the log as several streams              |
-| (republished)| `events.<p>.<job_id>`                | stored events, for subscribers           |
-| `QUEUE`      | `queue.<endpoint>.<lane>.<job_id>`   | what waits or runs; rebuildable         |
-| `CALLBACKS`  | `callbacks.due-<part>.<job_id>`      | deliveries that wait, now               |
-|              | `callbacks.scheduled-<part>.<job_id>`| or later; of older versions: no part    |
-| `DELIVERIES` | `deliveries.<p>.<job_id>`            | the events of each delivery              |
-| `CANARY`     | `canary.<name>`                      | is the disk still taking writes?        |
-| (core NATS)  | `progress.<job_id>`                  | steps done; never stored                |
-| (core NATS)  | `endpoints.status.<endpoint>`        | asks how an endpoint is; never stored   |
-| (core NATS)  | `dispatchers.running`                | running jobs by owner; never stored     |
-| (core NATS)  | `metrics`                            | asks every process; never stored        |
+| (republished)| `events.<p>.<job_id>`                | stored events, for subscribers          |
+| `QUEUE`      | `queue.<endpoint>.<lane>.<job_id>`   | jobs that wait or run; rebuildable      |
+| `CALLBACKS`  | `callbacks.due.<job_id>`             | deliveries that are due now             |
+|              | `callbacks.scheduled.<job_id>`       | deliveries that are due later           |
+| `DELIVERIES` | `deliveries.<p>.<job_id>`            | the events of each delivery             |
+| `CANARY`     | `canary.<name>`                      | test writes, which show a full disk     |
+| (core NATS)  | `progress.<job_id>`                  | progress of a job; never stored         |
+| (core NATS)  | `endpoints.status.<endpoint>`        | status requests; never stored           |
+| (core NATS)  | `metrics`                            | requests to every process; never stored |
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from events.ids import LANES, PARTITIONS, READERS, partition_of
-from events.streams.log_streams import ONE_STREAM, LogStream, LogStreams
-from events.wire.callback_keys import (
-    ALL_DIVIDED,
-    DIVIDED,
-    UNDIVIDED,
-    job_id_of,
-    part_of,
-    single_parts,
-)
+import nats.errors
+import nats.js.api
+import nats.js.errors
+from nats.js import JetStreamContext
+
+from events.bus.nats_errors import STREAM_EXISTS_OTHERWISE
+from events.ids import CONSUMERS, LANES, partition_of
 
 JOBS = "JOBS"
 QUEUE = "QUEUE"
@@ -38,11 +36,11 @@ DELIVERIES = "DELIVERIES"
 CANARY = "CANARY"
 
 REPUBLISH_FROM = "jobs.*.*"
+SCHEDULED_CALLBACKS = "callbacks.scheduled.*"
 REPUBLISH_TO = "events.{{wildcard(1)}}.{{wildcard(2)}}"
 PROGRESS_WILDCARD = "progress.*"
 METRICS_SUBJECT = "metrics"
 STATUS_WILDCARD = "endpoints.status.*"
-RUNNING_SUBJECT = "dispatchers.running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +49,16 @@ class StreamSpec:
     subjects: tuple[str, ...]
     work_queue: bool = False
     is_log: bool = False
-    """Limited in bytes, refuses what is over; what it stores is republished."""
+    """Whether the stream is the log. The log has a limit in bytes and refuses messages beyond the
+    limit. Its stored messages are republished.
+    """
     scheduled: bool = False
     last_only: bool = False
-    """Keep only the last message of each subject."""
+    """Whether the stream keeps only the last message of each subject."""
 
 
-_OTHERS = (
+STREAMS = (
+    StreamSpec(JOBS, (REPUBLISH_FROM,), is_log=True),
     StreamSpec(QUEUE, ("queue.*.*.*",), work_queue=True),
     StreamSpec(CALLBACKS, ("callbacks.*.*",), work_queue=True, scheduled=True),
     StreamSpec(DELIVERIES, ("deliveries.*.*",)),
@@ -65,41 +66,9 @@ _OTHERS = (
 )
 
 
-def log_stream_name(stream: LogStream) -> str:
-    return JOBS if stream.streams.count == 1 else f"{JOBS}_{stream.index}"
-
-
-def log_stream_names(streams: LogStreams) -> tuple[str, ...]:
-    return tuple(map(log_stream_name, streams.all()))
-
-
-LOG_STREAM_NAMES = (JOBS, *(f"{JOBS}_{index}" for index in range(PARTITIONS)))
-"""Of whatever number of streams."""
-
-
-def is_log_stream(name: str) -> bool:
-    return name in LOG_STREAM_NAMES
-
-
-def log_subjects(stream: LogStream) -> tuple[str, ...]:
-    if stream.streams.count == 1:
-        return (REPUBLISH_FROM,)
-    partitions = stream.streams.partitions(stream.index)
-    return tuple(f"jobs.{partition}.*" for partition in partitions)
-
-
-def stream_specs(streams: LogStreams) -> tuple[StreamSpec, ...]:
-    log = (StreamSpec(log_stream_name(s), log_subjects(s), is_log=True) for s in streams.all())
-    return (*log, *_OTHERS)
-
-
-STREAMS = stream_specs(ONE_STREAM)
-_ONE = LogStream()
-
-
 @dataclass(frozen=True, slots=True)
 class ConsumerSpec:
-    """A durable pull consumer with explicit acks. Redelivers without limit."""
+    """A durable pull consumer with explicit acks. It redelivers messages without limit."""
 
     stream: str
     name: str
@@ -108,38 +77,30 @@ class ConsumerSpec:
     max_ack_pending: int
 
 
-def router_consumer(stream: LogStream = _ONE) -> ConsumerSpec:
-    name = log_stream_name(stream)
-    return ConsumerSpec(name, "router", (REPUBLISH_FROM,), ack_wait_s=30, max_ack_pending=1000)
+ROUTER_CONSUMER = ConsumerSpec(
+    JOBS, "router", (REPUBLISH_FROM,), ack_wait_s=30, max_ack_pending=1000
+)
 
 
-def queue_consumer(endpoint: str, reader: int, *, lease_s: float) -> ConsumerSpec:
-    """Unlimited pending acks: an entry stays pending while its job runs."""
-    subjects = tuple(f"queue.{endpoint}.{lane}.*" for lane in range(reader, LANES, READERS))
-    return ConsumerSpec(QUEUE, f"{endpoint}-{reader}", subjects, lease_s, max_ack_pending=-1)
+def queue_consumer(endpoint: str, number: int, *, lease_s: float) -> ConsumerSpec:
+    """The consumer of some lanes of an endpoint's queue.
 
-
-def is_older_consumer(name: str, endpoint: str) -> bool:
-    """Whether it is of a version that had a consumer for each lane of the endpoint."""
-    return endpoint_of_consumer(name) == endpoint and int(name.rpartition("-")[2]) >= READERS
+    The number of pending acks is not limited, because an entry stays pending while its job runs.
+    """
+    subjects = tuple(f"queue.{endpoint}.{lane}.*" for lane in range(number, LANES, CONSUMERS))
+    return ConsumerSpec(QUEUE, f"{endpoint}-{number}", subjects, lease_s, max_ack_pending=-1)
 
 
 def endpoint_of_consumer(name: str) -> str | None:
-    """Whose lanes a consumer of the queue reads; None where an operator made it."""
-    endpoint, _, reader = name.rpartition("-")
-    return endpoint if endpoint and reader.isdecimal() else None
+    """The endpoint of a consumer of the queue. None if the name does not have the form of
+    `queue_consumer`, for example if an operator made the consumer.
+    """
+    endpoint, _, number = name.rpartition("-")
+    return endpoint if endpoint and number.isdecimal() else None
 
 
-def callbacks_consumer(part: str, *, most_held: int, hold_s: float) -> ConsumerSpec:
-    """What is in no part has the consumer of older versions, so that they can run beside us."""
-    subjects = tuple(_callbacks_subject("due", each, "*") for each in single_parts([part]))
-    return ConsumerSpec(CALLBACKS, _with_part("callbacks", part), subjects, hold_s, most_held)
-
-
-def overlapping_consumers(part: str) -> frozenset[str]:
-    """A work queue has no message for two of its consumers, and refuses the second."""
-    others = {UNDIVIDED: (), ALL_DIVIDED: DIVIDED}.get(part, (ALL_DIVIDED,))
-    return frozenset(_with_part("callbacks", each) for each in others)
+def callbacks_consumer(*, most_held: int, hold_s: float) -> ConsumerSpec:
+    return ConsumerSpec(CALLBACKS, "callbacks", ("callbacks.due.*",), hold_s, most_held)
 
 
 def job_subject(job_id: str) -> str:
@@ -159,39 +120,21 @@ def queue_subject(endpoint: str, lane: int, job_id: str) -> str:
 
 
 def endpoint_subjects(endpoint: str) -> str:
-    """The entries of all lanes of an endpoint."""
+    """The pattern of the subjects of all entries of an endpoint."""
     return f"queue.{endpoint}.*.*"
 
 
-def due_subject(key: str) -> str:
-    return _callbacks_subject("due", part_of(key), job_id_of(key))
+def due_subject(job_id: str) -> str:
+    return f"callbacks.due.{job_id}"
 
 
-def scheduled_subject(key: str) -> str:
-    return _callbacks_subject("scheduled", part_of(key), job_id_of(key))
-
-
-def scheduled_subjects(part: str) -> str:
-    return _callbacks_subject("scheduled", part, "*")
+def scheduled_subject(job_id: str) -> str:
+    return f"callbacks.scheduled.{job_id}"
 
 
 def any_callback_subject(job_id: str) -> str:
-    """Due or parked, in whichever part."""
+    """The pattern that matches the due entry and the parked entry of the job."""
     return f"callbacks.*.{job_id}"
-
-
-def callback_key_in(subject: str) -> str:
-    _, kind, job_id = subject.split(".")
-    part = kind.partition("-")[2]
-    return f"{part}.{job_id}" if part else job_id
-
-
-def _callbacks_subject(kind: str, part: str, job_id: str) -> str:
-    return f"callbacks.{_with_part(kind, part)}.{job_id}"
-
-
-def _with_part(name: str, part: str) -> str:
-    return f"{name}-{part}" if part else name
 
 
 def progress_subject(job_id: str) -> str:
@@ -203,10 +146,92 @@ def status_subject(endpoint: str) -> str:
 
 
 def endpoint_in(subject: str) -> str:
-    """Which one a question is about."""
+    """The endpoint in the subject of a status request."""
     return subject.rpartition(".")[2]
 
 
 def job_id_in(subject: str) -> str:
-    """Whose it is, by its last token."""
+    """The job id, which is the last token of a subject."""
     return subject.rpartition(".")[2]
+
+
+logger = logging.getLogger(__name__)
+
+_DUPLICATE_WINDOW_S = 120.0
+
+
+class StreamSetup:
+    def __init__(self, *, replicas: int, log_max_bytes: int) -> None:
+        self._replicas = replicas
+        self._log_max_bytes = log_max_bytes
+        self._updated: set[str] = set()
+        """The names of the streams that this process has already created or updated."""
+
+    async def prepare(self, js: JetStreamContext) -> bool:
+        """Create or update all streams. Return whether all streams are ready.
+
+        After a failure of one stream, the other streams are still prepared.
+        """
+        ready = True
+        for spec in STREAMS:
+            try:
+                await self._prepare_stream(js, spec)
+            except (TimeoutError, nats.errors.Error, OSError) as error:
+                ready = False
+                logger.warning(
+                    "stream is not ready",
+                    extra={"action": "prepare", "stream": spec.name, "error": str(error)},
+                )
+        return ready
+
+    async def _prepare_stream(self, js: JetStreamContext, spec: StreamSpec) -> None:
+        """Create the stream. An existing stream is updated, unless this process has already updated
+        it.
+
+        A process updates a stream only once, because a second update after a reconnect could undo
+        the settings of a newer version. The size limit of an existing log is the operator's choice
+        and is never changed.
+        """
+        config = self._stream_config(spec)
+        try:
+            await js.add_stream(config)
+        except nats.js.errors.APIError as error:
+            if error.err_code != STREAM_EXISTS_OTHERWISE:
+                raise
+            if spec.name not in self._updated:
+                there = (await js.stream_info(spec.name)).config
+                await js.update_stream(config.evolve(max_bytes=there.max_bytes))
+        self._updated.add(spec.name)
+
+    def differing(self, spec: StreamSpec, there: Mapping[str, Any]) -> tuple[str, ...]:
+        """The sorted names of the settings in which a stream differs from its specification.
+
+        `there` is the configuration of the stream from the server. The server leaves out settings
+        without a value. `max_bytes` is not compared.
+        """
+        wanted = self._stream_config(spec).as_dict()
+        del wanted["max_bytes"]
+        return tuple(
+            sorted(name for name, each in wanted.items() if (there.get(name) or 0) != (each or 0))
+        )
+
+    def _stream_config(self, spec: StreamSpec) -> nats.js.api.StreamConfig:
+        retention, policy = nats.js.api.RetentionPolicy, nats.js.api.DiscardPolicy
+        republish = nats.js.api.RePublish(src=REPUBLISH_FROM, dest=REPUBLISH_TO)
+        return nats.js.api.StreamConfig(
+            name=spec.name,
+            subjects=list(spec.subjects),
+            retention=retention.WORK_QUEUE if spec.work_queue else retention.LIMITS,
+            # Only the log has a limit in bytes and refuses messages beyond the limit. Scheduling
+            # needs discard=old.
+            discard=policy.NEW if spec.is_log else policy.OLD,
+            max_bytes=self._log_max_bytes if spec.is_log else -1,
+            max_msgs_per_subject=1 if spec.last_only else -1,
+            storage=nats.js.api.StorageType.FILE,
+            num_replicas=self._replicas,
+            duplicate_window=_DUPLICATE_WINDOW_S,
+            republish=republish if spec.is_log else None,
+            allow_direct=True,
+            allow_msg_schedules=spec.scheduled or None,
+            allow_rollup_hdrs=True,
+        )

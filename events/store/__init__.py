@@ -1,1 +1,1 @@
-"""What is kept in SQL: the read models, API keys, endpoints, leases and uploads."""
+"""The SQL database: the read model, API keys, endpoints, leases and uploads."""

@@ -1,12 +1,15 @@
 """The database: its connections and transactions.
 
-SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), by SQLAlchemy Core.
+The database is SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), used with SQLAlchemy
+Core.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -17,8 +20,8 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,10 +30,76 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from events.errors import DatabaseUnavailable, RowRefused, TextNotStorable
+from events.errors import DatabaseUnavailable, OlderData, RowRefused, TextNotStorable
 from events.retry import keep_trying, pause
-from events.store.point_reads import PointReads
-from events.store.tables import CHECKPOINTS, METADATA, RESULTS_CHECKPOINT
+from events.store.tables import DATA_FORMAT, METADATA, OFFSETS, PROJECTION_OFFSET
+
+_THREADS = 2
+"""The number of threads. While one thread waits for the disk, the other thread can read cached
+pages.
+"""
+
+
+class PointReads:
+    """Reads of single values from SQLite, on one connection per thread."""
+
+    def __init__(self, path: str, *, busy_timeout_s: float) -> None:
+        self._path = path
+        self._busy_timeout_s = busy_timeout_s
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="point-read")
+        self._local = threading.local()
+        self._open: set[sqlite3.Connection] = set()
+        self._is_closed = False
+
+    async def value(self, query: str, key: str) -> Any | None:
+        """Return the first column of the row that the query finds with the parameter `key`, or
+        None.
+
+        Raises sqlite3.Error, and TimeoutError if the read takes longer than the busy time-out, for
+        example because both threads wait for the disk.
+        """
+        if self._is_closed:
+            raise sqlite3.ProgrammingError("the connections were closed")
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._busy_timeout_s):
+            return await loop.run_in_executor(self._threads, self._read, query, key)
+
+    async def close(self) -> None:
+        """Close the connections after the pending reads."""
+        self._is_closed = True
+        await asyncio.to_thread(self._threads.shutdown)
+        for connection in self._open:
+            connection.close()
+        self._open.clear()
+
+    def _read(self, query: str, key: str) -> Any | None:
+        connection = self._connection()
+        try:
+            row = connection.execute(query, (key,)).fetchone()
+        except sqlite3.Error:
+            # The next read opens a new connection, because the file may have been replaced.
+            del self._local.connection
+            self._open.discard(connection)
+            with suppress(sqlite3.Error):
+                connection.close()
+            raise
+        return None if row is None else row[0]
+
+    def _connection(self) -> sqlite3.Connection:
+        known: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if known is not None:
+            return known
+        connection = sqlite3.connect(
+            self._path,
+            timeout=self._busy_timeout_s,
+            isolation_level=None,
+            # `close` runs in another thread, after the threads have ended.
+            check_same_thread=False,
+        )
+        self._local.connection = connection
+        self._open.add(connection)
+        return connection
+
 
 _CLOCKS_S = {
     "sqlite": sa.literal_column("(julianday('now') - 2440587.5) * 86400.0", sa.Double),
@@ -39,15 +108,21 @@ _CLOCKS_S = {
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-# any numbers that no other application locks in this database
+# The numbers of the locks are arbitrary. An application in the same database must not use them.
 _PREPARE_LOCK = 0x6461726B
+_DATA_FORMAT_VERSION = 1
+"""The format of the data since version 0.2.0."""
 ENDPOINTS_LOCK = 0x6461726C
-"""Held by whoever counts endpoints before it writes one."""
+"""The lock of transactions that count endpoints before they write an endpoint."""
 
 
 @contextmanager
 def _reached() -> Generator[None]:
-    """Turn the drivers' errors of a database that is not available into DatabaseUnavailable."""
+    """Convert the errors of the drivers.
+
+    Raises RowRefused if the database refused a value, and DatabaseUnavailable after any other
+    error.
+    """
     try:
         yield
     except (DBAPIError, PoolExhausted, OSError, sqlite3.Error) as error:
@@ -57,28 +132,31 @@ def _reached() -> Generator[None]:
 
 
 def _is_about_a_row(error: Exception) -> bool:
-    """SQLAlchemy has no DataError for asyncpg; class 22 of the SQL states is "data exception"."""
+    """Whether the database refused a value of a row.
+
+    SQLAlchemy has no DataError for asyncpg; class 22 of the SQL states is "data exception".
+    """
     state = getattr(error.orig, "sqlstate", None) if isinstance(error, DBAPIError) else None
     return isinstance(error, DataError | IntegrityError) or str(state).startswith("22")
 
 
 class Database:
-    """Connections to one database, opened when first used.
+    """Connections to one database. Each connection is opened at its first use.
 
-    Every method raises DatabaseUnavailable if the database cannot be reached, is locked or full,
-    or is not prepared yet.
+    Every method raises DatabaseUnavailable if the database cannot be reached, is locked or full, or
+    is not prepared yet.
     """
 
     def __init__(self, url: str, *, connections: int = 10, busy_timeout_s: float = 10.0) -> None:
-        """`connections`: how many there are at most.
+        """`connections` is the largest number of connections at a time.
 
-        `busy_timeout_s`: how long a statement may wait for one of them, for another writer, or for
-        the server.
+        `busy_timeout_s` is the largest time in seconds that a statement waits for a connection, for
+        another writer, or for the server.
         """
         self._busy_timeout_s = busy_timeout_s
         place = sa.make_url(url)
         self._is_sqlite = place.get_backend_name() == "sqlite"
-        # isolation_level None: the driver opens no transaction of its own, `write` does.
+        # With isolation_level None, the driver opens no transactions. `write` opens them.
         driver = (
             {"isolation_level": None} if self._is_sqlite else {"command_timeout": busy_timeout_s}
         )
@@ -88,8 +166,9 @@ class Database:
             pool_size=connections,
             max_overflow=0,
             pool_timeout=busy_timeout_s,
-            hide_parameters=True,  # errors are logged; prompts are not
-            pool_pre_ping=not self._is_sqlite,  # a server that restarted costs no request
+            hide_parameters=True,  # Errors are logged, and must not contain prompts.
+            # With this check, no request fails after a restart of the server.
+            pool_pre_ping=not self._is_sqlite,
         )
         sa.event.listen(self._engine.sync_engine, "before_cursor_execute", _require_storable)
         if self._is_sqlite:
@@ -99,17 +178,32 @@ class Database:
             self._point_reads = PointReads(place.database, busy_timeout_s=busy_timeout_s)
 
     async def prepare(self) -> None:
-        """Create what is missing. Safe while another process does the same."""
+        """Create missing tables. Several processes may call this at the same time.
+
+        Raises OlderData.
+        """
         if self._is_sqlite:
             await self._write_ahead()
         async with self.write(lock=_PREPARE_LOCK) as connection:
+            await _require_current(connection)
             await connection.run_sync(METADATA.create_all)
-            await connection.run_sync(_add_missing)
-            checkpoint = self.insert(CHECKPOINTS).values(name=RESULTS_CHECKPOINT, seq=0)
-            await connection.execute(checkpoint.on_conflict_do_nothing())
+            rows = [
+                {"name": DATA_FORMAT, "seq": _DATA_FORMAT_VERSION},
+                {"name": PROJECTION_OFFSET, "seq": 0},
+            ]
+            await connection.execute(self.insert(OFFSETS).on_conflict_do_nothing(), rows)
+
+    async def require_current(self) -> None:
+        """Raise OlderData if a version before 0.2.0 wrote this database."""
+        with _reached():
+            async with self._engine.connect() as connection:
+                await _require_current(connection)
 
     async def _write_ahead(self) -> None:
-        """Set SQLite's journal mode, which locks the file and fails at once if it is in use."""
+        """Set SQLite's journal mode to write-ahead. Repeat this while the file is in use.
+
+        A change of the mode locks the file, and fails at once if the file is in use.
+        """
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             try:
@@ -122,8 +216,10 @@ class Database:
                     raise
             await pause(0.05)
 
-    async def prepare_persistently(self) -> None:
-        """`prepare`, again until the database answers: a role may start before its database."""
+    async def prepare_with_retries(self) -> None:
+        """Call `prepare` until the database answers, because a role may start before its
+        database.
+        """
         await keep_trying(
             self.prepare,
             on=DatabaseUnavailable,
@@ -145,10 +241,11 @@ class Database:
     def point_read(
         self, column: sa.ColumnElement[Any], *, by: sa.Column[str]
     ) -> Callable[[str], Awaitable[Any | None]]:
-        """A function that reads a column of the row that has a key, None where there is none.
+        """Make a function that takes a key and returns one column of the row with this key.
 
-        It returns what the database stores, so the column's type must be one that needs no
-        conversion. For reads that requests wait for: on SQLite it costs a tenth of `fetch`.
+        The function returns None if there is no row. It returns the value as it is stored, so the
+        type of the column must need no conversion. Use it for reads during requests, because on
+        SQLite it costs a tenth of `fetch`.
         """
         query = sa.select(column).where(by == sa.bindparam("key"))
         text = str(query.compile(dialect=sqlite.dialect()))
@@ -165,35 +262,30 @@ class Database:
         return read
 
     async def execute(self, statement: sa.UpdateBase) -> int:
-        """Run one statement that writes; the number of rows that it changed."""
+        """Run one statement that writes. Return the number of changed rows."""
         async with self.write() as connection:
             return (await connection.execute(statement)).rowcount
 
     @asynccontextmanager
     async def write(self, *, lock: int | None = None) -> AsyncGenerator[AsyncConnection]:
-        """One transaction, kept if the block ends well.
+        """Open one transaction, and commit it if the block does not raise.
 
-        `lock`: no other transaction that has it, too, runs beside this one. On SQLite no other one
-        does in any case.
+        Transactions with the same `lock` do not run at the same time. On SQLite, no two write
+        transactions run at the same time.
         """
         with _reached():
             async with self._engine.begin() as connection:
                 if self._is_sqlite:
-                    # A transaction that reads before it writes cannot wait for another writer: it
-                    # fails with "database is locked". One that says so at its start waits its turn.
+                    # On SQLite, a transaction that reads before it writes cannot wait for another
+                    # writer, and fails with "database is locked". With BEGIN IMMEDIATE the
+                    # transaction waits at its start.
                     await connection.exec_driver_sql("BEGIN IMMEDIATE")
                 elif lock is not None:
                     await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock})")
                 yield connection
 
-    async def copy_to(self, path: Path) -> None:
-        """Write all of a SQLite database, as it is at one moment, to a new file; nobody waits."""
-        with _reached():
-            async with self._engine.connect() as connection:
-                await connection.exec_driver_sql("VACUUM INTO ?", (str(path),))
-
     def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-        """An INSERT that knows ON CONFLICT, which both databases spell alike."""
+        """An INSERT that supports ON CONFLICT. Both databases have the same syntax for it."""
         return sqlite.insert(table) if self._is_sqlite else postgresql.insert(table)
 
     def upsert(
@@ -203,9 +295,10 @@ class Database:
         newer_by: sa.Column[Any] | None = None,
         keep: Collection[sa.Column[Any]] = (),
     ) -> sqlite.Insert | postgresql.Insert:
-        """An INSERT that replaces the row of the same primary key, but for the columns to `keep`.
+        """An INSERT that replaces the row with the same primary key.
 
-        With `newer_by`, only if the row there has a lower value in that column.
+        The columns in `keep` are not changed. With `newer_by`, a row is replaced only if its value
+        in this column is lower than the new value.
         """
         statement = self.insert(table)
         kept = {c.name for c in (*table.primary_key, *keep)}
@@ -215,13 +308,28 @@ class Database:
         return statement.on_conflict_do_update(index_elements=keys, set_=rest, where=newer)
 
     async def time_s(self) -> float:
-        """The Unix time by that clock."""
+        """The current Unix time by the database's clock."""
         return float((await self.fetch(sa.select(self.clock_s)))[0][0])
 
     @property
     def clock_s(self) -> sa.ColumnElement[float]:
-        """The database's own clock as Unix time, because holders' clocks may differ."""
+        """The current Unix time by the clock of the database.
+
+        All processes use this clock, because their own clocks may differ.
+        """
         return _CLOCKS_S[self._engine.dialect.name]
+
+
+async def _require_current(connection: AsyncConnection) -> None:
+    """Raise OlderData if a version before 0.2.0 wrote the database."""
+
+    def has_tables(connection: sa.Connection) -> bool:
+        return sa.inspect(connection).has_table(OFFSETS.name)
+
+    if await connection.run_sync(has_tables):
+        mark = sa.select(OFFSETS.c.seq).where(OFFSETS.c.name == DATA_FORMAT)
+        if (await connection.execute(mark)).first() is None:
+            raise OlderData
 
 
 def _require_storable(
@@ -232,9 +340,9 @@ def _require_storable(
     _context: object,
     executemany: bool,
 ) -> None:
-    """The one place that every text passes on its way to either database.
+    """Check each text before it is sent to either database. Raises TextNotStorable.
 
-    Postgres stores no NUL and UTF-8 has no half of a surrogate pair. Raises TextNotStorable.
+    Postgres cannot store NUL, and UTF-8 cannot encode half of a surrogate pair.
     """
     for row in parameters if executemany else [parameters]:
         for value in row.values() if isinstance(row, Mapping) else row:
@@ -248,28 +356,11 @@ def _is_storable(text: str) -> bool:
     return text.isascii() or not _SURROGATE.search(text)
 
 
-def _add_missing(connection: sa.Connection) -> None:
-    """Columns and indexes that tables of an older version lack. Such a column must be nullable:
-    the rows that are there have nothing to put into it.
-    """
-    inspector = sa.inspect(connection)
-    quote = connection.dialect.identifier_preparer.format_table
-    for table in METADATA.sorted_tables:
-        columns = {column["name"] for column in inspector.get_columns(table.name)}
-        for column in table.columns:
-            if column.name not in columns:
-                definition = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
-                connection.exec_driver_sql(f"ALTER TABLE {quote(table)} ADD COLUMN {definition}")
-        indexes = {str(index["name"]) for index in inspector.get_indexes(table.name)}
-        for index in table.indexes:
-            if not {str(index.name), *_rebuilt(str(index.name))} & indexes:
-                index.create(connection)
-
-
 def rebuilt_index(name: str, taken: Collection[str]) -> str:
-    """The name of the index of a table that is built beside the one in use.
+    """Return a free name for an index of a new table that will replace an existing table.
 
-    The table takes the name of the other one later. An index keeps its own: SQLite renames none.
+    The new table is renamed later, but its indexes keep their names, because SQLite cannot rename
+    indexes.
     """
     return next(other for other in _rebuilt(name) if other not in taken)
 
@@ -279,8 +370,11 @@ def _rebuilt(name: str) -> tuple[str, str]:
 
 
 def _make_durable(connection: Any, _record: object) -> None:
-    """In WAL mode NORMAL may lose the last commits at a power cut. The log gives jobs back, but
-    not the revocation of a key; and as events come in batches, FULL costs few syncs.
+    """Set SQLite to sync at each commit.
+
+    In WAL mode with synchronous=NORMAL, a power failure may lose the last commits. The log can
+    restore jobs, but not the revocation of a key. Events are written in batches, so FULL costs few
+    syncs.
     """
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=FULL")

@@ -1,4 +1,4 @@
-"""Endpoints: rows that no log can give back."""
+"""The rows of endpoints, which cannot be rebuilt from the log."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from events.store.records import Endpoint, StoredEndpoint
 from events.store.tables import ENDPOINTS, NOTED_ENDPOINTS
 
 _MEMBERS = tuple(member.name for member in fields(Endpoint))
-_REVISION = sa.func.coalesce(ENDPOINTS.c.revision, 1)
 
 Check: TypeAlias = Callable[[Collection[Endpoint]], None]
-"""Is given every endpoint as it is before a write, and raises what forbids that. Of writes that are
-checked one comes after the other, so each sees those before it.
+"""A function that is called with all endpoints before a write. It raises an error to refuse the
+write.
+
+Checked writes do not overlap, so each check gets the result of all earlier writes.
 """
 
 
 class Endpoints:
-    """Every method raises DatabaseUnavailable."""
+    """Reads and writes the rows of endpoints. Every method raises DatabaseUnavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def all(self) -> list[Endpoint]:
-        """By id."""
+        """All endpoints, sorted by id."""
         return [stored.endpoint for stored in await self.stored()]
 
     async def get(self, id: str) -> Endpoint | None:
@@ -36,7 +37,7 @@ class Endpoints:
         return None if stored is None else stored.endpoint
 
     async def stored(self, *, owner: str | None = None) -> list[StoredEndpoint]:
-        """By id; of one owner, or all."""
+        """The rows of one owner's endpoints, or of all endpoints, sorted by id."""
         query = sa.select(ENDPOINTS).order_by(ENDPOINTS.c.id)
         if owner is not None:
             query = query.where(ENDPOINTS.c.owner == owner)
@@ -47,35 +48,47 @@ class Endpoints:
         return _stored(rows[0]) if rows else None
 
     async def put(self, endpoint: Endpoint) -> None:
-        """Add it, or replace the one of its id, whatever its row was given."""
+        """Add the endpoint, or replace the whole row with the same id."""
         row = _row(StoredEndpoint(endpoint=endpoint))
         await self._database.execute(self._database.upsert(ENDPOINTS).values(row))
 
     async def add_missing(self, endpoint: Endpoint) -> None:
-        """Add it unless one of its id is there. Safe while another process does the same."""
+        """Add the endpoint unless an endpoint with the same id exists.
+
+        Several processes may call this at the same time.
+        """
         await self.add(StoredEndpoint(endpoint=endpoint))
 
     async def add(self, stored: StoredEndpoint, *, check: Check | None = None) -> bool:
-        """False if one of its id is there, which stays as it is. Raises what `check` raises."""
+        """Add an endpoint. Return False and change nothing if its id exists already.
+
+        Raises the errors of `check`.
+        """
         insert = self._database.insert(ENDPOINTS).values(_row(stored))
         return await self._write(insert.on_conflict_do_nothing(), check) > 0
 
     async def change(
         self, stored: StoredEndpoint, *, check: Check | None = None
     ) -> StoredEndpoint | None:
-        """Write a changed row in the place of its `revision`. The row as it is now, with the next
-        revision; None if it has another one by now, or is gone. Raises what `check` raises.
+        """Replace the row if its revision is still `stored.revision`.
+
+        Returns the row with its next revision, or None if the revision has changed or the row was
+        removed. Raises the errors of `check`.
         """
         changed = replace(stored, revision=stored.revision + 1)
         update = sa.update(ENDPOINTS).where(_at(stored)).values(_row(changed))
         return changed if await self._write(update, check) else None
 
     async def remove(self, stored: StoredEndpoint) -> bool:
-        """False if it has another revision by now, or is gone."""
+        """Remove the row. Return False if its revision has changed or the row was removed
+        before.
+        """
         return await self._database.execute(sa.delete(ENDPOINTS).where(_at(stored))) > 0
 
     async def settle(self, default: Endpoint) -> None:
-        """Bring the row of the default endpoint up to the settings, but for what it was given."""
+        """Add the default endpoint, or update its row from the settings. Members that were set
+        explicitly are kept.
+        """
         while (stored := await self.stored_one(default.id)) is not None:
             given = {name: getattr(stored.endpoint, name) for name in stored.given}
             settled = replace(default, **given)
@@ -94,20 +107,20 @@ class Endpoints:
             return (await connection.execute(statement)).rowcount
 
     async def note(self, ids: Collection[str]) -> None:
-        """Keep in mind, for good, that these have a row."""
+        """Record permanently that endpoints with these ids existed."""
         if ids:
             rows = [{"id": id} for id in ids]
             insert = self._database.insert(NOTED_ENDPOINTS).values(rows)
             await self._database.execute(insert.on_conflict_do_nothing())
 
     async def noted(self) -> set[str]:
-        """Those that had a row once, as far as this database knows."""
+        """The ids of all endpoints that `note` has recorded in this database."""
         return {row.id for row in await self._database.fetch(sa.select(NOTED_ENDPOINTS))}
 
 
 def _at(stored: StoredEndpoint) -> sa.ColumnElement[bool]:
-    """The row, if it still has the revision."""
-    return (ENDPOINTS.c.id == stored.endpoint.id) & (stored.revision == _REVISION)
+    """The condition that matches the row if its revision has not changed."""
+    return (ENDPOINTS.c.id == stored.endpoint.id) & (ENDPOINTS.c.revision == stored.revision)
 
 
 def _row(stored: StoredEndpoint) -> dict[str, Any]:
@@ -119,14 +132,12 @@ def _row(stored: StoredEndpoint) -> dict[str, Any]:
 
 
 def _stored(row: sa.Row[*tuple[Any, ...]]) -> StoredEndpoint:
-    """Rows of older versions lack what was added since."""
     members = {name: getattr(row, name) for name in _MEMBERS}
     checkpoints = members["checkpoints"]
     members["checkpoints"] = None if checkpoints is None else tuple(checkpoints)
-    members["draining"] = bool(members["draining"])
     return StoredEndpoint(
         endpoint=Endpoint(**members),
-        revision=row.revision or 1,
-        given=frozenset(row.given or ()),
+        revision=row.revision,
+        given=frozenset(row.given),
         applied=row.applied,
     )

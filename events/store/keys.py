@@ -1,7 +1,11 @@
-"""API keys: rows that no log can give back."""
+"""API keys and their options. Options apply to later requests with the same key.
+
+The rows cannot be rebuilt from the log.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from datetime import datetime
@@ -11,7 +15,7 @@ import sqlalchemy as sa
 
 from events.store.database import Database
 from events.store.records import ApiKey, KeyLimits, Scope
-from events.store.tables import API_KEYS
+from events.store.tables import API_KEYS, KEY_OPTIONS
 from events.types import Priority
 
 
@@ -29,7 +33,7 @@ class ApiKeys:
     async def all(
         self, *, owner: str | None = None, limit: int | None = None, after: str | None = None
     ) -> list[ApiKey]:
-        """Oldest first; `after`: the id of the last one already seen."""
+        """The keys, oldest first. `after` is the id of the last key of the page before."""
         query = sa.select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.id).limit(limit)
         if owner is not None:
             query = query.where(API_KEYS.c.owner == owner)
@@ -41,7 +45,7 @@ class ApiKeys:
         return [_api_key(row) for row in await self._database.fetch(query)]
 
     async def live_ids(self, owner: str, *, now: datetime, most: int) -> list[str]:
-        """The owner's keys that are neither revoked nor expired, newest first."""
+        """The ids of the owner's keys that are neither revoked nor expired, newest first."""
         stays = API_KEYS.c.expires_at.is_(None) | (API_KEYS.c.expires_at > now)
         query = sa.select(API_KEYS.c.id).where(
             API_KEYS.c.owner == owner, API_KEYS.c.revoked_at.is_(None), stays
@@ -50,14 +54,14 @@ class ApiKeys:
         return [row.id for row in await self._database.fetch(newest_first.limit(most))]
 
     async def change(self, key_id: str, **columns: Any) -> ApiKey | None:
-        """Change these columns; the changed key, or None if it is unknown."""
+        """Change these columns. Return the changed key, or None if the key does not exist."""
         change = sa.update(API_KEYS).where(API_KEYS.c.id == key_id).values(_joined(columns))
         async with self._database.write() as connection:
             row = (await connection.execute(change.returning(*API_KEYS.columns))).first()
         return None if row is None else _api_key(row)
 
     async def rotate(self, old: ApiKey, new: ApiKey, *, old_ends_at: datetime) -> bool:
-        """Add `new` in the place of `old`; False if `old` has changed since it was read."""
+        """Replace `old` by `new`. Return False if `old` has changed since it was read."""
         unchanged = (API_KEYS.c[name].is_not_distinct_from(v) for name, v in _row(old).items())
         end = sa.update(API_KEYS).where(*unchanged)
         async with self._database.write() as connection:
@@ -72,7 +76,10 @@ class ApiKeys:
         return True
 
     async def revoke(self, key_id: str, at: datetime) -> bool:
-        """False if the key is unknown or revoked already; the first `revoked_at` stays."""
+        """Revoke a key. Return False if the key does not exist or is already revoked.
+
+        The time of the first revocation is kept.
+        """
         live = (API_KEYS.c.id == key_id) & API_KEYS.c.revoked_at.is_(None)
         revoke = sa.update(API_KEYS).where(live).values(revoked_at=at)
         return await self._database.execute(revoke) > 0
@@ -88,7 +95,7 @@ def _row(key: ApiKey) -> dict[str, Any]:
 
 
 def _joined(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists as they are stored. Scopes have no order of their own, so they get one."""
+    """Return the columns with lists as texts. Scopes, which are a set, are sorted."""
     if "scopes" in columns:
         columns = {**columns, "scopes": sorted(columns["scopes"])}
     return {
@@ -107,3 +114,24 @@ def _api_key(row: sa.Row[Any]) -> ApiKey:
         limits = replace(limits, priority=Priority(limits.priority))
     scopes = frozenset(map(Scope, columns.pop("scopes")))
     return ApiKey(**columns, scopes=scopes, limits=limits)
+
+
+class KeyOptions:
+    """Reads and writes the options of keys. Every method raises DatabaseUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._put = database.upsert(KEY_OPTIONS)
+        self._options = database.point_read(KEY_OPTIONS.c.options, by=KEY_OPTIONS.c.key_id)
+
+    async def of(self, key_id: str) -> dict[str, Any]:
+        """The options of the key. The result is empty if no options were set."""
+        text = await self._options(key_id)
+        options: dict[str, Any] = {} if text is None else json.loads(text)
+        return options
+
+    async def put(self, key_id: str, options: Mapping[str, Any], at: datetime) -> None:
+        """Replace all options of the key."""
+        row = {"key_id": key_id, "options": json.dumps(options), "changed_at": at}
+        async with self._database.write() as connection:
+            await connection.execute(self._put, [row])

@@ -1,14 +1,17 @@
-"""Leases: rows that say which process does a task at the moment."""
+"""Leases: database rows that record which process does a task now."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+import os
+import socket
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from events.errors import DatabaseUnavailable
+from events.ids import new_id
 from events.store.database import Database
 from events.store.tables import LEASES
 
@@ -16,16 +19,16 @@ T = TypeVar("T")
 
 
 class Leases:
-    """Short leases, so that usually one process does a task.
+    """Leases of limited time, so that usually only one process does a task.
 
-    Two may overlap; correctness does not depend on it.
+    Two processes may overlap, so correctness must not depend on the lease.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def acquire(self, name: str, holder: str, *, ttl_s: float) -> bool:
-        """Take or renew it for `ttl_s` seconds from now; False while another holder has it."""
+        """Take or renew a lease for `ttl_s` seconds. Return False while another holder has it."""
         now_s = self._database.clock_s
         row = {"name": name, "holder": holder, "expires_at_s": now_s + ttl_s}
         taken = await self._database.execute(
@@ -39,40 +42,26 @@ class Leases:
         )
         return taken > 0
 
-    async def renew(self, names: Collection[str], holder: str, *, ttl_s: float) -> set[str]:
-        """Renew those of them that are the holder's, for `ttl_s` seconds from now: which these are.
-
-        One statement renews them all. A lease that ran out is still the holder's until another
-        takes it.
-        """
-        mine = LEASES.c.name.in_(names) & (LEASES.c.holder == holder)
-        until = {"expires_at_s": self._database.clock_s + ttl_s}
-        renewal = sa.update(LEASES).where(mine).values(until).returning(LEASES.c.name)
-        async with self._database.write() as connection:
-            return set((await connection.execute(renewal)).scalars())
-
     async def release(self, name: str, holder: str) -> None:
-        """Give it up; nothing happens if another holder has it."""
+        """Release a lease if this holder has it."""
         mine = (LEASES.c.name == name) & (LEASES.c.holder == holder)
         await self._database.execute(sa.delete(LEASES).where(mine))
 
-    async def held(self, prefix: str) -> int:
-        """How many leases whose names begin with `prefix` have not run out."""
-        begins = LEASES.c.name.startswith(prefix, autoescape=True)
-        lasting = LEASES.c.expires_at_s > self._database.clock_s
-        query = sa.select(sa.func.count()).select_from(LEASES).where(begins & lasting)
-        return int((await self._database.fetch(query))[0][0])
+
+def lease_holder() -> str:
+    """A name for the holder of leases that is unique to this process."""
+    return f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
 
 
 GIVEN_UP = "given up"
-"""Name of the task of a question that nobody waits for any more, but its driver does."""
+"""The name of a task whose query was given up. The driver may still wait for the database."""
 
 
 async def answered(question: Coroutine[Any, Any, T], *, within_s: float) -> T:
-    """What the database answers to it. Raises DatabaseUnavailable.
+    """Return the result of a query. Raises DatabaseUnavailable after `within_s` seconds.
 
-    Who holds a lease cannot wait for as long as the database may hang. A question that is given up
-    is not waited for: the driver may take as long to give it up, too.
+    A database may hang for longer than the holder of a lease can wait. There is no wait for the
+    cancellation of the query, because the driver may need a long time for the cancellation, too.
     """
     asking = asyncio.create_task(question)
     try:
@@ -90,6 +79,6 @@ async def answered(question: Coroutine[Any, Any, T], *, within_s: float) -> T:
 
 
 def _look_at(given_up: asyncio.Task[Any]) -> None:
-    """An error that nobody looks at would be logged."""
+    """Retrieve the exception of the task, so that asyncio does not log it."""
     if not given_up.cancelled():
         given_up.exception()

@@ -1,4 +1,4 @@
-"""Jobs as the results projection has folded them, in SQL, with the position that it has reached."""
+"""The read model: the SQL tables that answer queries about jobs, and the projection's offset."""
 
 from __future__ import annotations
 
@@ -13,82 +13,126 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from events.job import Job, fold
 from events.log import utc_now
 from events.result import Status
-from events.store.batch import Batch, Step, stop_at
-from events.store.blocked import BlockedJobs, Stop, end_stop, end_stops, put_stops, read_stops
-from events.store.checkpoint import (
-    add_checkpoints,
-    hold_checkpoint,
-    move_checkpoint,
-    read_checkpoint,
-)
 from events.store.database import Database
-from events.store.job_rows import from_state, image_rows, is_behind, job_row, listing
+from events.store.ended_jobs import UnsettledJobs
+from events.store.job_rows import (
+    Batch,
+    BlockedJobs,
+    Step,
+    Stop,
+    end_stop,
+    end_stops,
+    from_state,
+    image_rows,
+    is_behind,
+    job_row,
+    listing,
+    lock_stored_offset,
+    move_stored_offset,
+    offset_column,
+    put_stops,
+    read_stops,
+    read_stored_offset,
+    stop_at,
+)
+from events.store.records import KeptBytes
 from events.store.tables import (
     BLOCKED_JOBS,
     ERASURES,
     IMAGES,
     JOBS,
-    SUMMARY,
+    OFFSETS,
+    PROJECTION_OFFSET,
 )
-from events.store.unsettled import UnsettledJobs
-from events.store.usage import Usage
-from events.streams.log_streams import ONE_STREAM, LogPlace, LogStreams
+from events.store.uploads import upload_bytes
 from events.types import DeadLetter, Event, Flavour, Submitted
+from storage.keys import HistoryName
+
+
+class Usage:
+    """Computes sums over the rows of the read model."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open_jobs_by_caller(self) -> tuple[int, dict[tuple[str, str], int]]:
+        """The offset, and the number of open jobs by owner and key, from one snapshot."""
+        running = JOBS.c.status == Status.RUNNING.value
+        caller = (JOBS.c.owner, JOBS.c.key_id)
+        query = (
+            sa.select(OFFSETS.c.seq, *caller, sa.func.count(JOBS.c.owner).label("jobs"))
+            .select_from(OFFSETS.outerjoin(JOBS, running))
+            .where(OFFSETS.c.name == PROJECTION_OFFSET)
+            .group_by(OFFSETS.c.seq, *caller)
+        )
+        rows = await self._database.fetch(query)
+        return int(rows[0].seq), {(row.owner, row.key_id): row.jobs for row in rows if row.jobs}
+
+    async def open_jobs(self, owner: str) -> int:
+        """The number of open jobs of the owner."""
+        mine = (JOBS.c.owner == owner) & (JOBS.c.status == Status.RUNNING.value)
+        [row] = await self._database.fetch(sa.select(sa.func.count().label("jobs")).where(mine))
+        return int(row.jobs)
+
+    async def kept_bytes(self, owner: str) -> tuple[int, KeptBytes]:
+        """The offset, and the sizes of the owner's jobs and uploads, from one snapshot."""
+        query = sa.select(
+            offset_column(),
+            sa.func.coalesce(sa.func.sum(JOBS.c.log_bytes), 0),
+            sa.func.coalesce(sa.func.sum(JOBS.c.result_bytes), 0),
+            upload_bytes(owner).scalar_subquery(),
+        )
+        [row] = await self._database.fetch(query.where(JOBS.c.owner == owner))
+        offset, *kept = map(int, row)
+        return offset, KeptBytes(*kept)
+
 
 logger = logging.getLogger(__name__)
 
 
 class ReadModel:
-    """Jobs as `Results` has folded them so far, and the position of the last event folded."""
+    """The jobs that the projection has folded so far, and the offset of its last folded event."""
 
     def __init__(
         self,
         database: Database,
         *,
-        streams: LogStreams = ONE_STREAM,
         now: Callable[[], datetime] = utc_now,
         on_folded: Callable[[Sequence[Step]], None] = lambda _: None,
     ) -> None:
-        """`streams`: what the log is. `on_folded` is told of the events that `apply` has folded,
-        once it is committed.
-        """
-        self.usage = Usage(database, streams)
-        """What these rows add up to for a key and an owner."""
+        """After each commit of `apply`, `on_folded` is called with the events that were folded."""
+        self.usage = Usage(database)
+        """Sums over the rows by key and owner."""
         self.blocked = BlockedJobs(database)
-        """The jobs that it has stopped at."""
+        """The jobs that the projection has stopped."""
         self.unsettled = UnsettledJobs(database)
-        """Those of these jobs of which something is left to do after their end."""
+        """The ended jobs whose delivery has not ended."""
         self._database = database
-        self._streams = streams
         self._now = now
         self._on_folded = on_folded
-        # Statements are made once: SQLAlchemy takes longer for it than to run one.
-        self._put_job = database.upsert(JOBS, newer_by=JOBS.c.version, keep=[JOBS.c.segment])
+        # Statements are built once, because in SQLAlchemy the construction of a statement takes
+        # longer than its execution.
+        self._put_job = database.upsert(JOBS, newer_by=JOBS.c.version, keep=[JOBS.c.history])
         self._put_stop = database.upsert(BLOCKED_JOBS)
         self._put_image = database.insert(IMAGES).on_conflict_do_nothing()
         self._put_erasure = database.insert(ERASURES).on_conflict_do_nothing()
         self._state = database.point_read(JOBS.c.state, by=JOBS.c.id)
-        self._summary = database.point_read(SUMMARY, by=JOBS.c.id)
+        self._summary = database.point_read(JOBS.c.summary, by=JOBS.c.id)
 
-    async def checkpoint(self) -> LogPlace:
-        """Of the last events folded into the rows; 0 before the first."""
-        return await read_checkpoint(self._database, self._streams)
-
-    async def begin(self) -> None:
-        """Before `apply` is called for the first time: each stream gets a checkpoint."""
-        await add_checkpoints(self._database, self._streams)
+    async def offset(self) -> int:
+        """The offset of the last folded event; 0 before the first event."""
+        return await read_stored_offset(self._database)
 
     async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
-        """Fold `events` of one stream, those that follow position `expected`, into the rows, all
-        or nothing.
+        """Fold `events`, which follow the offset `expected`, into the rows in one transaction.
 
-        False if the checkpoint is not `expected`: another instance is ahead, nothing was done.
+        Return False and change nothing if the offset is not `expected`, because another process has
+        folded events.
         """
         if not events:
-            return await self.checkpoint() == expected
+            return await self.offset() == expected
         async with self._database.write() as connection:
-            stream = self._streams.at(events[-1].position)
-            if not await move_checkpoint(connection, stream, expected, events[-1].position):
+            if not await move_stored_offset(connection, expected, events[-1].position):
                 return False
             ids = {event.job_id for event in events}
             jobs, stops = await _read_jobs(connection, ids), await read_stops(connection, ids)
@@ -105,46 +149,47 @@ class ReadModel:
         return True
 
     async def stop_at(self, event: Event, why: str, *, expected: int) -> bool:
-        """Leave out an event that no row can hold, and what follows of its job; see `apply`."""
+        """Stop the job of an event that the database cannot store. Later events of the job are
+        skipped.
+
+        The return value and `expected` are the same as in `apply`.
+        """
         stop = stop_at(event, why, now=self._now())
         async with self._database.write() as connection:
-            stream = self._streams.at(event.position)
-            if not await move_checkpoint(connection, stream, expected, event.position):
+            if not await move_stored_offset(connection, expected, event.position):
                 return False
             await self._put_stops(connection, [stop])
         _tell([stop])
         return True
 
     async def catch_up(self, job_id: str, history: Sequence[Event]) -> bool:
-        """Fold a job that was stopped at anew, from all its events, and end the stop.
+        """Fold a stopped job again from its whole `history`, and end its stop.
 
-        False if others were left out meanwhile, or the stop has ended. Raises JobUnreadable.
+        Return False if events after `history` were skipped, or if the stop has already ended.
+        Raises JobUnreadable.
         """
         job = fold(history)
         async with self._database.write() as connection:
-            stream = self._streams.all()[self._streams.of_job(job_id)]
-            await hold_checkpoint(connection, stream)
+            await lock_stored_offset(connection)
             up_to = history[-1].position if history else None
             if not await end_stop(connection, job_id, up_to=up_to):
                 return False
             if job is not None:
-                # A version that knew no stops may have gone on without the event.
-                stale = (JOBS.c.id == job.id) & (JOBS.c.version <= job.version)
-                await connection.execute(sa.update(JOBS).where(stale).values(version=0))
                 await self._put(connection, [job])
                 await self._put_images(connection, image_rows(history, {job.id: job}))
         return True
 
     async def erase(self, job: Job) -> None:
-        """Replace the row of `job`, which is erased, before the projection does."""
+        """Write the row of an erased job, before the projection has read its `Erased`."""
         async with self._database.write() as connection:
             await self._put(connection, [job])
 
     async def _put(self, connection: AsyncConnection, jobs: list[Job]) -> None:
-        """Replace only older rows: between reading a row and writing it, its job may be erased.
+        """Write the rows of jobs. A row with a newer version is not replaced.
 
-        What the archive has of a job it has still, but there is something in the log again. An end
-        is needed there from now on, whatever time it has: who looked for its row found none.
+        A newer row exists if a job was erased between the read and the write. The row of a job
+        keeps the key of its history object, although the log has events of the job again. The hot
+        time restarts at the write, because a submission cannot find the job before its row exists.
         """
         if jobs:
             now = self._now()
@@ -153,6 +198,12 @@ class ReadModel:
         if erased := [job for job in jobs if job.erased]:
             images = IMAGES.c.job_id.in_([job.id for job in erased])
             await connection.execute(sa.delete(IMAGES).where(images))
+            # A history object of an older version is removed with the files, so the row must not
+            # name it any more.
+            for job in erased:
+                own = HistoryName(job.id, job.version, 0).key
+                other = (JOBS.c.id == job.id, JOBS.c.history != own)
+                await connection.execute(sa.update(JOBS).where(*other).values(history=None))
             rows = [
                 {"job_id": job.id, "erased_at": job.ended_at, "due_at": job.ended_at}
                 for job in erased
@@ -167,13 +218,15 @@ class ReadModel:
         await put_stops(connection, stops, upsert=self._put_stop)
 
     async def due_erasures(self, now: datetime, *, limit: int) -> list[tuple[str, datetime]]:
-        """Erased jobs that are due for a clean-up, with the time of their erasure."""
+        """The erased jobs that are due for a clean-up, with the times of their erasure."""
         due = sa.select(ERASURES.c.job_id, ERASURES.c.erased_at).where(ERASURES.c.due_at <= now)
         rows = await self._database.fetch(due.order_by(ERASURES.c.due_at).limit(limit))
         return [(row.job_id, row.erased_at) for row in rows]
 
     async def settle_erasure(self, job_id: str, *, again_at: datetime | None) -> None:
-        """Schedule the next clean-up of an erased job, or forget it (`again_at` None)."""
+        """Set the time of the next clean-up of an erased job. If `again_at` is None, there is no
+        further clean-up.
+        """
         mine = ERASURES.c.job_id == job_id
         settle: sa.UpdateBase = sa.delete(ERASURES).where(mine)
         if again_at is not None:
@@ -181,9 +234,9 @@ class ReadModel:
         await self._database.execute(settle)
 
     async def remove(self, positions: Mapping[str, int]) -> None:
-        """Delete the rows of jobs, each as long as its last event is the one at this position.
+        """Delete the rows of jobs whose last event still has this position.
 
-        Nothing happens where there are none: an id may be another job's once its job is removed.
+        Other rows stay, because the id of a removed job may belong to a new job.
         """
         mine = sa.tuple_(JOBS.c.id, JOBS.c.position).in_(list(positions.items()))
         async with self._database.write() as connection:
@@ -196,18 +249,24 @@ class ReadModel:
         return {row.storage_key for row in await self._database.fetch(query)}
 
     async def open_job_ids(self) -> list[str]:
-        """Jobs of every owner that have not ended, oldest first."""
+        """The ids of the jobs of all owners that have not ended, oldest first."""
         query = sa.select(JOBS.c.id).where(JOBS.c.status == Status.RUNNING.value)
         oldest_first = query.order_by(JOBS.c.created_at, JOBS.c.id)
         return [row.id for row in await self._database.fetch(oldest_first)]
 
     async def job(self, job_id: str, *, with_request: bool = True) -> Job | None:
-        """What the caller asked for may be much, and is empty where it is not wanted."""
+        """The job, or None if it has no row.
+
+        Without `with_request`, the request and the graph are empty, because they may be large.
+        """
         state = await (self._state(job_id) if with_request else self._summary(job_id))
         return None if state is None else from_state(state)
 
     async def jobs_of_ids(self, job_ids: Sequence[str]) -> list[Job]:
-        """Those that there are, in this order, with their requests."""
+        """The jobs with these ids, in this order, with their requests.
+
+        Jobs without rows are left out.
+        """
         query = sa.select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(job_ids))
         states = {row.id: row.state for row in await self._database.fetch(query)}
         return [from_state(states[id]) for id in job_ids if id in states]
@@ -226,7 +285,8 @@ class ReadModel:
     ) -> list[Job]:
         """The owner's jobs, newest first, without their requests.
 
-        `before`: the id of the last one already seen; empty if it is no job of this owner.
+        `before` is the id of the last job of the page before. The result is empty if `before` is
+        not a job of this owner.
         """
         wanted = {"owner": owner, "status": status, "flavour": flavour, "endpoint": endpoint}
         query = listing(wanted).offset(offset)
@@ -236,7 +296,7 @@ class ReadModel:
         if before is not None:
             query = query.where(is_behind(before, of_owner=owner))
         rows = await self._database.fetch(query.limit(limit))
-        return [from_state(row.state) for row in rows]
+        return [from_state(row.summary) for row in rows]
 
     async def every_owners_jobs(
         self,
@@ -248,20 +308,20 @@ class ReadModel:
         limit: int = 50,
         before: str | None = None,
     ) -> list[Job]:
-        """Jobs of all owners, newest first, without their requests; with `dead_letters`, those
-        alone.
+        """The jobs of all owners, newest first, without their requests.
 
-        `before`: the id of the last one already seen; empty if there is no such job.
+        With `dead_letters`, the result has only dead letters of these kinds. `before` is the id of
+        the last job of the page before. The result is empty if this job does not exist.
         """
         query = listing({"owner": owner, "status": status, "endpoint": endpoint})
         if dead_letters:
-            # The first condition is that of the index.
+            # With the first condition, the database uses the partial index.
             is_one = JOBS.c.dead_letter.is_not(None)
             query = query.where(is_one, JOBS.c.dead_letter.in_(sorted(dead_letters)))
         if before is not None:
             query = query.where(is_behind(before))
         rows = await self._database.fetch(query.limit(limit))
-        return [from_state(row.state) for row in rows]
+        return [from_state(row.summary) for row in rows]
 
 
 def _tell(stops: Iterable[Stop]) -> None:
@@ -278,7 +338,7 @@ async def _read_jobs(connection: AsyncConnection, ids: set[str]) -> dict[str, Jo
 async def _remove_former(
     connection: AsyncConnection, events: Iterable[Event], before: dict[str, Job]
 ) -> None:
-    """Delete the rows of jobs that are removed from the log, and whose ids others have now."""
+    """Delete the rows of removed jobs whose ids now belong to new jobs."""
     former = {
         event.job_id
         for event in events

@@ -1,4 +1,4 @@
-"""What the database keeps beside the read models: API keys, inference endpoints, uploads."""
+"""The database records outside the read model: API keys, endpoints, uploads and files of owners."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
 from events.types import Priority
+from settings.constant import constant
 from settings.graph import Compatibility, GraphSettings
 from settings.keys import ImageFormat
+
+ENDPOINTS_PERIOD_S = constant("ENDPOINTS_PERIOD_S", 2.0)
+"""The time in seconds between two reads of the rows of endpoints, in each process that uses the
+rows.
+"""
 
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -29,41 +35,48 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key may ask for. None is the default of the settings."""
+    """Limits of a key. None means the default of the settings, unless a field states another
+    meaning.
+    """
 
     rate_per_s: float | None = None
-    """Requests; 0: any number."""
+    """The largest number of requests per second; 0 means no limit."""
     burst: int | None = None
-    """Requests at once after a pause."""
+    """The largest number of requests at once after a pause."""
     max_open_jobs: int | None = None
-    """Jobs that wait or run; 0: any number."""
+    """The largest number of jobs that wait or run; 0 means no limit."""
     endpoints: tuple[str, ...] | None = None
-    """Their ids, or `*`."""
+    """The ids of the allowed endpoints, or `*`."""
     callback_hosts: tuple[str, ...] | None = None
-    """Host names, `*.example.com` (every name below `example.com`), or `*`."""
+    """The allowed callback hosts: host names, `*.example.com` (every name below `example.com`), or
+    `*`.
+    """
     max_cost: float | None = None
-    """Megapixel-steps of one job; 0: as many as its endpoint takes."""
+    """The largest cost of one job in megapixel-steps; 0 means the limit of its endpoint."""
     embed_metadata: bool | None = None
-    """Whether images say how they were made."""
+    """Whether images contain the parameters from which they were made."""
     image_format: ImageFormat | None = None
-    """Of images whose request names none."""
+    """The format of images if the request does not name a format."""
     image_quality: int | None = None
-    """1 to 100, of WebP and JPEG images whose request names none."""
+    """The quality of WebP and JPEG images, 1 to 100, if the request does not set a quality."""
     weight: float | None = None
-    """Of its owner's turns on an endpoint, while others wait; None is 1."""
+    """The weight of the owner's share of an endpoint while other owners wait; None means 1."""
     priority: Priority | None = None
-    """The class of its jobs; None is normal."""
+    """The priority class of the key's jobs; None means normal."""
 
     def over(self, defaults: KeyLimits) -> KeyLimits:
-        """These limits, with `defaults` for those that are None."""
-        said = {name: value for name, value in asdict(self).items() if value is not None}
-        return replace(defaults, **said)
+        """Return these limits, with the values of `defaults` in place of None."""
+        set_values = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(defaults, **set_values)
 
     def allow_endpoint(self, id: str) -> bool:
         return self.endpoints is None or not {ANY, id}.isdisjoint(self.endpoints)
 
     def allow_callback_host(self, host: str) -> bool:
-        """`host` as `callback_address.Target` has it."""
+        """Whether callbacks to this host are allowed.
+
+        `host` has the form of `callback_address.Target.host`.
+        """
         return self.callback_hosts is None or any(
             pattern in {ANY, host} or (pattern[:2] == "*." and host.endswith(pattern[1:]))
             for pattern in self.callback_hosts
@@ -72,7 +85,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key as it is stored: never the key itself, only a hash of its secret."""
+    """A stored API key. It contains only a hash of the secret, not the key itself."""
 
     id: str
     owner: str
@@ -83,7 +96,7 @@ class ApiKey:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     replaced_by: str | None = None
-    """Id of the key that replaced it by rotation."""
+    """The id of the key that replaced this key by rotation."""
     limits: KeyLimits = KeyLimits()
 
     def is_live(self, now: datetime) -> bool:
@@ -93,7 +106,9 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class KeptBytes:
-    """What the jobs and the uploads of an owner take, until the row of each is removed."""
+    """The bytes of the jobs and uploads of an owner. The bytes of a job or an upload count until
+    its row is removed.
+    """
 
     log_bytes: int = 0
     result_bytes: int = 0
@@ -102,73 +117,81 @@ class KeptBytes:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A self-service inference deployment: which models, on what, how many at once."""
+    """A named set of workers with one configuration: models, hardware and limits."""
 
     id: str
     owner: str | None = None
-    """Whose jobs alone it takes; None: those of every owner."""
+    """The only owner whose jobs the endpoint accepts. None means that it accepts jobs of every
+    owner.
+    """
     checkpoint: str | None = None
-    """Default checkpoint of the diffusion flavour; None: the first of those that it allows."""
+    """The default checkpoint of diffusion requests; None means the first of `checkpoints`."""
     checkpoints: tuple[str, ...] | None = None
-    """Those that its jobs may use; None: all of the models folder."""
+    """The checkpoints that jobs may use; None means all checkpoints of the models folder."""
     gpus: float | None = None
-    """Of one worker; None: one if the cluster has any."""
+    """The number of GPUs of one worker. None means one GPU if the cluster has GPUs."""
     cpus: float = 1.0
     resources: Mapping[str, float] | None = None
-    """Resources of Ray that one worker takes besides."""
+    """Other Ray resources of one worker."""
     labels: Mapping[str, str] | None = None
-    """Labels of Ray that the node of a worker must have, with its operators (`in(a,b)`, `!a`)."""
+    """Ray labels that the node of a worker must have, with Ray's operators (`in(a,b)`, `!a`)."""
     min_workers: int = 1
     max_workers: int = 1
     jobs_per_worker: int = 0
-    """At the same time; 0: as many as suit its device."""
+    """The largest number of jobs that a worker runs at the same time. 0 means the number that its
+    device and its machine can run.
+    """
     idle_timeout_s: float | None = None
-    """How long a worker above the minimum may be idle; None: as the settings have it."""
+    """The time in seconds after which an idle worker that is not needed is closed. None means the
+    value of the settings.
+    """
     job_timeout_s: float | None = None
-    """From the submission of a job to its end; None: as the settings have it."""
+    """The largest time in seconds from a job's submission to its end; None means the value of the
+    settings.
+    """
     queue_timeout_s: float | None = None
-    """From the submission of a job to its first attempt; None: as long as the job may take."""
+    """The largest time in seconds from a job's submission to its first attempt; None means the
+    job's time-out.
+    """
     max_attempts: int | None = None
-    """How many attempts may be charged to a job; None: as the settings have it."""
+    """The largest number of attempts that are blamed on a job; None means the value of the
+    settings.
+    """
     max_queued: int = 10_000
     max_pixels: int = 2**24
-    """Width x height x batch of one job."""
+    """The largest width x height x batch of one job."""
     max_steps: int = 10_000
     max_cost: float | None = None
-    """Megapixel-steps of one job; 0: any number; None: as the settings have it."""
+    """The largest cost of one job in megapixel-steps. 0 means no limit, and None means the value of
+    the settings."""
     precision: Precision | None = None
-    """Of the UNets' weights; None: auto."""
+    """The precision of the UNets' weights; None means auto."""
     channels_last: bool | None = None
-    """UNets with their channels innermost."""
+    """Whether UNets use the channels-last memory format."""
     compiler: str | None = None
-    """Backend of torch.compile for UNets; None: they are not compiled."""
+    """The backend of torch.compile for UNets; None means that UNets are not compiled."""
     compatibility: Compatibility | None = None
-    """Whose meaning diffusion requests have that name none; None: as the settings have it."""
+    """The compatibility mode of diffusion requests that do not name a mode. None means the value of
+    the settings."""
     draining: bool = False
-    """It takes no more jobs, and keeps no worker that has none."""
+    """Whether the endpoint accepts no more jobs, and closes its workers when no jobs are left."""
     ends_at: datetime | None = None
-    """When the jobs end that still wait for it; then it is removed. None: it stays."""
+    """The time at which the waiting jobs are ended and the endpoint is removed; None means never.
+    """
 
     def limits(self, settings: GraphSettings) -> dict[str, Any]:
-        """The keywords of the engine's `Limits`, for the edge and the workers alike."""
+        """The keyword arguments of the engine's `Limits`, for the API and the workers."""
         return {
-            "max_nodes": settings.max_nodes,
-            "max_node_id_chars": settings.max_node_id_chars,
             "max_side": settings.max_side_px,
             "max_steps": self.max_steps,
-            "max_batch": settings.max_batch,
-            "max_text_chars": settings.max_prompt_chars,
             "max_pixels": self.max_pixels,
             "max_cost": settings.max_cost if self.max_cost is None else self.max_cost,
-            "max_live_bytes": settings.max_live_bytes,
-            "max_conditioning_rows": settings.max_conditioning_rows,
-            "max_tokens": settings.max_tokens,
-            "max_merged_models": settings.max_merged_models,
-            "max_outputs": settings.max_outputs,
         }
 
     def make(self) -> tuple[object, ...]:
-        """What its workers are made from: a change of anything else leaves them as they are."""
+        """The values from which workers are made. A change of another value does not replace the
+        workers.
+        """
         asked = [sorted((each or {}).items()) for each in (self.resources, self.labels)]
         unets = (self.precision or "auto", bool(self.channels_last), self.compiler)
         return (self.gpus, self.cpus, *asked, *unets)
@@ -176,15 +199,17 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEndpoint:
-    """An endpoint with what its row knows of it."""
+    """An endpoint, and the other columns of its row."""
 
     endpoint: Endpoint
     revision: int = 1
-    """One more with each change."""
+    """A number that increases by one with each change."""
     given: frozenset[str] = frozenset()
-    """The members that somebody gave it. The default endpoint has the others from the settings."""
+    """The names of the members that were set explicitly. The default endpoint gets all other
+    members from the settings.
+    """
     applied: str | None = None
-    """Digest of what the endpoints file said of it when that was last applied."""
+    """The digest of the endpoint's entry in the endpoints file when it was last applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,32 +217,32 @@ class Upload:
     """An input image of one owner."""
 
     id: str
-    """UUIDv7: sorts by the time of the upload."""
+    """A UUIDv7, which sorts by the time of the upload."""
     owner: str
     name: str
-    """A label that the owner chose; never part of a path."""
+    """A label that the owner chose. The label is never part of a path."""
     digest: str
-    """`sha256:` and hex, of the file as it is stored."""
+    """`sha256:` and the hexadecimal digest of the stored file."""
     storage_key: str
     width: int
     height: int
     size_bytes: int
     created_at: datetime
     used_at: datetime
-    """When a job that names it was last accepted, or the same file was last uploaded."""
+    """The last time at which a job with this file was accepted, or the file was uploaded again."""
     replaced_at: datetime | None = None
-    """When its name was given to another file, or removed."""
+    """The time at which the name was given to another file, or removed from this file."""
 
 
 class FileKind(StrEnum):
-    """Of the files of owners. Names of one kind are apart from those of another."""
+    """Kinds of files of owners. Files of different kinds may have the same name."""
 
     DATA = "data"
     SETTING = "setting"
 
 
 class Kept(StrEnum):
-    """What became of a change to a file of an owner."""
+    """The outcome of a change to a file of an owner."""
 
     DONE = "done"
     EXISTS = "exists"
@@ -227,7 +252,7 @@ class Kept(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UserFile:
-    """A small file that a program of an owner stores."""
+    """A small file that a program of an owner has stored."""
 
     name: str
     size_bytes: int

@@ -1,7 +1,7 @@
-"""The tables.
+"""The tables of the database.
 
-Rows of `jobs`, `images`, `erasures`, `blocked_jobs` and `segments` can be rebuilt from log and
-archive, no others.
+Only `jobs`, `images`, `erasures` and `blocked_jobs` can be rebuilt from the log and the history
+objects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):
-    """A time that is aware and in UTC on both databases; SQLite itself stores no time zone."""
+    """A time-zone-aware time in UTC on both databases. SQLite itself stores no time zone."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -43,15 +43,17 @@ def _required(name: str, kind: Any) -> sa.Column[Any]:
 
 
 def _partial_index(name: str, *columns: str, of: str) -> sa.Index:
-    """Of those rows alone, since nearly all others would be in it for nothing."""
+    """An index of only the rows that match the condition `of`."""
     where = sa.text(of)
     return sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
-RESULTS_CHECKPOINT = "results"
-LOST_CALLBACKS_CHECKPOINT = "lost_callbacks"
+DATA_FORMAT = "data_format"
+"""The name of the row with the version of the data format."""
+PROJECTION_OFFSET = "projection"
+LOST_CALLBACKS_OFFSET = "lost_callbacks"
 
-CHECKPOINTS = _table("checkpoints", _key("name"), _required("seq", sa.BigInteger))
+OFFSETS = _table("checkpoints", _key("name"), _required("seq", sa.BigInteger))
 
 JOBS = _table(
     "jobs",
@@ -65,19 +67,17 @@ JOBS = _table(
     _required("version", sa.BigInteger),
     _required("position", sa.BigInteger),
     _required("state", sa.Text),
-    sa.Column("key_id", sa.String),
+    # This is `state` without the request, the graph and the upload URLs.
+    _required("summary", sa.Text),
+    _required("key_id", sa.String),
     sa.Column("dead_letter", sa.String),
-    sa.Column("summary", sa.Text),
-    sa.Column("log_bytes", sa.BigInteger),
-    sa.Column("result_bytes", sa.BigInteger),
-    # Of a job that ended. The segment that its events went to, or None: all are in the log.
-    sa.Column("segment", sa.String),
-    # When the last of it left the log; None: something of it is there.
-    sa.Column("archived_at", UtcDateTime),
-    # What is in the log may be needed there since then; None: since its end.
+    _required("log_bytes", sa.BigInteger),
+    _required("result_bytes", sa.BigInteger),
+    # `events.store.ended_jobs` explains the next two columns.
+    sa.Column("history", sa.String),
     sa.Column("hot_since", UtcDateTime),
-    # Of a job that ended, since when nothing is left to do: its callback's delivery has ended, too.
-    # None: not known to be so.
+    # This is the time from which the ended job is settled (see `events.store.ended_jobs`). NULL
+    # means that the job is not settled, or that this is not known.
     sa.Column("settled_at", UtcDateTime),
     sa.Index("jobs_by_creation", "created_at", "id"),
     sa.Index("jobs_by_owner", "owner", "created_at", "id"),
@@ -86,28 +86,9 @@ JOBS = _table(
     sa.Index("jobs_by_position", "position"),
     sa.Index("jobs_by_owner_bytes", "owner", "log_bytes", "result_bytes"),
     _partial_index("jobs_by_dead_letter", "created_at", "id", of="dead_letter IS NOT NULL"),
-    _partial_index(
-        "jobs_by_hot_end", "ended_at", of="archived_at IS NULL AND ended_at IS NOT NULL"
-    ),
+    _partial_index("jobs_by_end", "ended_at", "id", of="ended_at IS NOT NULL"),
+    _partial_index("jobs_by_hot_since", "hot_since", "id", of="hot_since IS NOT NULL"),
     _partial_index("jobs_unsettled", "position", of="settled_at IS NULL AND ended_at IS NOT NULL"),
-)
-SUMMARY = sa.func.coalesce(JOBS.c.summary, JOBS.c.state)
-"""A job without its request. Rows of an older version have no summary until their next event."""
-
-SEGMENTS = _table(
-    "segments",
-    _key("id"),
-    _required("day", sa.Date),
-    _required("partition", sa.Integer),
-    _required("jobs", sa.BigInteger),
-    _required("size_bytes", sa.BigInteger),
-    _required("state", sa.String),
-    _required("since", UtcDateTime),
-    # Its jobs are in that segment now, and it is gone.
-    sa.Column("moved_to", sa.String),
-    sa.Index("segments_by_state", "state", "partition"),
-    sa.Index("segments_by_day", "day"),
-    sa.Index("segments_by_moved_to", "moved_to"),
 )
 
 IMAGES = _table(
@@ -204,11 +185,11 @@ ENDPOINTS = _table(
     sa.Column("job_timeout_s", sa.Double),
     sa.Column("queue_timeout_s", sa.Double),
     sa.Column("max_attempts", sa.Integer),
-    sa.Column("draining", sa.Boolean),
+    _required("draining", sa.Boolean),
     sa.Column("ends_at", UtcDateTime),
-    # Of the row itself; None in one that an older version wrote: 1, none, none.
-    sa.Column("revision", sa.BigInteger),
-    sa.Column("given", sa.JSON(none_as_null=True)),
+    # These columns describe the row itself.
+    _required("revision", sa.BigInteger),
+    _required("given", sa.JSON),
     sa.Column("applied", sa.String),
 )
 
@@ -230,8 +211,8 @@ KEY_OPTIONS = _table(
     _required("changed_at", UtcDateTime),
 )
 
-# Endpoints that had a row once. One that is here and has none was removed; where neither is, the
-# database may have been lost.
+# The endpoints that had a row at some time. If an endpoint has no row in `endpoints`, but is listed
+# here, it was removed. If it is not listed here either, the database may have been lost.
 NOTED_ENDPOINTS = _table("noted_endpoints", _key("id"))
 
 LEASES = _table(

@@ -1,7 +1,7 @@
-"""Uploaded input images, by owner and name: rows that no log can give back.
+"""Uploaded input images, by owner and name. The rows cannot be rebuilt from the log.
 
-A name is a label. A new upload of the same name moves the label to the new file. The old file stays
-for as long as an accepted job may need it, and so does a file whose name was removed.
+A name is a label. A new upload with the same name moves the label to the new file. The file that
+has lost its name stays while an accepted job may need the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from events.store.records import Upload
 from events.store.tables import UPLOADS
 
 _LEAST_BYTES = 64 * 1024
-"""What a small file counts for, so that the rows of an owner are few enough to be added up."""
+"""The smallest size in bytes that is counted for a file. With this minimum, the limit of the size
+also limits the number of rows of an owner.
+"""
 
 
 class Uploads:
@@ -25,11 +27,11 @@ class Uploads:
         self._database = database
 
     async def add(self, upload: Upload, *, max_bytes: int = 0) -> int | None:
-        """Add a file; from now on its name stands for it.
+        """Add a file. If an older file has the same name, the name is moved to the new file.
 
-        Nothing is added where the owner's files would take more than `max_bytes` (0: any number):
-        then returns how many they take. On Postgres files that are added at the same moment do not
-        see each other.
+        If the owner's files would have more than `max_bytes`, nothing is added, and the result is
+        their present size in bytes. A `max_bytes` of 0 means no limit. On Postgres, files that are
+        added at the same moment may together exceed the limit.
         """
         async with self._database.write() as connection:
             if max_bytes:
@@ -43,24 +45,27 @@ class Uploads:
         return None
 
     async def use(self, owner: str, names: Collection[str], at: datetime) -> dict[str, Upload]:
-        """Note these files as used; the files by name, without names that are unknown."""
+        """Record that these files are used. Return the files by name, without unknown names."""
         if not names:
             return {}
         mine = _labelled(owner, names)
         async with self._database.write() as connection:
             await connection.execute(sa.update(UPLOADS).where(mine).values(used_at=at))
-            # The newest last: if two uploads of one name crossed, the dictionary keeps the newest.
+            # The rows are ordered by time. If two concurrent uploads have the same name, the
+            # dictionary keeps the newer upload.
             rows = await connection.execute(sa.select(UPLOADS).where(mine).order_by(UPLOADS.c.id))
             return {row.name: Upload(**row._mapping) for row in rows}
 
     async def find(self, owner: str, name: str) -> Upload | None:
-        """The owner's newest file of that name. Raises DatabaseUnavailable."""
+        """The owner's newest file with that name. Raises DatabaseUnavailable."""
         query = sa.select(UPLOADS).where(_labelled(owner, [name])).order_by(UPLOADS.c.id)
         rows = await self._database.fetch(query)
         return Upload(**rows[-1]._mapping) if rows else None
 
     async def of_ids(self, owner: str, ids: Collection[str]) -> dict[str, Upload]:
-        """Those of the owner's files whose names still stand for them, by id.
+        """The owner's files with these ids, by id.
+
+        Files that have lost their name are left out.
 
         Raises DatabaseUnavailable.
         """
@@ -68,7 +73,7 @@ class Uploads:
         return {row.id: Upload(**row._mapping) for row in await self._database.fetch(query)}
 
     async def page(self, owner: str, *, limit: int, before: str | None = None) -> list[Upload]:
-        """The owner's files, newest first; `before`: the id of the last one already seen."""
+        """The owner's files, newest first. `before` is the last id of the page before."""
         query = sa.select(UPLOADS).where(_labelled(owner))
         if before is not None:
             query = query.where(UPLOADS.c.id < before)
@@ -76,12 +81,12 @@ class Uploads:
         return [Upload(**row._mapping) for row in rows]
 
     async def remove(self, owner: str, name: str, at: datetime) -> bool:
-        """Take a name off its file; False if the owner has no such name."""
+        """Remove a name from its file. Return False if no file of the owner has the name."""
         remove = sa.update(UPLOADS).where(_labelled(owner, [name])).values(replaced_at=at)
         return await self._database.execute(remove) > 0
 
     async def remove_all(self, owner: str, prefix: str, at: datetime) -> None:
-        """Take all names of the owner's that begin so off their files."""
+        """Remove all names of the owner that begin with `prefix` from their files."""
         begins = UPLOADS.c.name.startswith(prefix, autoescape=True)
         mine = _labelled(owner) & begins
         await self._database.execute(sa.update(UPLOADS).where(mine).values(replaced_at=at))
@@ -89,7 +94,10 @@ class Uploads:
     async def forget(
         self, *, unused_since: datetime | None, replaced_before: datetime, limit: int
     ) -> list[str]:
-        """Delete rows that nobody needs any more; the keys of their files, to be deleted."""
+        """Delete up to `limit` rows of files that were last used before `unused_since`, or that
+        lost their name before `replaced_before`. Return the keys of these files, which the caller
+        must delete.
+        """
         due = UPLOADS.c.replaced_at < replaced_before
         if unused_since is not None:
             due |= UPLOADS.c.used_at < unused_since
@@ -100,19 +108,19 @@ class Uploads:
             return list(rows.scalars())
 
     async def known(self, keys: Sequence[str]) -> set[str]:
-        """Those of the storage keys that have a row."""
+        """The storage keys that have a row."""
         query = sa.select(UPLOADS.c.storage_key).where(UPLOADS.c.storage_key.in_(keys))
         return {row.storage_key for row in await self._database.fetch(query)}
 
 
 def _labelled(owner: str, names: Collection[str] | None = None) -> sa.ColumnElement[bool]:
-    """The rows of names that still stand for their file."""
+    """The condition that matches the rows of files that have their name."""
     mine = (UPLOADS.c.owner == owner) & UPLOADS.c.replaced_at.is_(None)
     return mine if names is None else mine & UPLOADS.c.name.in_(names)
 
 
 def upload_bytes(owner: str) -> sa.Select[int]:
-    """What the owner's files take, those included that were replaced or removed and still stay."""
+    """The size of the owner's files in bytes, including files that have lost their name."""
     size = sa.case((UPLOADS.c.size_bytes > _LEAST_BYTES, UPLOADS.c.size_bytes), else_=_LEAST_BYTES)
     total = sa.func.coalesce(sa.func.sum(size), 0)
     return sa.select(total).where(UPLOADS.c.owner == owner)

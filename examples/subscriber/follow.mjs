@@ -1,19 +1,16 @@
-// Prints the events of all jobs, one a line: those that are stored, then each as it happens.
+// Prints the events of all jobs, one per line: first the stored events, then each new event.
 //
 //     npm ci --prefix examples/subscriber
-//     node examples/subscriber/follow.mjs data/nats/reader.url place [streams]
+//     node examples/subscriber/follow.mjs data/nats/reader.url offset
 //
-// `place` is the file in which it keeps how far it has come: it goes on from there the next time.
-// `streams` is DARKROOM_LOG_STREAMS of the service, where that is not 1; a place is one in so many
-// streams.
+// The program stores its offset in the file `offset` and continues there the next time.
 
 import { existsSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { connect } from "@nats-io/transport-node";
 
-const LOOKS_EVERY_MS = 5000; // news may be lost on the way, so it looks without any, too
+const POLL_MS = 5000; // a notification may be lost, so the program also reads the log in this interval
 
-const [urlFile, place, count = "1"] = process.argv.slice(2);
-const streams = count === "1" ? ["JOBS"] : Array.from({ length: Number(count) }, (_, i) => `JOBS_${i}`);
+const [urlFile, offset] = process.argv.slice(2);
 
 async function main() {
   const { host, username: user, password: pass } = new URL(readFileSync(urlFile, "utf8").trim());
@@ -21,13 +18,9 @@ async function main() {
   const news = newsOf(client);
   while (true) {
     news.clear();
-    const places = read();
-    for (const [index, stream] of streams.entries()) {
-      for await (const [sequence, event] of stored(client, stream, places[index])) {
-        handle(event);
-        places[index] = sequence;
-        write(places); // last: after a crash the event comes again, and is not lost
-      }
+    for await (const [sequence, event] of stored(client, read())) {
+      handle(event);
+      write(sequence); // last, so that a crash repeats the event and does not lose it
     }
     await news.wait();
   }
@@ -48,7 +41,7 @@ function newsOf(client) {
     },
     wait: () =>
       new Promise((resolve) => {
-        const timer = setTimeout(resolve, LOOKS_EVERY_MS);
+        const timer = setTimeout(resolve, POLL_MS);
         wake = () => {
           clearTimeout(timer);
           resolve();
@@ -58,43 +51,36 @@ function newsOf(client) {
   };
 }
 
-// The events behind a place, each with its own, as far as they can be had now.
-async function* stored(client, stream, after) {
+// Yield the stored events after an offset, each with its own offset.
+async function* stored(client, after) {
   while (true) {
     const question = JSON.stringify({ seq: after + 1, next_by_subj: "jobs.*.*" });
     let message;
     try {
-      message = await client.request(`$JS.API.DIRECT.GET.${stream}`, question, { timeout: 5000 });
+      message = await client.request("$JS.API.DIRECT.GET.JOBS", question, { timeout: 5000 });
     } catch {
-      return; // the server is away
+      return; // the server is unavailable
     }
     const sequence = message.headers?.get("Nats-Sequence");
-    if (!sequence) return; // that was the last one
+    if (!sequence) return; // there are no more events
     after = Number(sequence);
     yield [after, message.json()];
   }
 }
 
-// Drop repeats by `id`. At `darkroom.job.erased.v1` delete what you keep of the job.
+// Replace this function. Ignore events whose `id` was handled before. After `darkroom.job.erased.v1`, delete all
+// stored data of the job.
 function handle(event) {
   console.log(JSON.stringify(event));
 }
 
-// One place in each stream. Ends the program where they are those of another number of streams.
 function read() {
-  if (!existsSync(place)) return streams.map(() => 0);
-  const places = readFileSync(place, "utf8").trim().split(/\s+/).map(Number);
-  if (places.length !== streams.length) {
-    const what = `${place} is a place in ${places.length} streams, not in ${streams.length}`;
-    console.error(`${what}: give the number that DARKROOM_LOG_STREAMS is, or begin with a new file.`);
-    process.exit(1);
-  }
-  return places;
+  return existsSync(offset) ? Number(readFileSync(offset, "utf8")) : 0;
 }
 
-function write(places) {
-  writeFileSync(`${place}.new`, places.join(" "));
-  renameSync(`${place}.new`, place);
+function write(sequence) {
+  writeFileSync(`${offset}.new`, String(sequence));
+  renameSync(`${offset}.new`, offset);
 }
 
 await main();

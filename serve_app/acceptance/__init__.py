@@ -1,1 +1,1 @@
-"""The way of a generate request: checked, stored, or taken back."""
+"""Accepts generate requests: checks them, stores their jobs, and cancels abandoned jobs."""

@@ -1,1 +1,1 @@
-"""Who calls, and how much they may ask for."""
+"""Authenticates callers, and checks their permissions and limits."""

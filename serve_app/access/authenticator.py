@@ -1,4 +1,4 @@
-"""Finds the API key of a caller (RFC 6750)."""
+"""Authenticator: finds the API key of a caller (RFC 6750). Also checks the key's permissions."""
 
 from __future__ import annotations
 
@@ -9,34 +9,71 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from events.log import utc_now
-from events.store.records import ApiKey, KeyLimits
+from events.store.records import ApiKey, Endpoint, KeyLimits, Scope
 from serve_app.access.api_keys import parse
 from serve_app.access.ttl_cache import TtlCache
-from serve_app.refusals import KeyInvalid, KeyMissing
+from serve_app.refusals import (
+    CallbackHostForbidden,
+    EndpointForbidden,
+    KeyInvalid,
+    KeyMissing,
+    ScopeMissing,
+)
+from settings.constant import constant
 
 if TYPE_CHECKING:
     from events.store.keys import ApiKeys
 
 
-class Authenticator:
-    """Finds the row of a key, and remembers it for `ttl_s`.
+def require_scope(key: ApiKey, scope: Scope) -> None:
+    """Raise ScopeMissing if the key does not have the scope. `admin` includes all scopes."""
+    if key.scopes.isdisjoint((scope, Scope.ADMIN)):
+        raise ScopeMissing(scope)
 
-    So a change that another replica made holds here after `ttl_s`.
+
+def require_endpoint(key: ApiKey, id: str) -> None:
+    """Raises EndpointForbidden."""
+    if not key.limits.allow_endpoint(id):
+        raise EndpointForbidden
+
+
+def may_see(key: ApiKey, endpoint: Endpoint) -> bool:
+    """Return whether the key may see the endpoint.
+
+    An endpoint with an owner is visible only to its owner and to administrators.
+    """
+    return endpoint.owner in {None, key.owner} or Scope.ADMIN in key.scopes
+
+
+def require_callback_host(key: ApiKey, host: str) -> None:
+    """Raises CallbackHostForbidden."""
+    if not key.limits.allow_callback_host(host):
+        raise CallbackHostForbidden
+
+
+_CACHE_S = constant("KEY_CACHE_S", 5.0)
+"""Seconds for which a replica caches a key. A revoked key may still work for this time."""
+
+
+class Authenticator:
+    """Finds the database row of a key, and caches it for `ttl_s`.
+
+    A change by another replica therefore takes effect after at most `ttl_s`.
     """
 
     def __init__(
         self,
         keys: ApiKeys,
         *,
-        ttl_s: float,
+        ttl_s: float | None = None,
         defaults: KeyLimits = KeyLimits(),  # noqa: B008 - frozen
         now: Callable[[], datetime] = utc_now,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`defaults`: the limits of a key that has none of its own."""
+        """`defaults` has the value of each limit that a key does not set."""
         self._rows = keys
         self._defaults = defaults
-        self._keys = TtlCache(self._load, ttl_s=ttl_s, clock=clock)
+        self._keys = TtlCache(self._load, ttl_s=_CACHE_S if ttl_s is None else ttl_s, clock=clock)
         self._now = now
 
     async def _load(self, key_id: str) -> ApiKey | None:
@@ -44,20 +81,23 @@ class Authenticator:
         return key and replace(key, limits=key.limits.over(self._defaults))
 
     def forget(self, key_id: str) -> None:
-        """Read the row again at the next request: it was changed here."""
+        """Remove a key from the cache, after this replica has changed the key."""
         self._keys.drop(key_id)
 
     async def authenticate(self, authorization: str) -> ApiKey:
-        """The key of an `Authorization` header's value. Raises KeyMissing, KeyInvalid."""
+        """Return the key in the value of an `Authorization` header.
+
+        Raises KeyMissing, KeyInvalid.
+        """
         scheme, _, text = authorization.strip().partition(" ")
         if scheme.lower() != "bearer":
             raise KeyMissing
         parsed = parse(text.strip())
         if parsed is None:
-            raise KeyInvalid("The API key is misspelt.")
+            raise KeyInvalid("The text is not an API key. Check it for typing errors.")
         key = await self._keys.get(parsed.id)
         if key is None or not parsed.opens(key):
-            raise KeyInvalid("The API key is not known.")
+            raise KeyInvalid("There is no such API key.")
         if not key.is_live(self._now()):
             raise KeyInvalid("The API key was revoked or has expired.")
         return key

@@ -1,18 +1,71 @@
-"""How often a key, and an owner with all keys together, may send requests."""
+"""Rate limits of keys and owners, as token buckets."""
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from events.store.records import ApiKey
-from serve_app.access.token_buckets import TokenBuckets
 from serve_app.refusals import Limited, RateExceeded
 from settings.keys import OwnerSettings
 
+_ROUNDING_S = 1e-6
+"""The tolerance for rounding errors in seconds. Without it, Retry-After could be one second too
+long.
+"""
+_DROPPED_PART = 10
+"""If there are too many buckets, one tenth of them is dropped at once. Each drop scans all buckets,
+so drops must be rare.
+"""
 _LONGEST_S = 10**9
+
+
+class TokenBuckets:
+    """Token buckets by name, within this process.
+
+    If there are more than `max_names` buckets, the fullest buckets are dropped. A full bucket and a
+    missing bucket allow the same requests. The emptiest buckets are kept, so that a caller cannot
+    reset a bucket by filling the table.
+    """
+
+    def __init__(
+        self, *, max_names: int = 10_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_names = max_names
+        self._clock = clock
+        self._full_at: dict[str, float] = {}
+        """The time at which each bucket is full again, by name."""
+
+    def take(self, name: str, *, rate_per_s: float, burst: float) -> int:
+        """Take a token and return 0. If there is no token, return the whole seconds to wait."""
+        if wait_s := self.wait_s(name, rate_per_s=rate_per_s, burst=burst):
+            return wait_s
+        self._full_at[name] = self._full_after_one(name, rate_per_s)
+        if len(self._full_at) > self._max_names:
+            self._drop_fullest()
+        return 0
+
+    def wait_s(self, name: str, *, rate_per_s: float, burst: float) -> int:
+        """Return the whole seconds until a token is available; 0 if one is available now."""
+        wait_s = self._full_after_one(name, rate_per_s) - self._clock() - burst / rate_per_s
+        return math.ceil(wait_s - _ROUNDING_S) if wait_s > _ROUNDING_S else 0
+
+    def left(self, name: str, *, rate_per_s: float, burst: float) -> float:
+        """Return the number of tokens without taking one."""
+        missing_s = self._full_after_one(name, rate_per_s) - self._clock() - 1 / rate_per_s
+        return max(0.0, burst - max(0.0, missing_s - _ROUNDING_S) * rate_per_s)
+
+    def _full_after_one(self, name: str, rate_per_s: float) -> float:
+        now = self._clock()
+        return max(self._full_at.get(name, now), now) + 1 / rate_per_s
+
+    def _drop_fullest(self) -> None:
+        count = max(self._max_names // _DROPPED_PART, 1)
+        for name in heapq.nsmallest(count, self._full_at, key=self._full_at.__getitem__):
+            del self._full_at[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +78,24 @@ class _Limit:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far one limit is used up, as far as this replica knows of the others."""
+    """The state of one limit, estimated by this replica for all replicas."""
 
     limited: Limited
     quota: int
-    """How many requests at once, after a pause."""
+    """The number of requests that may be sent at once after a pause."""
     window_s: int
-    """As many come anew in so many seconds."""
+    """Seconds in which `quota` requests become available again."""
     left: int
     whole_in_s: int
-    """When all of them are there again."""
+    """Seconds until the full quota is available."""
 
 
 class Rates:
-    """This replica's part of the rate and the burst of every key, and of every owner.
+    """This replica's part of the rate and the burst of each key and each owner.
 
-    Replicas do not coordinate: each grants an equal part, since HAProxy spreads requests evenly.
-    Each part of a burst is at least one request. So with `n` replicas the bursts of all together
-    exceed the whole burst by at most `n - 1`.
+    Replicas do not coordinate. Each replica grants an equal part, because HAProxy spreads requests
+    evenly. Each part of a burst is at least one request. Therefore the parts of `n` replicas
+    together exceed the burst by at most `n - 1`.
     """
 
     def __init__(
@@ -57,7 +110,10 @@ class Rates:
         self._buckets = {limited: TokenBuckets(clock=clock) for limited in Limited}
 
     def take(self, key: ApiKey) -> None:
-        """Take a token of the key and one of its owner. Raises RateExceeded, and takes none."""
+        """Take one token of the key and one token of its owner.
+
+        Raises RateExceeded if a token is missing. In this case no token is taken.
+        """
         limits = self._limits(key)
         for limit in limits:
             if wait_s := self._buckets[limit.limited].wait_s(limit.name, **self._part(limit)):
@@ -66,7 +122,10 @@ class Rates:
             self._buckets[limit.limited].take(limit.name, **self._part(limit))
 
     def standings(self, key: ApiKey) -> list[Standing]:
-        """Of each limit that holds for this key. All replicas are taken to be used alike."""
+        """Return the state of each limit of this key.
+
+        The numbers assume that requests are spread evenly over all replicas.
+        """
         return [self._standing(limit) for limit in self._limits(key)]
 
     def _standing(self, limit: _Limit) -> Standing:

@@ -1,4 +1,4 @@
-"""The log lines of refused keys: so many a second, and then how many more there were."""
+"""RefusalLog: logs refused keys, with a limit of lines per second."""
 
 from __future__ import annotations
 
@@ -6,28 +6,34 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from settings.constant import constant
+
 logger = logging.getLogger(__name__)
 
 _ACTION = "refuse_key"
+_LINES_PER_S = constant("KEY_REFUSAL_LINES_PER_S", 10)
+"""The largest number of refused keys per second that a replica logs with one line each. Further
+refusals are only counted.
+"""
 
 
 class RefusalLog:
-    """A flood of keys that open nothing fills no disk.
+    """Logs refused keys, and limits the log lines so that many refusals do not fill the disk.
 
-    The first refusals of each period are logged one by one. The others are counted, and the count
-    is logged when the period is over.
+    The first refusals of each period are logged one by one. Later refusals are only counted, and
+    the count is logged when the period is over.
     """
 
-    def __init__(self, *, lines_per_s: int, period_s: float = 1.0) -> None:
-        """`lines_per_s`: 0 is any number."""
-        self._most = lines_per_s * period_s
+    def __init__(self, *, lines_per_s: int | None = None, period_s: float = 1.0) -> None:
+        """`lines_per_s` limits the log lines; 0 means no limit."""
+        self._most = (_LINES_PER_S if lines_per_s is None else lines_per_s) * period_s
         self._period_s = period_s
         self._logged = 0
         self._left_out = 0
         self._period: asyncio.TimerHandle | None = None
 
     def note(self, fields: Mapping[str, object]) -> None:
-        """Log one refusal, or count it. Needs a running event loop."""
+        """Log or count one refusal. Needs a running event loop."""
         if self._period is None:
             loop = asyncio.get_running_loop()
             self._period = loop.call_later(self._period_s, self._end_period)
@@ -38,7 +44,7 @@ class RefusalLog:
         logger.warning("key refused", extra={"action": _ACTION, **fields})
 
     def stop(self) -> None:
-        """Log at once how many were left out."""
+        """End the period now, and log the count of refusals that were not logged."""
         if self._period is not None:
             self._period.cancel()
             self._end_period()

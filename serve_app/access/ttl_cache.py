@@ -1,4 +1,4 @@
-"""Remembers rows that every request reads, for a few seconds."""
+"""TtlCache: caches database rows that every request reads, for a few seconds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Row = TypeVar("Row")
 
 
 class TtlCache(Generic[Row]):
-    """A row that exists is remembered for `ttl_s`; one that does not is loaded every time.
+    """A cache of rows. An existing row is kept for `ttl_s`; a missing row is loaded every time.
 
-    Requests that come while a row is loaded wait for it. Where there is none, they share one more
-    load, which began after they came.
+    Callers that arrive while a row is being loaded wait for the load. If the load finds no row,
+    these callers share one more load, because the row may have been added since the first load
+    began.
     """
 
     def __init__(
@@ -41,14 +42,16 @@ class TtlCache(Generic[Row]):
             row = await asyncio.shield(earlier)
             if row is not None:
                 return row
-            # It may be there since.
+            # Load again, because the row may have been added since the load began.
         later = self._loading.get(id)
         if later is None or later is earlier:
             later = self._begin(id, now)
         return await asyncio.shield(later)
 
     def _begin(self, id: str, now: float) -> asyncio.Task[Row | None]:
-        """A task of its own: whoever hangs up leaves the row to the others."""
+        """Load the row in its own task, so that other callers get the row if this caller is
+        cancelled.
+        """
         loading = asyncio.create_task(self._load(id))
         self._loading[id] = loading
         loading.add_done_callback(partial(self._end, id, now))
@@ -57,7 +60,7 @@ class TtlCache(Generic[Row]):
     def _end(self, id: str, now: float, loading: asyncio.Task[Row | None]) -> None:
         failed = loading.cancelled() or loading.exception() is not None
         if self._loading.get(id) is not loading:
-            return  # another began since, or the row was dropped
+            return  # Another load has begun, or the row was dropped.
         del self._loading[id]
         if failed:
             return
@@ -69,6 +72,6 @@ class TtlCache(Generic[Row]):
         self._rows[id] = (now, row)
 
     def drop(self, id: str) -> None:
-        """Forget a row, also while it is being loaded: it may be older than a change."""
+        """Remove a row from the cache, and ignore a load in progress, which may be outdated."""
         self._rows.pop(id, None)
         self._loading.pop(id, None)

@@ -1,1 +1,1 @@
-"""The console: the page at `/`, in plain files that a browser runs as they are."""
+"""The console, a web page for users. Its files are served without a build step."""

@@ -1,6 +1,6 @@
-"""The console and its files, all of them from our own origin and known before any request.
+"""The console and its files. All files are served by Darkroom, and loaded before the first request.
 
-The page is at `/console`, and at `/` unless another one is there.
+The page is at `/console`, and also at `/` unless another page is at `/`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POLICY = {
     "frame-ancestors": "'none'",
     "base-uri": "'none'",
     "form-action": "'none'",
-    # A browser that knows it makes an error of each text that is used as HTML.
+    # A browser that supports this directive raises an error if text is used as HTML.
     "require-trusted-types-for": "'script'",
     "trusted-types": "'none'",
 }
@@ -39,13 +39,12 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # Asked for anew each time, and sent only where it has changed: a page never has old parts.
+    # Browsers check each file at each use, so that the page never uses outdated files.
     "Cache-Control": "no-cache",
 }
 
 
 def install(app: FastAPI, *, at_root: bool) -> None:
-    """Add the page and its files."""
     for name, content in _contents(files("serve_app.console") / "static"):
         media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
         if name != _PAGE:
@@ -58,12 +57,12 @@ def install(app: FastAPI, *, at_root: bool) -> None:
 
 
 async def _redirect() -> Response:
-    """The links of the page lead from beside its path."""
+    """Redirect to the path without a final slash, because the page's links are relative to it."""
     return Response(status_code=307, headers={"Location": f"..{PATH}"})
 
 
 def _contents(folder: Traversable, prefix: str = "") -> Iterable[tuple[str, bytes]]:
-    """Each file below the folder: its path there, and what it holds."""
+    """Yield the path and the content of each file below the folder."""
     for each in sorted(folder.iterdir(), key=lambda each: each.name):
         if each.is_dir():
             yield from _contents(each, f"{prefix}{each.name}/")
@@ -72,7 +71,7 @@ def _contents(folder: Traversable, prefix: str = "") -> Iterable[tuple[str, byte
 
 
 def _serve(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
-    # Weak, since what is sent may be compressed.
+    # The ETag is weak, because the answer may be compressed.
     etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = _HEADERS | {"ETag": etag}
 

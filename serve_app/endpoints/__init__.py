@@ -1,1 +1,1 @@
-"""Endpoints as callers use them, and as their owners and administrators make them."""
+"""Endpoints: their cache for submissions, and their administration."""

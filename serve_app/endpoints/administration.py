@@ -1,22 +1,20 @@
-"""EndpointAdministration: endpoints made, changed, drained and deleted, and who may do that."""
+"""EndpointAdministration: creates, changes, drains and deletes endpoints on behalf of a key."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from engine.graph.models_folder import CHECKPOINTS
+from engine.interface import FieldError, ModelsFolder, ParametersInvalid
 from events.ids import ENDPOINT_ID
 from events.log import utc_now
 from events.store.records import ApiKey, Endpoint, Scope, StoredEndpoint
-from serve_app.access.permissions import require_endpoint
-from serve_app.endpoints.rows import new, require_room, with_members
-from serve_app.endpoints.rules import require_listed, require_sound, require_within_limits
+from serve_app.access.authenticator import require_endpoint
 from serve_app.refusals import (
     EndpointChanged,
     EndpointExists,
@@ -25,28 +23,223 @@ from serve_app.refusals import (
     ScopeMissing,
     TooManyEndpoints,
 )
-from serve_app.services import Services
+from settings.constant import constant
+from settings.dispatch import DispatchSettings
+from settings.graph import GraphSettings
+from settings.keys import OwnerSettings
+
+if TYPE_CHECKING:
+    from events.store.endpoints import Endpoints
+
+_ENDPOINT_DRAIN_S = constant("ENDPOINT_DRAIN_S", 300.0)
+"""Seconds that a deleted endpoint has to finish its jobs, if the request states no time."""
+_MAX_ENDPOINTS = constant("MAX_ENDPOINTS", 100)
+"""The largest number of endpoints, including the default endpoint. Each endpoint has 8 NATS
+consumers, and NATS allows 1000 consumers by default.
+"""
+_MAX_JOBS_PER_WORKER = 16
+"""The largest number of jobs per worker on an endpoint that has an owner. Each job needs a process
+of about 100 MiB.
+"""
+_USUAL = Endpoint("")
+_NOT_HIGHER = ("max_pixels", "max_steps")
+_PER_WORKER = ("gpus", "cpus")
+
+
+def require_sound(endpoint: Endpoint, settings: DispatchSettings) -> None:
+    """Raise ParametersInvalid if members of the endpoint contradict each other."""
+    _refuse(_unsound(endpoint, settings))
+
+
+def require_listed(endpoint: Endpoint, checkpoints: Collection[str]) -> None:
+    """Raise ParametersInvalid if the endpoint names a checkpoint that is not in `checkpoints`."""
+    named = {"checkpoint": [endpoint.checkpoint], "checkpoints": endpoint.checkpoints or ()}
+    _refuse(
+        _error(member, f"there is no checkpoint {name!r}; see GET /v1/models")
+        for member, names in named.items()
+        for name in names
+        if name is not None and name not in checkpoints
+    )
+
+
+def require_within_limits(
+    endpoint: Endpoint,
+    others: Collection[Endpoint],
+    *,
+    given: Collection[str] | None,
+    owners: OwnerSettings,
+    dispatch: DispatchSettings,
+    graph: GraphSettings,
+) -> None:
+    """Raise ParametersInvalid if an owner would use more of the cluster than allowed.
+
+    `others` are the other endpoints of the same owner. `given` are the members that the owner
+    changes; None means all. Other members are not checked, because an administrator may have set
+    them.
+    """
+    errors = (
+        *_too_much_kept(endpoint, owners, dispatch),
+        *_too_wide(endpoint, graph),
+        *_too_much_of("gpus", endpoint, others, most=owners.max_endpoint_gpus),
+        *_too_much_of("cpus", endpoint, others, most=owners.max_endpoint_cpus),
+    )
+    _refuse(error for error in errors if given is None or _is_about(error.field, given))
+
+
+def _is_about(field: str, given: Collection[str]) -> bool:
+    return field in given or (field in _PER_WORKER and "max_workers" in given)
+
+
+def _unsound(endpoint: Endpoint, settings: DispatchSettings) -> Iterator[FieldError]:
+    if endpoint.min_workers > endpoint.max_workers:
+        yield _error(
+            "min_workers", f"must not be above max_workers, which is {endpoint.max_workers}"
+        )
+    if endpoint.gpus is not None and endpoint.gpus > 1 and endpoint.gpus % 1:
+        yield _error("gpus", "must be a whole number if it is above 1")
+    if endpoint.checkpoints and endpoint.checkpoint not in {None, *endpoint.checkpoints}:
+        yield _error("checkpoint", "must be among `checkpoints`")
+    longest_s = settings.job_timeout_s
+    if (endpoint.job_timeout_s or 0) > longest_s:
+        yield _error(
+            "job_timeout_s",
+            f"must be at most {longest_s:g}, the limit of this service (DARKROOM_JOB_TIMEOUT_S)",
+        )
+    job_s = endpoint.job_timeout_s or longest_s
+    if (endpoint.queue_timeout_s or 0) > job_s:
+        yield _error("queue_timeout_s", f"must not be above the longest time of a job, {job_s:g}")
+
+
+def _too_much_kept(
+    endpoint: Endpoint, owners: OwnerSettings, dispatch: DispatchSettings
+) -> Iterator[FieldError]:
+    """Yield an error for each member that keeps idle workers running."""
+    if owners.may_keep_workers:
+        return
+    if endpoint.min_workers:
+        yield _error(
+            "min_workers",
+            "must be 0 for endpoints of owners, unless DARKROOM_OWNER_MAY_KEEP_WORKERS is set",
+        )
+    if (endpoint.idle_timeout_s or 0) > dispatch.worker_idle_s:
+        most = dispatch.worker_idle_s
+        yield _error("idle_timeout_s", f"must be at most {most:g} for endpoints of owners")
+
+
+def _too_wide(endpoint: Endpoint, graph: GraphSettings) -> Iterator[FieldError]:
+    if endpoint.resources:
+        yield _error("resources", "can be set only by administrators")
+    if endpoint.jobs_per_worker > _MAX_JOBS_PER_WORKER:
+        message = f"must be at most {_MAX_JOBS_PER_WORKER} for endpoints of owners"
+        yield _error("jobs_per_worker", message)
+    for member in _NOT_HIGHER:
+        most = getattr(_USUAL, member)
+        if getattr(endpoint, member) > most:
+            yield _error(member, f"must be at most {most} for endpoints of owners")
+    cost, most = endpoint.max_cost, graph.max_cost
+    if cost is not None and most and (not cost or cost > most):
+        yield _error("max_cost", f"must be at most {most:g} for endpoints of owners")
+
+
+def _too_much_of(
+    member: str, endpoint: Endpoint, others: Collection[Endpoint], *, most: float
+) -> Iterator[FieldError]:
+    """Yield errors if a worker takes a fraction of a device, or all workers take more than `most`.
+
+    Only administrators may request fractions, because workers on one device share its memory.
+    """
+    amount = _of_worker(endpoint, member)
+    if amount % 1 or (member == "cpus" and not amount):
+        yield _error(member, "must be a whole number for endpoints of owners")
+    used = sum(_of_worker(other, member) * other.max_workers for other in others)
+    if most and used + amount * endpoint.max_workers > most:
+        yield _error(
+            member,
+            f"the workers of all endpoints of an owner may take at most {most:g} together (each "
+            f"counts `max_workers` times); the other endpoints take {used:g}",
+        )
+
+
+def _of_worker(endpoint: Endpoint, member: str) -> float:
+    """Return the amount that one worker takes; an unset amount counts as one."""
+    amount: float | None = getattr(endpoint, member)
+    return 1.0 if amount is None else amount
+
+
+def _error(field: str, message: str) -> FieldError:
+    return FieldError("not_allowed", message, field)
+
+
+def _refuse(errors: Iterator[FieldError] | Collection[FieldError]) -> None:
+    if found := tuple(errors):
+        raise ParametersInvalid(found)
+
+
+def new(id: str, default: Endpoint, *, owner: str | None) -> StoredEndpoint:
+    """Build an endpoint with default values. `default` is the default endpoint of the settings."""
+    return StoredEndpoint(endpoint=replace(_default_row(id, default), owner=owner))
+
+
+def with_members(
+    stored: StoredEndpoint, given: Mapping[str, Any], default: Endpoint
+) -> StoredEndpoint:
+    """Return the endpoint with these members changed. The value None restores the default."""
+    usual = _default_row(stored.endpoint.id, default)
+    members = {
+        name: getattr(usual, name) if value is None else value for name, value in given.items()
+    }
+    taken_back = {name for name, value in given.items() if value is None}
+    return replace(
+        stored,
+        endpoint=replace(stored.endpoint, **members),
+        given=(stored.given | given.keys()) - taken_back,
+    )
+
+
+def require_room(rows: Collection[Endpoint]) -> None:
+    """Raise TooManyEndpoints if the largest number of endpoints is reached."""
+    if len(rows) >= _MAX_ENDPOINTS:
+        raise TooManyEndpoints("The service", _MAX_ENDPOINTS)
+
+
+def _default_row(id: str, default: Endpoint) -> Endpoint:
+    return default if id == default.id else Endpoint(id, cpus=default.cpus, min_workers=0)
 
 
 class EndpointAdministration:
-    """An administrator administers all; another key those of its owner, and knows of no others.
+    """Administers endpoints on behalf of a key.
 
-    Raises DatabaseUnavailable, EndpointForbidden where the key is not for the endpoint, and what
-    each method says.
+    A key with the scope `admin` can administer all endpoints. Other keys can see and administer
+    only the endpoints of their owner. All methods raise DatabaseUnavailable, and EndpointForbidden
+    if the limits of the key exclude the endpoint.
     """
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._rows = services.endpoints
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        models: ModelsFolder,
+        *,
+        default: Endpoint,
+        owners: OwnerSettings,
+        dispatch: DispatchSettings,
+        graph: GraphSettings,
+    ) -> None:
+        """`default` is the default endpoint of the settings."""
+        self._rows = endpoints
+        self._models = models
+        self._default = default
+        self._owners = owners
+        self._dispatch = dispatch
+        self._graph = graph
 
     async def all(self, key: ApiKey) -> list[StoredEndpoint]:
-        """By id."""
+        """Return the endpoints that the key may see, sorted by id."""
         owner = None if _is_admin(key) else key.owner
         found = await self._rows.stored(owner=owner)
         return [each for each in found if key.limits.allow_endpoint(each.endpoint.id)]
 
     async def one(self, key: ApiKey, id: str) -> StoredEndpoint:
-        """Raises EndpointNotFound."""
+        """Return an endpoint that the key may see. Raises EndpointNotFound."""
         require_endpoint(key, id)
         stored = await self._rows.stored_one(id) if re.fullmatch(ENDPOINT_ID, id) else None
         if stored is None or not (_is_admin(key) or stored.endpoint.owner == key.owner):
@@ -56,20 +249,21 @@ class EndpointAdministration:
     async def create(
         self, key: ApiKey, id: str, given: dict[str, Any], *, owner: str | None
     ) -> StoredEndpoint:
-        """`given`: members of `Endpoint`. Raises EndpointExists, ParametersInvalid, ScopeMissing,
-        TooManyEndpoints, ModelsUnavailable.
+        """Create an endpoint. `given` has members of `Endpoint`.
+
+        Raises EndpointExists, ParametersInvalid, ScopeMissing, TooManyEndpoints,
+        ModelsUnavailable.
         """
         require_endpoint(key, id)
         if not _is_admin(key):
             if owner not in {None, key.owner}:
                 raise ScopeMissing(Scope.ADMIN)
             owner = key.owner
-        services, default = self._services, self._services.default_endpoint
-        stored = with_members(new(id, default, owner=owner), given, default)
-        most = services.owner_settings.max_endpoints
+        stored = with_members(new(id, self._default, owner=owner), given, self._default)
+        most = self._owners.max_endpoints
 
         def check(rows: Collection[Endpoint]) -> None:
-            require_room(rows, services.dispatch_settings)
+            require_room(rows)
             if not _is_admin(key):
                 if most and sum(each.owner == owner for each in rows) >= most:
                     raise TooManyEndpoints("An owner", most)
@@ -83,16 +277,16 @@ class EndpointAdministration:
     async def change(
         self, key: ApiKey, id: str, given: dict[str, Any], *, revision: int | None
     ) -> StoredEndpoint:
-        """`given`: members of `Endpoint`; None stands for what is usual.
+        """Change an endpoint. `given` has members of `Endpoint`; None restores the default value.
 
-        `revision`: raise EndpointChanged if it has another one. Raises EndpointNotFound,
-        ParametersInvalid, ModelsUnavailable.
+        If `revision` is given and differs from the endpoint's revision, raises EndpointChanged.
+        Also raises EndpointNotFound, ParametersInvalid, ModelsUnavailable.
         """
         while True:
             stored = await self.one(key, id)
             if revision not in {None, stored.revision}:
                 raise EndpointChanged(stored.revision)
-            changed = with_members(stored, given, self._services.default_endpoint)
+            changed = with_members(stored, given, self._default)
             if changed == stored:
                 return stored
             if stored.endpoint.ends_at is not None:
@@ -105,15 +299,15 @@ class EndpointAdministration:
                 return now
 
     async def delete(self, key: ApiKey, id: str, *, drain_s: float | None) -> StoredEndpoint:
-        """Let it work off its jobs for that long; a repeat can only shorten it.
+        """Delete an endpoint after it has had `drain_s` seconds to finish its jobs.
 
-        `drain_s`: None is as the settings have it. Raises EndpointNotFound, EndpointNotDeletable.
+        None means five minutes. A repeated call can only shorten the time. Raises
+        EndpointNotFound, EndpointNotDeletable.
         """
-        usual_s = self._services.dispatch_settings.endpoint_drain_s
-        ends_at = utc_now() + timedelta(seconds=usual_s if drain_s is None else drain_s)
+        ends_at = utc_now() + timedelta(seconds=_ENDPOINT_DRAIN_S if drain_s is None else drain_s)
         while True:
             stored = await self.one(key, id)
-            if id == self._services.default_endpoint.id:
+            if id == self._default.id:
                 raise EndpointNotDeletable
             before = stored.endpoint.ends_at
             if before is not None and (drain_s is None or before <= ends_at):
@@ -123,25 +317,26 @@ class EndpointAdministration:
                 return now
 
     async def _require_sound(self, endpoint: Endpoint, given: Collection[str] | None) -> None:
-        """`given`: the members that it is given; None is all, of a new one."""
-        services = self._services
-        require_sound(endpoint, services.dispatch_settings)
+        """Check an endpoint. `given` are the changed members; None means all, for a new endpoint.
+
+        Raises ParametersInvalid, ModelsUnavailable.
+        """
+        require_sound(endpoint, self._dispatch)
         if given is None or not {"checkpoint", "checkpoints"}.isdisjoint(given):
-            models = services.catalogue.models
-            require_listed(endpoint, await asyncio.to_thread(models.names, CHECKPOINTS))
+            require_listed(endpoint, await asyncio.to_thread(self._models.names, "checkpoints"))
 
     def _require_share(
         self, endpoint: Endpoint, rows: Collection[Endpoint], given: Collection[str] | None
     ) -> None:
-        """`rows`: all endpoints as they are. `given`: the members that its owner changes."""
-        services, owner, id = self._services, endpoint.owner, endpoint.id
+        """Check the owner's limits. `rows` are all endpoints, `given` the changed members."""
+        owner, id = endpoint.owner, endpoint.id
         require_within_limits(
             endpoint,
             [other for other in rows if other.owner == owner and other.id != id],
             given=given,
-            owners=services.owner_settings,
-            dispatch=services.dispatch_settings,
-            graph=services.graph_settings,
+            owners=self._owners,
+            dispatch=self._dispatch,
+            graph=self._graph,
         )
 
 

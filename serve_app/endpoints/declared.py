@@ -1,15 +1,16 @@
-"""Endpoints that a YAML file declares, applied at each start (`DARKROOM_ENDPOINTS_FILE`).
+"""Endpoints that a YAML file declares. The file is read at each start (`DARKROOM_ENDPOINTS_FILE`).
 
     endpoints:
       portraits:
-        owner: alice          # if left out, it takes everybody's jobs
+        owner: alice          # without an owner, the endpoint is open to all owners
         checkpoint: portraits.safetensors
         max_workers: 2
 
-What the file says of an endpoint is applied once, and again when it says something else. So every
-replica may apply it, and what is changed otherwise meanwhile stays. An endpoint that the file does
-not name any more stays, too. One that is another owner's so far, who may have taken the id, has
-nothing but what the file says.
+A declaration is applied once, and again after the declaration changes. Therefore every replica may
+apply the file, and changes by the API stay in effect until the declaration changes. An endpoint
+that is no longer in the file is not deleted. If another owner already has an endpoint with the id,
+the endpoint changes to the declared owner. It then has the declared members. All its other members
+get their default values.
 """
 
 from __future__ import annotations
@@ -19,18 +20,16 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
 
-from engine.errors import FieldError, ParametersInvalid
+from engine.interface import FieldError, ParametersInvalid
 from events.store.records import Endpoint
-from serve_app.endpoints.bodies import NewEndpoint
-from serve_app.endpoints.rows import new, require_room, with_members
-from serve_app.endpoints.rules import require_sound
+from serve_app.endpoints.administration import new, require_room, require_sound, with_members
+from serve_app.endpoints.schemas import NewEndpoint
 from serve_app.refusals import RequestRefused
 from settings.dispatch import DispatchSettings
 
@@ -43,7 +42,7 @@ _MOST_BYTES = 1024 * 1024
 
 
 class EndpointsFileInvalid(Exception):
-    """The file cannot be read, or says something of an endpoint that is not taken."""
+    """The file cannot be read, or a declaration is invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class Declaration:
     id: str
     owner: str | None
     given: Mapping[str, Any]
-    """Members of `Endpoint`; None stands for what is usual."""
+    """Members of `Endpoint`; None stands for the default value."""
 
     def digest(self) -> str:
         text = json.dumps([self.owner, self.given], sort_keys=True)
@@ -59,7 +58,7 @@ class Declaration:
 
 
 def read_declarations(path: Path) -> list[Declaration]:
-    """Raises EndpointsFileInvalid."""
+    """Read the declarations in a file. Raises EndpointsFileInvalid."""
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
@@ -68,7 +67,10 @@ def read_declarations(path: Path) -> list[Declaration]:
         raise EndpointsFileInvalid(f"{path}: {error}") from error
     declared = content.get("endpoints") if isinstance(content, dict) else None
     if not isinstance(declared, dict) or content.keys() != {"endpoints"}:
-        raise EndpointsFileInvalid(f"{path}: write `endpoints:`, and below it members by id")
+        raise EndpointsFileInvalid(
+            f"{path}: the file must have the key `endpoints:`, and below it the id of each "
+            "endpoint with its members"
+        )
     return [_declaration(path, id, members) for id, members in declared.items()]
 
 
@@ -88,13 +90,13 @@ class DeclaredEndpoints:
     def __init__(
         self, endpoints: Endpoints, *, default: Endpoint, settings: DispatchSettings
     ) -> None:
-        """`default`: the default endpoint, by the settings."""
+        """`default` is the default endpoint of the settings."""
         self._endpoints = endpoints
         self._default = default
         self._settings = settings
 
     async def apply(self, path: Path) -> None:
-        """One that cannot be applied is told in the log, and holds up no other.
+        """Apply the declared endpoints. An invalid declaration is logged and skipped.
 
         Raises DatabaseUnavailable.
         """
@@ -113,7 +115,7 @@ class DeclaredEndpoints:
                 logger.error("endpoint not declared", extra=fields | {"error": str(error)})
 
     async def _apply(self, declared: Declaration) -> bool:
-        """False if it was applied before, or is being deleted.
+        """Return False if the declaration was applied before, or if the endpoint is being deleted.
 
         Raises TooManyEndpoints, ParametersInvalid.
         """
@@ -128,13 +130,12 @@ class DeclaredEndpoints:
                 before = stored if is_theirs else replace(before, revision=stored.revision)
             changed = with_members(before, declared.given, self._default)
             if declared.owner is not None and declared.id == self._default.id:
-                message = "the default endpoint takes everybody's jobs"
+                message = "the default endpoint must accept the jobs of all owners"
                 raise ParametersInvalid((FieldError("not_allowed", message, "owner"),))
             require_sound(changed.endpoint, self._settings)
             changed = replace(changed, applied=digest)
             if stored is None:
-                room = partial(require_room, settings=self._settings)
-                if await self._endpoints.add(changed, check=room):
+                if await self._endpoints.add(changed, check=require_room):
                     return True
             elif await self._endpoints.change(changed) is not None:
                 return True

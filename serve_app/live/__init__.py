@@ -1,1 +1,1 @@
-"""Jobs watched as they happen: a replica follows the log once, whoever watches."""
+"""Event streams. Each replica reads new events from the log once for all its streams."""

@@ -1,4 +1,4 @@
-"""What waits to be sent on one stream, which is little: whoever reads slowly is cut off."""
+"""The bounded buffer of one event stream. A client that reads too slowly is disconnected."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from events.result import Status
-from events.streams.log_streams import LogPlace
 from events.types import Event
-from serve_app.sending.timed_stream import SlowReader
+from serve_app.stored_file import SlowReader
 
 
 @dataclass(frozen=True, slots=True)
 class LiveEvent:
-    """A stored event, on its way to those who watch."""
+    """A stored event and its encoded message."""
 
     event: Event
-    """Without its request."""
+    """The event without its request."""
     message: bytes
 
     @property
@@ -28,7 +27,7 @@ class LiveEvent:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The jobs and events that a stream of an owner has; None is any."""
+    """Selects the events of an owner's stream by status and endpoint. None selects all."""
 
     status: Status | None = None
     endpoint: str | None = None
@@ -38,31 +37,30 @@ class Filter:
 
 
 class Passing(StrEnum):
-    """What is told of a job and not stored."""
+    """Messages about a job that are sent to listeners but not stored in the log."""
 
     PROGRESS = "progress"
     PREVIEW = "preview"
 
 
 class Listener:
-    """Stored events in their order, and of what is not stored the newest of each kind and job."""
+    """Buffers stored events in order, and the newest unstored message of each kind and job."""
 
     def __init__(
         self,
         *,
         most_events: int,
         only: Filter | None = None,
-        after: LogPlace = 0,
+        after: int = 0,
         waiting: Sequence[LiveEvent] = (),
     ) -> None:
-        """`most_events`: how many may wait, and of how many jobs what is not stored.
+        """`most_events` limits the buffered events, and also the buffered unstored messages.
 
-        What is up to the place `after` is passed over. `waiting` is there already.
+        Events up to the offset `after` are skipped. `waiting` is the initial content.
         """
         self.only = only or Filter()
         self._most_events = most_events + len(waiting)
         self.after = after
-        """What is up to this place it passes over."""
         self._events = list(waiting)
         self._passing: dict[tuple[str, Passing], bytes] = {}
         self._is_late = False
@@ -72,7 +70,7 @@ class Listener:
             self._news.set()
 
     def put(self, event: LiveEvent) -> None:
-        """It waits for `next`. Where too many do, `next` raises SlowReader instead."""
+        """Buffer an event for `next`. If too many are buffered, `next` raises SlowReader."""
         if event.position <= self.after:
             return
         for kind in Passing:
@@ -85,21 +83,25 @@ class Listener:
         self._news.set()
 
     def put_passing(self, job_id: str, kind: Passing, message: bytes) -> None:
-        """It takes the place of what was there before, and goes with the next stored event."""
+        """Buffer a message instead of the earlier message of the same kind and job.
+
+        A stored event of the job removes the message. If too many messages are buffered, the new
+        message is dropped.
+        """
         place = (job_id, kind)
         if place in self._passing or len(self._passing) < self._most_events:
             self._passing[place] = message
             self._news.set()
 
     def end(self) -> None:
-        """Nothing comes any more."""
+        """Mark the end of the stream: no more events will be added."""
         self._is_ended = True
         self._news.set()
 
     async def next(self, timeout_s: float) -> tuple[list[LiveEvent], list[bytes]] | None:
-        """Stored events and other messages, all that wait; None once there is nothing to come.
+        """Return all buffered events and other messages; None after the end of the stream.
 
-        Both are empty where nothing came in time. Raises SlowReader.
+        Both lists are empty if nothing arrives for `timeout_s`. Raises SlowReader.
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,4 +1,7 @@
-"""What streams send: Server-Sent Events, most of which hold a stored event as a CloudEvent."""
+"""Encodes the messages of event streams as Server-Sent Events.
+
+Most messages contain a stored event in the CloudEvents format.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from typing import Any
 
 from fastapi.sse import format_sse_event
 
+from events.cloud_events import encode
+from events.job_progress import JobProgress
 from events.result import Status, UrlFor, status_of
-from events.streams.log_streams import LogPlace
 from events.types import (
     AttemptFailed,
     Cancelled,
@@ -25,10 +29,8 @@ from events.types import (
     Started,
     Submitted,
 )
-from events.wire.cloud_events import encode
-from events.wire.progress import JobProgress
 from serve_app.live.listener import LiveEvent
-from serve_app.live.queue_places import QueuePlace
+from serve_app.live.queue_positions import QueuePosition
 
 _SHOWN: Mapping[type[EventData], set[str]] = {
     Submitted: {
@@ -51,17 +53,17 @@ _SHOWN: Mapping[type[EventData], set[str]] = {
     Cancelled: {"message"},
     Erased: {"flavour", "endpoint"},
 }
-"""The members that watchers see of each event. Neither the request nor what only the service needs
-is among them; an event that is not here is not sent.
+"""The members of each event that are sent to clients. The request and internal members are not
+sent. Events of other types are not sent.
 """
 RETRY_MS = 1000
 KEEP_ALIVE = format_sse_event(comment="keep-alive")
 
 
-def begin_message(after: LogPlace) -> bytes:
-    """The first that each stream sends: how long to wait before another try, and from where on.
+def begin_message(after: int) -> bytes:
+    """Encode the first message of a stream: the delay before reconnecting, and the offset `after`.
 
-    So one that breaks before its first event goes on from where it began.
+    With the offset, a client can resume a stream that was interrupted before its first event.
     """
     return format_sse_event(retry=RETRY_MS, id=str(after))
 
@@ -71,7 +73,7 @@ def is_shown(event: Event) -> bool:
 
 
 def stored_message(event: Event, url_for: UrlFor) -> bytes:
-    """An event of the log under its position there. `event` must be shown."""
+    """Encode an event of the log with its offset as the id. `is_shown(event)` must be true."""
     data = event.data.model_dump(mode="json", include=_SHOWN[type(event.data)], exclude_none=True)
     if isinstance(event.data, ImageStored):
         data["url"] = url_for(event.job_id, event.data)
@@ -83,27 +85,13 @@ def stored_message(event: Event, url_for: UrlFor) -> bytes:
 
 
 def live_event(event: Event, url_for: UrlFor) -> LiveEvent:
-    """As all who watch are sent it. `event` must be shown."""
+    """Encode an event for all listeners. `is_shown(event)` must be true."""
     return LiveEvent(event, stored_message(event, url_for))
 
 
-def message_at(live: LiveEvent, place: LogPlace) -> bytes:
-    """The message under the place that a stream has come to with it, from where it can go on.
-
-    With one stream of the log, and of one job, that is the event's position.
-    """
-    if isinstance(place, int):
-        return live.message
-    return live.message.replace(_id_line(live.position), _id_line(place), 1)
-
-
-def _id_line(place: LogPlace) -> bytes:
-    return f"\nid: {place}\n".encode()
-
-
 def progress_message(job_id: str, progress: JobProgress) -> bytes:
-    """Has no id: it is not stored, and the next one takes its place."""
-    said: dict[str, Any] = {
+    """Encode a progress message. The message has no id, because progress is not stored."""
+    members: dict[str, Any] = {
         "request_id": job_id,
         "progress": round(progress.fraction, 4),
         "step": progress.done,
@@ -113,29 +101,30 @@ def progress_message(job_id: str, progress: JobProgress) -> bytes:
         "rows": progress.rows,
         "images": progress.images,
     }
-    return format_sse_event(event="progress", data_str=json.dumps(_without_none(said)))
+    return format_sse_event(event="progress", data_str=json.dumps(_without_none(members)))
 
 
 def preview_message(job_id: str, progress: JobProgress, preview: bytes) -> bytes:
-    """Has no id, as progress."""
-    said = {
+    """Encode a message without an id, as `progress_message` does."""
+    members = {
         "request_id": job_id,
         "step": progress.done,
         "steps": progress.total,
         "jpeg": b64encode(preview).decode(),
     }
-    return format_sse_event(event="preview", data_str=json.dumps(said))
+    return format_sse_event(event="preview", data_str=json.dumps(members))
 
 
-def place_message(job_id: str, place: QueuePlace) -> bytes:
-    """Has no id, as progress."""
+def position_message(job_id: str, place: QueuePosition) -> bytes:
+    """Encode a message without an id, as `progress_message` does."""
     return format_sse_event(
-        event="queued", data_str=json.dumps(_without_none({"request_id": job_id, **place.told()}))
+        event="queued",
+        data_str=json.dumps(_without_none({"request_id": job_id, **place.as_members()})),
     )
 
 
 def status_at(event: Event) -> Status:
-    """The state of the job once this has happened."""
+    """Return the status of the job after the event."""
     match event.data:
         case Completed() | Failed() | Cancelled() as end:
             return status_of(end)
@@ -145,5 +134,5 @@ def status_at(event: Event) -> Status:
             return Status.RUNNING
 
 
-def _without_none(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in said.items() if value is not None}
+def _without_none(members: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}

@@ -1,37 +1,41 @@
-"""How far the rows have come behind the log, asked once for all who wait for it."""
+"""Waits until the read model has reached an offset. All waiting callers share one query."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from events.streams.log_streams import LogPlace, is_beyond
-
 _PERIOD_S = 0.02
 _LONGEST_S = 1.0
 
 
-class Projected:
-    """`checkpoint` reads up to where the rows have the events."""
-
+class ProjectionWaiter:
     def __init__(
-        self, checkpoint: Callable[[], Awaitable[LogPlace]], *, longest_s: float = _LONGEST_S
+        self,
+        read_offset: Callable[[], Awaitable[int]],
+        last_sequence: Callable[[], Awaitable[int]],
+        *,
+        longest_s: float = _LONGEST_S,
     ) -> None:
-        self._checkpoint = checkpoint
+        """`read_offset` reads the offset of the read model, `last_sequence` the end of the log."""
+        self._read_offset = read_offset
+        self._last_sequence = last_sequence
         self._longest_s = longest_s
-        self._place: LogPlace | None = None
+        self._offset: int | None = None
         self._look: asyncio.Task[None] | None = None
-        """The one under way: whoever comes meanwhile waits for the next one."""
+        """The call of `read_offset` that is in progress. All callers share this call."""
         self._looked_at = 0.0
 
-    async def reach(self, place: LogPlace) -> None:
-        """Wait until the rows have what is up to there, or it has taken too long.
+    async def reach(self, offset: int | None = None) -> None:
+        """Wait until the read model has all events up to `offset`, or `longest_s` have passed.
 
-        Raises DatabaseUnavailable.
+        None means all events that are stored now. Raises DatabaseUnavailable, LogUnavailable.
         """
+        if offset is None:
+            offset = await self._last_sequence()
         now = asyncio.get_running_loop().time
         give_up_at = now() + self._longest_s
-        while self._is_behind(place) and (left_s := give_up_at - now()) > 0:
+        while self._is_behind(offset) and (left_s := give_up_at - now()) > 0:
             if self._look is None or self._look.done():
                 self._look = asyncio.create_task(self._look_again())
                 self._look.add_done_callback(_note)
@@ -44,10 +48,10 @@ class Projected:
         now = asyncio.get_running_loop().time
         await asyncio.sleep(self._looked_at + _PERIOD_S - now())
         self._looked_at = now()
-        self._place = await self._checkpoint()
+        self._offset = await self._read_offset()
 
-    def _is_behind(self, place: LogPlace) -> bool:
-        return self._place is None or is_beyond(place, self._place)
+    def _is_behind(self, offset: int) -> bool:
+        return self._offset is None or offset > self._offset
 
     async def stop(self) -> None:
         if self._look is not None:
@@ -56,6 +60,8 @@ class Projected:
 
 
 def _note(look: asyncio.Task[None]) -> None:
-    """Nobody may be left to whom its error is raised."""
+    """Retrieve the error of a read, so that asyncio does not log the error if no caller waits for
+    it.
+    """
     if not look.cancelled():
         look.exception()

@@ -1,4 +1,4 @@
-"""The page that tries the API out, all of it from our own origin."""
+"""The page for trying the API. All its files are served by Darkroom."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PAGE = """\
 </html>
 """
 _HEADERS = {
-    # Swagger UI sets styles of elements; no script but those two files runs.
+    # Swagger UI sets styles of elements. Only scripts of this origin run.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
@@ -42,7 +42,7 @@ _HEADERS = {
 
 
 def install(app: FastAPI) -> None:
-    """Add the page and its files. They are those of the package `fastapi-offline`."""
+    """Add the page and its files, which come from the package `fastapi-offline`."""
     folder = files("fastapi_offline") / "static"
     _serve(app, PATH, _PAGE.encode(), "text/html")
     app.add_api_route(f"{PATH}/", _redirect, include_in_schema=False)
@@ -52,7 +52,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _redirect() -> Response:
-    """The files of the page lie beside its path without the slash."""
+    """Redirect to the path without a final slash, because the page's links are relative to it."""
     return Response(status_code=307, headers={"Location": f"..{PATH}"})
 
 

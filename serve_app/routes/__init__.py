@@ -1,1 +1,1 @@
-"""The routes of the HTTP API, a module each."""
+"""The routes of the HTTP API, one module for each subject."""

@@ -1,4 +1,4 @@
-"""Routes of callbacks: the tries of one job, another delivery, a sample."""
+"""Routes that show and repeat the callbacks of a job, and that send a sample callback."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from events.job import Job, is_readable
 from events.log import DeliveryWriter, utc_now
 from events.queue import AT_ONCE
 from events.types import CallbackAttempted, CallbackExhausted, Event
-from events.wire.callback_keys import callback_key
-from serve_app.access.permissions import require_callback_host
-from serve_app.api_error import ApiError, retry_after
+from serve_app.access.authenticator import require_callback_host
 from serve_app.auth import GenerateKey, ReadKey
-from serve_app.job_state import owned_job
-from serve_app.openapi.error_responses import documented
-from serve_app.replica import ReplicaDep
+from serve_app.error_responses import ApiError, retry_after
+from serve_app.openapi.document import documented
+from serve_app.replica import CallbacksDep
 
 router = APIRouter(prefix="/v1", tags=["callbacks"], responses=documented(400, 401, 403, 500, 503))
 
@@ -41,19 +39,22 @@ class CallbackTry(BaseModel):
         }
     )
 
-    at: datetime = Field(description="When its outcome was known")
+    at: datetime = Field(description="The time at which the outcome was known")
     status: int | None = Field(default=None, description="HTTP status of the answer, if any")
-    latency_s: float = Field(description="Until the answer, or until it was given up")
-    error: str | None = Field(default=None, description="Why there is no status")
+    latency_s: float = Field(
+        description="Seconds until the answer, or until the attempt ended without one"
+    )
+    error: str | None = Field(default=None, description="Why the attempt got no answer")
     about: str | None = Field(
         default=None,
-        description="What it told of before the end: `started`, or `image-` and its index; or "
-        "`put-` and the index of an image that was put where `image_put_urls` says",
+        description="What was sent before the end of the job: `started`, or `image-` and the index "
+        "of an image, or `put-` and the index of an image that was sent to its presigned URL. "
+        "Absent: the callback of the end",
     )
 
 
 class CallbackReport(BaseModel):
-    """What became of a job's callback. Every try of it has the same `webhook-id`."""
+    """The state of a job's callback. All its attempts have the same `webhook-id`."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -76,16 +77,20 @@ class CallbackReport(BaseModel):
     )
 
     state: CallbackState = Field(
-        description="none: the job has no callback address; pending: it will be tried, or tried "
-        "again; delivered; exhausted: given up"
+        description="none: the job has no callback URL; pending: an attempt will follow; "
+        "delivered: the receiver accepted the callback; exhausted: the callback was given up"
     )
     callback_url: str | None = None
     tries: list[CallbackTry] = Field(description="Oldest first")
-    next_try_at: datetime | None = Field(default=None, description="Not before then")
-    withheld_since: datetime | None = Field(
-        default=None, description="Since when it is kept back, for its host fails time after time"
+    next_try_at: datetime | None = Field(
+        default=None, description="The earliest time of the next attempt"
     )
-    message: str | None = Field(default=None, description="Why it was given up")
+    withheld_since: datetime | None = Field(
+        default=None,
+        description="The time since which the callback is withheld, because its receiver keeps "
+        "failing",
+    )
+    message: str | None = Field(default=None, description="Why the callback was given up")
 
 
 def _conflict(description: str) -> dict[int | str, dict[str, Any]]:
@@ -97,10 +102,10 @@ def _too_many(description: str) -> dict[int | str, dict[str, Any]]:
 
 
 @router.get("/jobs/{id}/callbacks", response_model_exclude_none=True, responses=documented(404))
-async def show_callbacks(id: str, key: ReadKey, replica: ReplicaDep) -> CallbackReport:
-    """Every try to deliver a job's callback."""
-    job = await owned_job(replica.services, id, key)
-    return _report(job, await replica.services.deliveries.read(job.id))
+async def show_callbacks(id: str, key: ReadKey, callbacks: CallbacksDep) -> CallbackReport:
+    """Show every attempt to send the callbacks of a job."""
+    job = await callbacks.jobs.owned(id, key)
+    return _report(job, await callbacks.deliveries.read(job.id))
 
 
 @router.post(
@@ -108,67 +113,72 @@ async def show_callbacks(id: str, key: ReadKey, replica: ReplicaDep) -> Callback
     status_code=202,
     response_model_exclude_none=True,
     responses=documented(404)
-    | _conflict("The job has no callback address, or has not ended")
-    | _too_many("The key's rate, or more redeliveries of the job than are allowed"),
+    | _conflict("The job has no callback URL, or has not ended")
+    | _too_many(
+        "The rate of the key is exceeded, or the callback of the job was redelivered too often"
+    ),
 )
-async def redeliver(id: str, key: GenerateKey, replica: ReplicaDep) -> CallbackReport:
-    """Deliver a job's callback once more, at once and with all its tries.
-
-    Under the same `webhook-id`. Asked for again before a try was made, it changes nothing.
+async def redeliver(id: str, key: GenerateKey, callbacks: CallbacksDep) -> CallbackReport:
+    """Deliver a job's callback again, with the same `webhook-id`. The first attempt begins at once,
+    and all attempts are available again. A repeated request before the first attempt changes
+    nothing.
     """
-    services = replica.services
-    job = await owned_job(services, id, key)
+    job = await callbacks.jobs.owned(id, key)
     if job.end is None or job.submitted.callback_url is None:
         reason = "has not ended yet" if job.end is None else "has no callback address"
         raise ApiError(409, "nothing_to_deliver", f"The job {reason}.")
-    require_callback_host(key, services.address_rule.check_url(job.submitted.callback_url).host)
-    writer = DeliveryWriter(services.deliveries)
+    require_callback_host(key, callbacks.address_rule.check_url(job.submitted.callback_url).host)
+    writer = DeliveryWriter(callbacks.deliveries)
     delivery = await writer.load(job.id)
-    most = services.callback_settings.max_redeliveries
+    most = callbacks.max_redeliveries
     if most and delivery.redeliveries >= most and delivery.was_tried:
-        message = f"The callback of a job may be asked for {most} times; its result can be read."
+        message = (
+            f"The callback of a job can be redelivered at most {most} times. The result of the job "
+            "can still be read."
+        )
         raise ApiError(429, "too_many_redeliveries", message)
-    # Before, so that a death after the request leaves what the repair of the queue will find.
-    await services.read_model.unsettled.reopen(job.id)
-    await services.hot_jobs.heat(job.id, utc_now())  # what is stored now must stay in the log
+    # Reopen the job first, so that the reaper finds the request after a crash.
+    await callbacks.read_model.unsettled.reopen(job.id)
+    # The events of this job must stay in the log during the delivery.
+    await callbacks.ended_jobs.heat(job.id, utc_now())
     await writer.execute(RequestRedelivery(), job, delivery)
-    # Parked, not added: an entry that is being delivered now will be acknowledged.
-    await services.callback_queue.park(callback_key(job.id, job.submitted), AT_ONCE)
-    return _report(job, await services.deliveries.read(job.id))
+    # Park a new entry, because the delivery that holds an existing entry may acknowledge it.
+    await callbacks.queue.park(job.id, AT_ONCE)
+    return _report(job, await callbacks.deliveries.read(job.id))
 
 
 @router.post(
     "/callbacks/test",
     response_model_exclude_none=True,
-    responses=_too_many("The key's rate, or more tests in a minute than are allowed"),
+    responses=_too_many(
+        "The rate of the key is exceeded, or too many test callbacks were sent in a minute"
+    ),
 )
 async def send_sample(
     key: GenerateKey,
-    replica: ReplicaDep,
+    callbacks: CallbacksDep,
     callback_url: Annotated[
         str,
         Query(
-            description="Public http or https address",
+            description="A public http or https address",
             examples=["https://example.com/task_completed"],
         ),
     ],
 ) -> CallbackTry:
-    """Send a sample result to an address, signed as a job's would be, and tell what came of it.
-
-    It is tried once. The job that it names does not exist.
+    """Send a sample callback to an address once, and return the outcome. The callback is signed
+    like the callback of a job. The job in the callback does not exist.
     """
-    services = replica.services
-    most = replica.callback_tests_per_minute
-    if wait_s := replica.callback_tests.take(key.owner, rate_per_s=most / 60, burst=max(1.0, most)):
+    most = callbacks.samples_per_minute
+    if wait_s := callbacks.samples.take(key.owner, rate_per_s=most / 60, burst=max(1.0, most)):
         message = "Too many test callbacks in a minute."
         raise ApiError(429, "too_many_tests", message, headers=retry_after(wait_s))
-    require_callback_host(key, services.address_rule.check_url(callback_url).host)
-    outcome = await services.send_sample(callback_url, key)
+    require_callback_host(key, callbacks.address_rule.check_url(callback_url).host)
+    outcome = await callbacks.send_sample(callback_url, key)
     return _callback_try(utc_now(), outcome)
 
 
 def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
-    """Of what this version can read."""
+    """Build the report. Events after the first event that this version cannot read are ignored."""
     events = list(takewhile(is_readable, events))
     delivery = fold_delivery(events)
     before_end = None if delivery.is_at_end else delivery.before_end

@@ -1,7 +1,7 @@
-"""Routes that are called so often that FastAPI's own way to their arguments costs too much.
+"""Routes for frequent calls, which avoid the cost of FastAPI's dependency resolution.
 
-FastAPI walks through dependencies and parameters anew for every request. Here that is done once,
-when the route is made; a request costs a look-up for each parameter and one validation.
+FastAPI resolves dependencies and parameters again for every request. A direct route resolves them
+once, when the route is created. A request then costs one look-up per parameter and one validation.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class DirectRoute(APIRoute):
-    """Documented and matched as any other route, and answered alike.
+    """A route with the same documentation, matching and answers as any other route.
 
-    It may be in the application's own list of routes, which spares a router between the two. Its
-    endpoint may take the request, dependencies that take the request and nothing else, query
-    parameters and headers, each given at most once. It returns a response. The router has no
-    dependencies.
+    The route may be in the application's own list of routes, so that no router is searched. The
+    route function may have these parameters: the request, dependencies that take only the request,
+    query parameters and headers. Each query parameter and header has one value. The function must
+    return a response, and its router must have no dependencies.
     """
 
     _answer: Handler
@@ -38,11 +38,11 @@ class DirectRoute(APIRoute):
         return self._answer
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Most paths are told apart without a regular expression."""
+        """Reject most paths without a regular expression."""
         return super().matches(scope) if scope["path"].endswith(self.path) else (Match.NONE, {})
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An error is answered by the application, as that of any route."""
+        """Handle a request. The application answers errors, as for any route."""
         if scope["method"] not in (self.methods or ()):
             await super().handle(scope, receive, send)
             return
@@ -60,15 +60,15 @@ def _handler(endpoint: Endpoint) -> Handler:
 
 
 class _Arguments:
-    """What an endpoint is called with."""
+    """Computes the arguments of a route function from a request."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         hints = get_type_hints(endpoint, include_extras=True)
         self._request_names: list[str] = []
         self._dependencies: list[tuple[str, Callable[[Request], Any], bool]] = []
-        """Name, function, and whether it is to be awaited."""
+        """The parameter's name, the dependency function, and whether its result is awaited."""
         self._places: dict[str, str] = {}
-        """By the alias of a parameter, where it is: "query" or "header"."""
+        """The place of each parameter, "query" or "header", by the parameter's alias."""
         fields: dict[str, Any] = {}
         for name, parameter in inspect.signature(endpoint).parameters.items():
             hint = hints[name]
@@ -91,7 +91,7 @@ class _Arguments:
         self._model: type[BaseModel] = create_model("Parameters", **fields)
 
     async def of(self, request: Request) -> dict[str, Any]:
-        """Raises RequestValidationError, and what the dependencies raise, which come first."""
+        """Return the arguments. Raises the errors of dependencies, then RequestValidationError."""
         arguments: dict[str, Any] = dict.fromkeys(self._request_names, request)
         for name, function, is_async in self._dependencies:
             given = function(request)
@@ -119,6 +119,6 @@ class _Arguments:
 
 
 def _marker(hint: Any) -> Any:
-    """What FastAPI is told of a parameter; None where it is told nothing."""
+    """Return the FastAPI marker in an annotation (Depends, Query or Header), or None."""
     metadata = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     return next((each for each in metadata if isinstance(each, Depends | Query | Header)), None)

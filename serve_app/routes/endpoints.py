@@ -1,4 +1,4 @@
-"""Routes of endpoints, for owners and administrators: list, make, show, change, delete."""
+"""Routes with which owners and administrators list, create, show, change and delete endpoints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ from fastapi import APIRouter, Query, Request, Response
 from events.errors import LogUnavailable
 from events.store.records import ApiKey, StoredEndpoint
 from serve_app.auth import EndpointsKey
-from serve_app.endpoints.administration import EndpointAdministration
-from serve_app.endpoints.answers import EndpointDetail, EndpointInfo, EndpointPage, detail
-from serve_app.endpoints.bodies import CHANGE_BODY, CREATE_BODY, EndpointChanges, NewEndpoint
-from serve_app.openapi.error_responses import documented
-from serve_app.replica import Replica, ReplicaDep
-from settings.dispatch import LONGEST_DRAIN_S
+from serve_app.endpoints.schemas import (
+    CHANGE_BODY,
+    CREATE_BODY,
+    EndpointChanges,
+    EndpointDetail,
+    EndpointInfo,
+    EndpointPage,
+    NewEndpoint,
+    detail,
+)
+from serve_app.openapi.document import documented
+from serve_app.replica import Administration, AdministrationDep
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_DRAIN_S = 86400.0
+"""The longest drain time of a deleted endpoint, in seconds."""
 
 router = APIRouter(
     prefix="/v1/endpoints",
@@ -28,9 +37,9 @@ router = APIRouter(
 
 
 @router.get("", response_model_exclude_none=True)
-async def list_endpoints(key: EndpointsKey, replica: ReplicaDep) -> EndpointPage:
-    """The endpoints of the key's owner; an administrator's key shows all."""
-    found = await EndpointAdministration(replica.services).all(key)
+async def list_endpoints(key: EndpointsKey, administration: AdministrationDep) -> EndpointPage:
+    """List the endpoints of the key's owner, or all endpoints with an administrator's key."""
+    found = await administration.endpoints.all(key)
     return EndpointPage(endpoints=[EndpointInfo.of(stored) for stored in found])
 
 
@@ -42,26 +51,26 @@ async def list_endpoints(key: EndpointsKey, replica: ReplicaDep) -> EndpointPage
     openapi_extra={"requestBody": CREATE_BODY},
 )
 async def create_endpoint(
-    request: Request, response: Response, key: EndpointsKey, replica: ReplicaDep
+    request: Request, response: Response, key: EndpointsKey, administration: AdministrationDep
 ) -> EndpointInfo:
-    """Make an endpoint. It takes jobs at once; its workers come with them."""
-    body = await replica.bodies.model(request, key.owner, NewEndpoint)
-    administration = EndpointAdministration(replica.services)
-    stored = await administration.create(key, body.id, body.given(), owner=body.owner)
-    _note(replica, "create", stored, key)
+    """Create an endpoint. The endpoint accepts jobs at once. Its workers start when jobs wait."""
+    body = await administration.bodies.model(request, key.owner, NewEndpoint)
+    stored = await administration.endpoints.create(key, body.id, body.given(), owner=body.owner)
+    _note(administration, "create", stored, key)
     response.headers["Location"] = f"{router.prefix}/{body.id}"
     return EndpointInfo.of(stored)
 
 
 @router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def show_endpoint(id: str, key: EndpointsKey, replica: ReplicaDep) -> EndpointDetail:
-    """An endpoint with its workers and its queue."""
-    services = replica.services
-    stored = await EndpointAdministration(services).one(key, id)
+async def show_endpoint(
+    id: str, key: EndpointsKey, administration: AdministrationDep
+) -> EndpointDetail:
+    """Show an endpoint with its workers and its queue."""
+    stored = await administration.endpoints.one(key, id)
     queued = None
     with suppress(LogUnavailable):
-        queued = await services.queue.depth(id)
-    status = await replica.acceptance.endpoints.status(id)
+        queued = await administration.queue.depth(id)
+    status = await administration.endpoint_cache.status(id)
     return detail(stored, queued=queued, status=status)
 
 
@@ -72,17 +81,15 @@ async def show_endpoint(id: str, key: EndpointsKey, replica: ReplicaDep) -> Endp
     openapi_extra={"requestBody": CHANGE_BODY},
 )
 async def change_endpoint(
-    id: str, request: Request, key: EndpointsKey, replica: ReplicaDep
+    id: str, request: Request, key: EndpointsKey, administration: AdministrationDep
 ) -> EndpointInfo:
-    """Change members, or drain it; what is absent stays.
-
-    Jobs that were accepted before keep the limits and times that they were accepted with. Workers
-    that have to be made anew are replaced one by one.
+    """Change members of an endpoint, or drain the endpoint. Absent members stay unchanged. Accepted
+    jobs keep the limits and times of their acceptance. If the change affects workers, the workers
+    are replaced one by one.
     """
-    body = await replica.bodies.model(request, key.owner, EndpointChanges)
-    administration = EndpointAdministration(replica.services)
-    stored = await administration.change(key, id, body.given(), revision=body.revision)
-    _note(replica, "change", stored, key)
+    body = await administration.bodies.model(request, key.owner, EndpointChanges)
+    stored = await administration.endpoints.change(key, id, body.given(), revision=body.revision)
+    _note(administration, "change", stored, key)
     return EndpointInfo.of(stored)
 
 
@@ -92,29 +99,30 @@ async def change_endpoint(
 async def delete_endpoint(
     id: str,
     key: EndpointsKey,
-    replica: ReplicaDep,
+    administration: AdministrationDep,
     *,
     drain_s: Annotated[
         float | None,
         Query(
             ge=0,
-            le=LONGEST_DRAIN_S,
-            description="How many seconds it works off the jobs that it has; 300 unless the "
-            "service is set up otherwise. A repeat can only shorten it",
+            le=_LONGEST_DRAIN_S,
+            description="Seconds for which the endpoint finishes its jobs before it is deleted. "
+            "Default: 300, unless the service has another setting. A repeated request can only "
+            "shorten this time",
         ),
     ] = None,
 ) -> EndpointInfo:
-    """Delete an endpoint. It takes no more jobs, works off those that it has, and is gone then.
-
-    Jobs that still wait when its time is over fail with a message; those that run end as usual.
+    """Delete an endpoint. The endpoint accepts no more jobs, finishes its accepted jobs, and is
+    then removed. Jobs that still wait when the drain time is over fail with a message. Running jobs
+    end as usual.
     """
-    stored = await EndpointAdministration(replica.services).delete(key, id, drain_s=drain_s)
-    _note(replica, "delete", stored, key)
+    stored = await administration.endpoints.delete(key, id, drain_s=drain_s)
+    _note(administration, "delete", stored, key)
     return EndpointInfo.of(stored)
 
 
-def _note(replica: Replica, change: str, stored: StoredEndpoint, key: ApiKey) -> None:
+def _note(administration: Administration, change: str, stored: StoredEndpoint, key: ApiKey) -> None:
     id = stored.endpoint.id
-    replica.acceptance.endpoints.forget(id)
+    administration.endpoint_cache.forget(id)
     fields = {"action": f"{change}_endpoint", "endpoint": id, "revision": stored.revision}
     logger.info("endpoints administered", extra=fields | {"by_key_id": key.id})

@@ -1,4 +1,4 @@
-"""Routes that take jobs: both flavours, each at two paths."""
+"""Routes that accept or check jobs of both flavours. Each flavour has two paths for submissions."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, Field
 
 from events.job import Job
-from events.job_cost import JobCost
 from events.log import utc_now
 from events.result import ResultResponse, UrlFor, result_of
-from events.types import Flavour
-from serve_app.acceptance.callback_events import checked_callback_events, events_before_end
-from serve_app.acceptance.generate_request import generate_request
+from events.types import Flavour, JobCost
+from serve_app.acceptance.request import (
+    checked_callback_events,
+    events_before_end,
+    generate_request,
+)
 from serve_app.auth import GenerateKey
-from serve_app.openapi.callback_docs import callback_routes
-from serve_app.openapi.document import operation_id
-from serve_app.openapi.error_responses import documented
-from serve_app.openapi.request_bodies import request_body
-from serve_app.replica import ReplicaDep
+from serve_app.openapi.document import callback_routes, documented, operation_id, request_body
+from serve_app.replica import ReadingDep, SubmissionDep
 from serve_app.routes.direct_route import DirectRoute
 from settings.keys import ImageFormat
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
-EndpointId = Annotated[str, Query(description="Inference endpoint that runs the job")]
+EndpointId = Annotated[str, Query(description="The endpoint that runs the job")]
 CallbackUrl = Annotated[
     str | None,
     Query(
-        description="Public http or https address that is sent the result when the job ends",
+        description="A public http or https address to which Darkroom sends the result when the "
+        "job ends",
         examples=["https://example.com/task_completed"],
     ),
 ]
@@ -39,33 +39,37 @@ CallbackEvents = Annotated[
     str | None,
     AfterValidator(checked_callback_events),
     Query(
-        description="What the address is told of, with commas: `started`, `image` (each one as it "
-        "is stored) and `completed`, the end, which is always told. Without it, the end alone",
+        description="The events that send a callback, separated by commas: `started`, `image` "
+        "(once for each stored image) and `completed`, which is required. Absent: "
+        "only `completed`",
         examples=["started,image,completed"],
     ),
 ]
 Alone = Annotated[
     bool,
     Query(
-        description="Run the job without sharing calls of the model with other jobs. It then does "
-        "not depend on its neighbours, not even by the rounding of floats, and takes longer"
+        description="Run the job without sharing model calls with other jobs. The images then do "
+        "not depend on other jobs, not even by rounding of floats. The job takes longer"
     ),
 ]
 Preview = Annotated[
     bool,
-    Query(description="Show on the stream of the job's events what its picture looks like so far"),
+    Query(description="Send previews of the unfinished image on the event stream of the job"),
 ]
 Format = Annotated[
     ImageFormat | None,
-    Query(description="Of the files of its images; absent: that of the key, PNG unless set up"),
+    Query(
+        description="The format of the images. Absent: the format of the key, which is PNG by "
+        "default"
+    ),
 ]
 Quality = Annotated[
     int | None,
     Query(
         ge=1,
         le=100,
-        description="Of WebP and JPEG; a WebP of 100 is lossless. Absent: that of the key, 90 "
-        "unless set up",
+        description="The quality of WebP and JPEG; a WebP of 100 is lossless. Absent: the quality "
+        "of the key, which is 90 by default",
     ),
 ]
 IdempotencyKey = Annotated[
@@ -75,8 +79,8 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[\x20-\x7e]+$",
-        description="1 to 255 printable ASCII characters. The same key and request by the same "
-        "caller is one job, however often it is sent",
+        description="1 to 255 printable ASCII characters. If the same caller sends the same "
+        "request with the same key again, no second job is created",
     ),
 ]
 
@@ -84,7 +88,7 @@ Handler = Callable[..., Awaitable[Response]]
 
 
 class CheckAnswer(BaseModel):
-    images: int = Field(description="How many it makes; 0 where only the run can tell")
+    images: int = Field(description="The number of images; 0 if it is not known before the run")
     cost: JobCost
 
 
@@ -97,12 +101,12 @@ router = APIRouter(
 
 
 def _add_generate(flavour: Flavour, description: str) -> None:
-    """Both paths of a flavour; `description` is that of the OpenAPI document."""
+    """Add both paths of a flavour. `description` is for the OpenAPI document."""
     generate = _generate(flavour)
     location = {"description": "Path of the job's result", "schema": {"type": "string"}}
     accepted = {
         "model": ResultResponse,
-        "description": "Accepted and stored",
+        "description": "The job was accepted and stored",
         "headers": {"Location": location},
     }
     for path in (f"/{flavour}/v1/generate", f"/api/v1/{flavour}/generate"):
@@ -124,7 +128,8 @@ def _generate(flavour: Flavour) -> Handler:
     async def generate(
         request: Request,
         key: GenerateKey,
-        replica: ReplicaDep,
+        submission: SubmissionDep,
+        reading: ReadingDep,
         *,
         endpoint: EndpointId = "default",
         callback_url: CallbackUrl = None,
@@ -136,15 +141,15 @@ def _generate(flavour: Flavour) -> Handler:
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         began = utc_now()
-        async with replica.bodies.json_with_images(request, key.owner) as (body, content):
-            job = await replica.acceptance.accept(
+        async with submission.bodies.json_with_images(request, key.owner) as (body, content):
+            job = await submission.acceptance.accept(
                 await generate_request(
                     flavour=flavour,
                     key=key,
                     endpoint=endpoint,
                     body=body,
                     content=content,
-                    max_bytes=replica.bodies.max_bytes,
+                    max_bytes=submission.bodies.max_bytes,
                     callback_url=callback_url,
                     callback_events=events_before_end(callback_events, callback_url),
                     alone=alone,
@@ -153,16 +158,16 @@ def _generate(flavour: Flavour) -> Handler:
                     image_quality=image_quality,
                     idempotency_key=idempotency_key,
                     traceparent=traceparent_of(request),
-                )
+                ),
+                began=began,
             )
-        replica.note_accepted(job, began=began)
-        return _accepted(request, job, replica.services.url_for)
+        return _accepted(request, job, reading.files.url_for)
 
     return generate
 
 
 def traceparent_of(request: Request) -> str | None:
-    """That of the caller, if it is well-formed."""
+    """Return the `traceparent` header of the request if it is well-formed."""
     given = request.headers.get("traceparent", "")
     return given if _TRACEPARENT.fullmatch(given) else None
 
@@ -174,7 +179,7 @@ def _accepted(request: Request, job: Job, url_for: UrlFor) -> Response:
 
 
 def _result_path(generate_path: str, flavour: Flavour) -> str:
-    """The result endpoint of the same form as the path that was called."""
+    """Return the path of the result, with the same prefix as the path of the request."""
     if generate_path.startswith("/api/v1/"):
         return f"/api/v1/{flavour}/result"
     return f"/{flavour}/v1/result"
@@ -188,26 +193,30 @@ def _add_check(flavour: Flavour, description: str) -> None:
         name=f"check_{flavour}",
         description=description,
         response_model=None,
-        responses={200: {"model": CheckAnswer, "description": "It would be accepted now"}},
+        responses={200: {"model": CheckAnswer, "description": "The request would be accepted now"}},
         openapi_extra={"requestBody": request_body(flavour)},
     )
 
 
 def _check(flavour: Flavour) -> Handler:
     async def check(
-        request: Request, key: GenerateKey, replica: ReplicaDep, *, endpoint: EndpointId = "default"
+        request: Request,
+        key: GenerateKey,
+        submission: SubmissionDep,
+        *,
+        endpoint: EndpointId = "default",
     ) -> Response:
-        async with replica.bodies.json_with_images(request, key.owner) as (body, content):
+        async with submission.bodies.json_with_images(request, key.owner) as (body, content):
             asked = await generate_request(
                 flavour=flavour,
                 key=key,
                 endpoint=endpoint,
                 body=body,
                 content=content,
-                max_bytes=replica.bodies.max_bytes,
+                max_bytes=submission.bodies.max_bytes,
             )
-            would_be = await replica.acceptance.check(asked)
-        assert would_be.cost is not None  # it is counted of every new job
+            would_be = await submission.acceptance.check(asked)
+        assert would_be.cost is not None  # Every new job has a cost.
         answer = CheckAnswer(images=would_be.images, cost=would_be.cost)
         return Response(answer.model_dump_json(), media_type="application/json")
 
@@ -218,9 +227,11 @@ _add_generate(Flavour.WORKFLOW, "Submit a node graph in ComfyUI's API format.")
 _add_generate(Flavour.DIFFUSION, "Submit a flat set of generation parameters.")
 _add_check(
     Flavour.WORKFLOW,
-    "What a node graph would cost: it is checked as a job is, and none is submitted.",
+    "Compute the cost of a node graph. The graph is checked like that of a job, but no job is "
+    "submitted.",
 )
 _add_check(
     Flavour.DIFFUSION,
-    "What a set of parameters would cost: it is checked as a job is, and none is submitted.",
+    "Compute the cost of a set of parameters. The request is checked like a job, but no job is "
+    "submitted.",
 )

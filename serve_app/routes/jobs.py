@@ -1,4 +1,4 @@
-"""Routes of the caller's jobs: list, show, cancel, erase."""
+"""Routes that list, show, cancel and erase the caller's jobs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from events.decisions import Cancel, Erase
+from events.decisions import Cancel
 from events.ids import ENDPOINT_ID, is_job_id
 from events.job import Job
-from events.job_cost import JobCost
 from events.result import (
     ImageResult,
     JobError,
@@ -25,13 +24,11 @@ from events.result import (
     state_of,
     status_of,
 )
-from events.types import Cancelled, Flavour
-from serve_app.api_error import ApiError
+from events.types import Cancelled, Flavour, JobCost
 from serve_app.auth import CancelKey, ReadKey
-from serve_app.job_end import end_job
-from serve_app.job_state import owned_job, owned_or_erased_job
-from serve_app.openapi.error_responses import documented
-from serve_app.replica import ReplicaDep
+from serve_app.error_responses import ApiError
+from serve_app.openapi.document import documented
+from serve_app.replica import ReadingDep
 from serve_app.routes.results import Inline, Wait, result_answer, shown_result
 
 router = APIRouter(
@@ -42,7 +39,9 @@ router = APIRouter(
 
 
 _SHOWN_IMAGES = 4
-"""Of each job of a page: 200 jobs may have 51,200."""
+"""The largest number of images that a page lists for each job. Without this limit, a page of 200
+jobs could list 51,200 images.
+"""
 
 
 class JobSummary(BaseModel):
@@ -50,88 +49,104 @@ class JobSummary(BaseModel):
     flavour: Flavour
     endpoint: str
     status: Status = Field(description="0 running, 1 completed, 2 failed")
-    state: State = Field(description="Whether it waits or runs, and how it ended")
+    state: State = Field(description="Whether the job waits or runs, or how it ended")
     message: str | None = Field(
-        default=None, description="Why it failed; may name what the request names"
+        default=None,
+        description="Why the job failed. The message may contain names from the request",
     )
-    error: JobError | None = Field(default=None, description="The same for programs")
+    error: JobError | None = Field(default=None, description="Why the job failed, for programs")
     created_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
     retry_of: str | None = Field(
         default=None,
-        description="The failed job that this one repeats, submitted again by an administrator",
+        description="The id of the failed job that an administrator submitted again as this job",
     )
 
 
 class ListedJob(JobSummary):
     results: tuple[ImageResult, ...] | None = Field(
         default=None,
-        description=f"Its first {_SHOWN_IMAGES} images; absent unless they are asked for",
+        description=f"The first {_SHOWN_IMAGES} images of the job; absent unless the request has "
+        "`results=true`",
     )
     result_count: int | None = Field(
-        default=None, description="How many images it has in all; absent as `results` is"
+        default=None,
+        description="The number of all images of the job; absent unless the request has "
+        "`results=true`",
     )
 
 
 class JobPage(BaseModel):
     jobs: list[ListedJob] = Field(description="Newest first")
     next_cursor: str | None = Field(
-        default=None, description="`cursor` of the next page; absent on the last"
+        default=None, description="The `cursor` of the next page; absent on the last page"
     )
 
 
 class Timings(BaseModel):
-    """Seconds; absent while not over."""
+    """Times in seconds. The time of a stage that has not ended is absent."""
 
-    queued_s: float | None = Field(default=None, description="From accepted to started")
-    running_s: float | None = Field(default=None, description="From started to ended")
-    total_s: float | None = Field(default=None, description="From accepted to ended")
+    queued_s: float | None = Field(default=None, description="From acceptance to start")
+    running_s: float | None = Field(default=None, description="From start to end")
+    total_s: float | None = Field(default=None, description="From acceptance to end")
 
 
 class JobDetail(JobSummary):
-    request: dict[str, Any] = Field(description="As recorded: what a run needs, its seeds drawn")
+    request: dict[str, Any] = Field(
+        description="The recorded request, with the random seeds that were chosen"
+    )
     result: ResultResponse
     attempts: int
     last_failure: str | None = None
     cancel_requested: bool
     callback_url: str | None = None
     callback_events: list[str] | None = Field(
-        default=None, description="What it is told of before the end"
+        default=None, description="The events before the end that send a callback"
     )
     input_files: dict[str, str] | None = Field(
-        default=None, description="Digests of the uploads that it takes, by their names"
+        default=None, description="Digests of the uploads that the job uses, by name"
     )
     cost: JobCost | None = Field(
-        default=None, description="As estimated when it was accepted; absent on older jobs"
+        default=None, description="The cost that was estimated at acceptance"
     )
     timings: Timings
 
 
 class EraseAnswer(BaseModel):
-    erased: bool = Field(description="false where something is still to be removed")
+    erased: bool = Field(
+        description="Whether everything was removed. false: something could not be removed yet"
+    )
 
 
 class CancelAnswer(BaseModel):
-    cancelled: bool = Field(description="false where the job had ended before, in another way")
+    cancelled: bool = Field(
+        description="Whether the job was cancelled. false: it had already ended in another way"
+    )
 
 
 @router.get("", response_model_exclude_none=True)
 async def list_jobs(
     key: ReadKey,
-    replica: ReplicaDep,
+    reading: ReadingDep,
     *,
     status: Annotated[Status | None, Query(description="0, 1 or 2")] = None,
     flavour: Flavour | None = None,
     endpoint: Annotated[str | None, Query(pattern=ENDPOINT_ID)] = None,
-    results: Annotated[bool, Query(description="Show the first images of each job, too")] = False,
+    results: Annotated[
+        bool, Query(description="Whether to include the first images of each job")
+    ] = False,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before")] = None,
+    cursor: Annotated[str | None, Query(description="`next_cursor` of the previous page")] = None,
 ) -> JobPage:
-    """The caller's jobs, newest first. A job shows here moments after it was accepted."""
+    """List the caller's jobs, newest first. A new job appears shortly after its acceptance."""
     if cursor is not None and not is_job_id(cursor):
-        raise ApiError(400, "invalid_request", "The cursor is not one that was answered here.")
-    found = await replica.services.read_model.jobs(
+        raise ApiError(
+            400,
+            "invalid_request",
+            "The cursor is not valid. Use the `next_cursor` of an earlier answer.",
+        )
+    found = await reading.read_model.jobs(
         key.owner,
         status=status,
         flavour=flavour,
@@ -141,7 +156,7 @@ async def list_jobs(
     )
     page = found[:limit]
     next_cursor = page[-1].id if len(found) > limit else None
-    url_for = replica.services.url_for
+    url_for = reading.files.url_for
     jobs = [
         ListedJob(
             **summary(job).model_dump(),
@@ -154,15 +169,15 @@ async def list_jobs(
 
 
 @router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def show_job(id: str, key: ReadKey, replica: ReplicaDep) -> JobDetail:
-    """Request, result, attempts and timings of a job."""
-    job = await owned_job(replica.services, id, key)
+async def show_job(id: str, key: ReadKey, reading: ReadingDep) -> JobDetail:
+    """Show the request, result, attempts and timings of a job."""
+    job = await reading.jobs.owned(id, key)
     submitted = job.submitted
     files = submitted.input_files or {}
     return JobDetail(
         **summary(job).model_dump(),
         request=submitted.request,
-        result=await shown_result(replica, job),
+        result=await shown_result(reading, job),
         attempts=job.attempts,
         last_failure=job.last_failure,
         cancel_requested=job.cancel_requested,
@@ -178,7 +193,7 @@ async def show_job(id: str, key: ReadKey, replica: ReplicaDep) -> JobDetail:
     "/{id}/result",
     response_model=None,
     responses={
-        200: {"model": ResultResponse, "description": "The job as it is now"},
+        200: {"model": ResultResponse, "description": "The present state of the job"},
         **documented(404),
     },
 )
@@ -186,38 +201,35 @@ async def job_result(
     request: Request,
     id: str,
     key: ReadKey,
-    replica: ReplicaDep,
+    reading: ReadingDep,
     *,
     wait: Wait = 0,
     inline: Inline = False,
 ) -> Response:
-    """The state of a job of either flavour."""
+    """Show the state and the result of a job of either flavour."""
     return await result_answer(
-        replica, request, key, id, flavour=None, wait_s=wait, is_inline=inline
+        reading, request, key, id, flavour=None, wait_s=wait, is_inline=inline
     )
 
 
 @router.post("/{id}/cancel", responses=documented(404))
-async def cancel_job(id: str, key: CancelKey, replica: ReplicaDep) -> CancelAnswer:
-    """Stop a job. Repeating it changes nothing."""
-    services = replica.services
-    job = await owned_job(services, id, key)
-    end = (await end_job(services, Cancel(), job)).end
+async def cancel_job(id: str, key: CancelKey, reading: ReadingDep) -> CancelAnswer:
+    """Cancel a job. A repeated request changes nothing."""
+    job = await reading.jobs.owned(id, key)
+    end = (await reading.jobs.end(Cancel(), job)).end
     return CancelAnswer(cancelled=end is None or isinstance(end, Cancelled))
 
 
 @router.delete("/{id}", responses={202: {"model": EraseAnswer}, **documented(404)})
 async def erase_job(
-    id: str, key: CancelKey, replica: ReplicaDep, response: Response
+    id: str, key: CancelKey, reading: ReadingDep, response: Response
 ) -> EraseAnswer:
-    """Erase prompt and images of a job, for good; one that has not ended is cancelled first.
-
-    From then on the job is not found. 202: something could not be removed yet and will be.
-    Repeating it changes nothing.
+    """Erase the prompt and the images of a job permanently. An open job is cancelled first. An
+    erased job is not found any more. Status 202 means that a part could not be removed yet; the
+    service removes this part later. A repeated request changes nothing.
     """
-    services = replica.services
-    job = await owned_or_erased_job(services, id, key)
-    erased = await services.removal.hide(await end_job(services, Erase(), job))
+    job = await reading.jobs.owned_or_erased(id, key)
+    erased = await reading.jobs.erase(job)
     response.status_code = 200 if erased else 202
     return EraseAnswer(erased=erased)
 

@@ -1,4 +1,4 @@
-"""Routes of API keys, for administrators: list, create, show, change, revoke, rotate."""
+"""Routes with which administrators list, create, show, change, revoke and rotate API keys."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from events.log import utc_now
 from events.store.records import ApiKey
-from events.webhook_secret import webhook_secret
-from serve_app.access.api_keys import KEY_ID, mint
-from serve_app.access.key_bodies import (
+from serve_app.access.api_keys import GRACE_S, KEY_ID, mint, rotate
+from serve_app.auth import AdminKey
+from serve_app.key_schemas import (
     CHANGE_BODY,
     CREATE_BODY,
     KeyChanges,
@@ -23,13 +23,11 @@ from serve_app.access.key_bodies import (
     NewKey,
     NewKeyInfo,
 )
-from serve_app.access.rotation import rotate
-from serve_app.auth import AdminKey
-from serve_app.openapi.error_responses import documented
+from serve_app.openapi.document import documented
 from serve_app.refusals import KeyNotFound
-from serve_app.replica import Replica, ReplicaDep
-from serve_app.services import Services
+from serve_app.replica import Administration, AdministrationDep
 from settings.keys import LONGEST_GRACE_S
+from storage.service_secret import webhook_secret
 
 logger = logging.getLogger(__name__)
 
@@ -43,16 +41,16 @@ router = APIRouter(
 @router.get("", response_model_exclude_none=True)
 async def list_keys(
     _admin: AdminKey,
-    replica: ReplicaDep,
+    administration: AdministrationDep,
     *,
-    owner: Annotated[Name | None, Query(description="This owner's alone")] = None,
+    owner: Annotated[Name | None, Query(description="Only the keys of this owner")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[
-        str | None, Query(pattern=KEY_ID, description="`next_cursor` of the page before")
+        str | None, Query(pattern=KEY_ID, description="`next_cursor` of the previous page")
     ] = None,
 ) -> KeyPage:
-    """Every owner's keys, oldest first, without their secrets."""
-    found = await replica.services.keys.all(owner=owner, limit=limit + 1, after=cursor)
+    """List the keys of all owners, oldest first, without their secrets."""
+    found = await administration.keys.all(owner=owner, limit=limit + 1, after=cursor)
     next_cursor = found[limit - 1].id if len(found) > limit else None
     now = utc_now()
     keys = [KeyInfo.of(key, now=now) for key in found[:limit]]
@@ -67,11 +65,10 @@ async def list_keys(
     openapi_extra={"requestBody": CREATE_BODY},
 )
 async def create_key(
-    request: Request, response: Response, admin: AdminKey, replica: ReplicaDep
+    request: Request, response: Response, admin: AdminKey, administration: AdministrationDep
 ) -> NewKeyInfo:
-    """Make a key. Only this answer has it, and the secret that signs its callbacks."""
-    services = replica.services
-    body = await replica.bodies.model(request, admin.owner, NewKey)
+    """Create a key. Only this answer contains the key and the secret that signs its callbacks."""
+    body = await administration.bodies.model(request, admin.owner, NewKey)
     text, key = mint(
         body.owner,
         body.name or body.owner,
@@ -80,15 +77,15 @@ async def create_key(
         expires_at=body.expires_at,
         limits=body.limits.values(),
     )
-    await services.keys.add(key)
+    await administration.keys.add(key)
     _log("create", key.id, admin)
-    return _shown_once(services, response, text, key)
+    return _shown_once(administration, response, text, key)
 
 
 @router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def show_key(id: str, _admin: AdminKey, replica: ReplicaDep) -> KeyInfo:
-    """A key, without its secret."""
-    return KeyInfo.of(await _existing_key(replica.services, id), now=utc_now())
+async def show_key(id: str, _admin: AdminKey, administration: AdministrationDep) -> KeyInfo:
+    """Show a key without its secret."""
+    return KeyInfo.of(await _existing_key(administration, id), now=utc_now())
 
 
 @router.patch(
@@ -97,25 +94,25 @@ async def show_key(id: str, _admin: AdminKey, replica: ReplicaDep) -> KeyInfo:
     responses=documented(404, 408, 413, 415),
     openapi_extra={"requestBody": CHANGE_BODY},
 )
-async def change_key(id: str, request: Request, admin: AdminKey, replica: ReplicaDep) -> KeyInfo:
-    """Change name, scopes, expiry or limits; what is absent stays."""
-    services = replica.services
-    body = await replica.bodies.model(request, admin.owner, KeyChanges)
-    key = await _existing_key(services, id)
+async def change_key(
+    id: str, request: Request, admin: AdminKey, administration: AdministrationDep
+) -> KeyInfo:
+    """Change the name, scopes, expiry or limits of a key. Absent members stay unchanged."""
+    body = await administration.bodies.model(request, admin.owner, KeyChanges)
+    key = await _existing_key(administration, id)
     if columns := body.columns():
-        key = await services.keys.change(id, **columns) or key
-        _note_change(replica, "change", id, admin)
+        key = await administration.keys.change(id, **columns) or key
+        _note_change(administration, "change", id, admin)
     return KeyInfo.of(key, now=utc_now())
 
 
 @router.delete("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def revoke_key(id: str, admin: AdminKey, replica: ReplicaDep) -> KeyInfo:
-    """Revoke a key; holds on every replica within 10 s. Repeating it changes nothing."""
-    services = replica.services
-    await _existing_key(services, id)
-    if await services.keys.revoke(id, utc_now()):
-        _note_change(replica, "revoke", id, admin)
-    return KeyInfo.of(await _existing_key(services, id), now=utc_now())
+async def revoke_key(id: str, admin: AdminKey, administration: AdministrationDep) -> KeyInfo:
+    """Revoke a key. All replicas refuse the key within 10 s. A repeated request changes nothing."""
+    await _existing_key(administration, id)
+    if await administration.keys.revoke(id, utc_now()):
+        _note_change(administration, "revoke", id, admin)
+    return KeyInfo.of(await _existing_key(administration, id), now=utc_now())
 
 
 @router.post(
@@ -128,45 +125,44 @@ async def rotate_key(
     id: str,
     response: Response,
     admin: AdminKey,
-    replica: ReplicaDep,
+    administration: AdministrationDep,
     *,
     grace_s: Annotated[
         float | None,
         Query(
             ge=0,
             le=LONGEST_GRACE_S,
-            description="Seconds that the old key still works; 7 days unless the service is set "
-            "up otherwise",
+            description="Seconds for which the old key still works. Default: 7 days, unless the "
+            "service has another setting",
         ),
     ] = None,
 ) -> NewKeyInfo:
-    """Make a new key of the same owner, name, scopes and limits; the old one ends after a while."""
-    services = replica.services
-    await _existing_key(services, id)
-    grace = timedelta(
-        seconds=services.key_settings.rotation_grace_s if grace_s is None else grace_s
-    )
-    text, key = await rotate(services.keys, id, grace=grace, now=utc_now())
-    _note_change(replica, "rotate", id, admin)
-    return _shown_once(services, response, text, key)
+    """Create a key with the same owner, name, scopes and limits. The old key expires later."""
+    await _existing_key(administration, id)
+    grace = timedelta(seconds=GRACE_S if grace_s is None else grace_s)
+    text, key = await rotate(administration.keys, id, grace=grace, now=utc_now())
+    _note_change(administration, "rotate", id, admin)
+    return _shown_once(administration, response, text, key)
 
 
-async def _existing_key(services: Services, id: str) -> ApiKey:
-    key = await services.keys.get(id) if re.fullmatch(KEY_ID, id) else None
+async def _existing_key(administration: Administration, id: str) -> ApiKey:
+    key = await administration.keys.get(id) if re.fullmatch(KEY_ID, id) else None
     if key is None:
         raise KeyNotFound
     return key
 
 
-def _shown_once(services: Services, response: Response, text: str, key: ApiKey) -> NewKeyInfo:
+def _shown_once(
+    administration: Administration, response: Response, text: str, key: ApiKey
+) -> NewKeyInfo:
     response.headers["Location"] = f"{router.prefix}/{key.id}"
     response.headers["Cache-Control"] = "no-store"
-    secret = webhook_secret(services.secret, key.id)
+    secret = webhook_secret(administration.secret, key.id)
     return NewKeyInfo.of(key, now=utc_now(), key=text, webhook_secret=secret)
 
 
-def _note_change(replica: Replica, change: str, key_id: str, admin: ApiKey) -> None:
-    replica.authenticator.forget(key_id)
+def _note_change(administration: Administration, change: str, key_id: str, admin: ApiKey) -> None:
+    administration.authenticator.forget(key_id)
     _log(change, key_id, admin)
 
 

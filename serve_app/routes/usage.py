@@ -1,4 +1,4 @@
-"""What the caller's owner uses of their limits."""
+"""Route that shows the usage and the limits of the caller's owner."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from events.store.records import Scope
 from serve_app.auth import ReadKey
-from serve_app.openapi.error_responses import documented
-from serve_app.replica import ReplicaDep
+from serve_app.openapi.document import documented
+from serve_app.replica import SubmissionDep
 
 router = APIRouter(prefix="/v1/usage", tags=["keys"], responses=documented(400, 401, 403, 500, 503))
 
 
 class Amount(BaseModel):
     used: int
-    limit: int | None = Field(description="null: any number")
+    limit: int | None = Field(description="null: no limit")
 
 
 class Usage(BaseModel):
-    """Of an owner with all keys together. A key may have lower limits of its own."""
+    """The usage of an owner over all keys. A key may have lower limits of its own."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -36,25 +36,28 @@ class Usage(BaseModel):
     )
 
     owner: str
-    key_id: str = Field(description="Of the key that asks")
-    scopes: list[Scope] = Field(description="What that key may do")
+    key_id: str = Field(description="The id of the key of this request")
+    scopes: list[Scope] = Field(description="The scopes of the key of this request")
     open_jobs: Amount = Field(description="Jobs that wait or run")
-    log_bytes: Amount = Field(description="What all jobs take in the event log")
-    result_bytes: Amount = Field(description="What the images of all jobs take")
-    upload_bytes: Amount = Field(description="What input images take; a small one counts 65536")
+    log_bytes: Amount = Field(description="Bytes of all jobs in the event log")
+    result_bytes: Amount = Field(description="Bytes of the images of all jobs")
+    upload_bytes: Amount = Field(
+        description="Bytes of uploads. A file of less than 65,536 bytes counts as 65,536"
+    )
 
 
 @router.get("")
-async def show_usage(key: ReadKey, replica: ReplicaDep) -> Usage:
-    """What the owner of the key uses, and how much they may use. About a second old."""
-    limits, acceptance = replica.services.owner_settings, replica.acceptance
+async def show_usage(key: ReadKey, submission: SubmissionDep) -> Usage:
+    """Show the usage and the limits of the key's owner. The figures may be one second old."""
+    acceptance = submission.acceptance
+    limits = acceptance.owned_bytes.limits
     kept = await acceptance.owned_bytes.kept(key.owner)
     open_jobs = await acceptance.open_jobs.of_owner(key.owner)
     return Usage(
         owner=key.owner,
         key_id=key.id,
         scopes=sorted(key.scopes),
-        open_jobs=Amount(used=open_jobs, limit=limits.max_open_jobs or None),
+        open_jobs=Amount(used=open_jobs, limit=acceptance.open_jobs.max_of_owner or None),
         log_bytes=Amount(used=kept.log_bytes, limit=limits.max_log_bytes or None),
         result_bytes=Amount(used=kept.result_bytes, limit=limits.max_result_bytes or None),
         upload_bytes=Amount(used=kept.upload_bytes, limit=limits.max_upload_bytes or None),

@@ -17,8 +17,5 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     own_nodes = str(install_example(tmp_path_factory.mktemp("own-nodes")))
     given = service.environment.get("PYTHONPATH", "")
     service.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (own_nodes, given)))
-    try:
-        service.start()
+    with service:
         yield service
-    finally:
-        service.close()

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.timeout(1200)
 
 PAGES = (
     "README.md",
-    "docs/quick-start.md",
     "docs/api.md",
     "docs/callbacks.md",
     "docs/keys.md",

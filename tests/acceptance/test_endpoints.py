@@ -31,17 +31,13 @@ endpoints:
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     (tmp_path / "endpoints.yaml").write_text(FILE)
-    service = Service(
+    with Service(
         tmp_path / "data",
         DARKROOM_ENDPOINTS_FILE=str(tmp_path / "endpoints.yaml"),
-        DARKROOM_WORKER_REPLACE_S="20",
+        DARKROOM_TEST_WORKER_REPLACE_S="20",
         DARKROOM_MIN_WORKERS="0",
-    )
-    try:
-        service.start()
+    ) as service:
         yield service
-    finally:
-        service.close()
 
 
 def until(check: Callable[[], Any]) -> None:

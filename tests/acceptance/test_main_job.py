@@ -1,72 +1,41 @@
-"""The main job, as a caller sees it: submit, result, picture, callback, events."""
+"""The main job, as a caller sees it: submit, result, picture, callback, events, erasure."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
-from concurrent.futures import ThreadPoolExecutor
+import re
+from ipaddress import ip_address
 from pathlib import Path
 
+import psutil
 import pytest
 from PIL import Image
 
-from events.ids import partition_of
 from examples.receiver import Receiver
+from tests.support.generate_bodies import diffusion_body
 from tests.support.polling import eventually
 from tests.support.service import CHECKPOINT, Service, diffusion, workflow
 from tests.support.subscriber import subscription
 
 pytestmark = pytest.mark.timeout(1200)
 
-# ruff: noqa: E501 - graphs read best a node a line
-
-# Both bodies use every field of the service document's tables, and nothing else.
-DOCUMENT_WORKFLOW = {
-    "prompt": {
-        "3": {
-            "class_type": "KSampler",
-            "inputs": {
-                "cfg": 8,
-                "denoise": 1,
-                "latent_image": ["5", 0],
-                "model": ["4", 0],
-                "negative": ["7", 0],
-                "positive": ["6", 0],
-                "sampler_name": "euler",
-                "scheduler": "normal",
-                "seed": 8566257,
-                "steps": 6,
-            },
-        },
-        "4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": CHECKPOINT}},
-        "5": {"class_type": "EmptyLatentImage", "inputs": {"batch_size": 1, "height": 64, "width": 64}},
-        "6": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": "a bottle"}},
-        "7": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": "bad hands"}},
-        "8": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["4", 2]}},
-        "9": {"class_type": "SaveImage", "inputs": {"filename_prefix": "ComfyUI", "images": ["8", 0]}},
-    }
-}  # fmt: skip
-DOCUMENT_DIFFUSION = {
-    "sd_model_checkpoint": CHECKPOINT,
-    "prompt": "a bottle",
-    "negative_prompt": "",
-    "width": 64,
-    "height": 64,
-    "sampler_name": "DPM++ 2M",
-    "scheduler": "Karras",
-    "steps": 6,
-    "cfg_scale": 7,
-    "batch_size": 2,
-    "clip_skip": 1,
-    "seed": -1,
-    "override_settings": {"sd_model_checkpoint": CHECKPOINT},
-}
+DOCUMENT_DIFFUSION = diffusion_body(
+    sd_model_checkpoint=CHECKPOINT,
+    width=64,
+    height=64,
+    sampler_name="DPM++ 2M",
+    scheduler="Karras",
+    steps=6,
+    batch_size=2,
+    override_settings={"sd_model_checkpoint": CHECKPOINT},
+)
 
 
 @pytest.mark.parametrize(
     ("flavour", "body", "images"),
-    [("workflow", DOCUMENT_WORKFLOW, 1), ("diffusion", DOCUMENT_DIFFUSION, 2)],
+    [("workflow", workflow(), 1), ("diffusion", DOCUMENT_DIFFUSION, 2)],
 )
 def test_a_body_of_the_service_document_gives_pictures_and_an_equal_callback(
     service: Service, flavour: str, body: dict[str, object], images: int
@@ -120,25 +89,6 @@ def test_both_flavours_give_the_same_pixels(service: Service) -> None:
     nodes = service.ended(service.submit("workflow", graph), "workflow")["results"][0]
     pictures = [Image.open(io.BytesIO(service.http.get(i["url"]).content)) for i in (flat, nodes)]
     assert pictures[0].tobytes() == pictures[1].tobytes()
-
-
-def test_many_jobs_at_once_all_end(service: Service) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        ids = list(pool.map(lambda n: service.submit("diffusion", diffusion(seed=n)), range(12)))
-    results = [service.ended(job_id) for job_id in ids]
-    assert [result["status"] for result in results] == [1] * 12
-    assert {result["request_id"] for result in results} == set(ids)
-
-
-def test_the_same_idempotency_key_finds_the_same_job(service: Service) -> None:
-    first = service.submit("diffusion", diffusion(), idempotency_key="order-1")
-    assert service.submit("diffusion", diffusion(), idempotency_key="order-1") == first
-    other = service.http.post(
-        "/diffusion/v1/generate", json=diffusion(seed=8), headers={"Idempotency-Key": "order-1"}
-    )
-    assert other.status_code == 409
-    assert service.ended(first)["status"] == 1
-    assert service.event_names(first).count("submitted") == 1
 
 
 def test_a_failed_job_says_why_in_result_and_callback(service: Service, tmp_path: Path) -> None:
@@ -204,33 +154,6 @@ async def test_a_subscriber_sees_each_stored_event_once_and_none_that_was_refuse
             assert [e["specversion"] for e in seen] == ["1.0"] * len(seen)
 
 
-def test_the_reader_may_replay_and_may_not_publish(service: Service) -> None:
-    """What else it may not do is tested in tests/integration/test_nats_server.py."""
-    import nats
-
-    job_id = service.submit("diffusion", diffusion(steps=1))
-    service.ended(job_id)
-    subject = f"jobs.{partition_of(job_id)}.{job_id}"
-
-    async def replay_and_publish() -> tuple[dict[str, object], list[str]]:
-        errors: list[str] = []
-
-        async def note(error: Exception) -> None:
-            errors.append(str(error))
-
-        client = await nats.connect(service.reader_url, error_cb=note)
-        last = await client.jetstream().get_last_msg("JOBS", subject, direct=True)
-        await client.publish(subject, b"{}")
-        await client.flush()
-        await eventually(lambda: errors)
-        await client.close()
-        return json.loads(last.data or b""), errors
-
-    last, errors = asyncio.run(replay_and_publish())
-    assert last == service.events(job_id)[-1]
-    assert "permissions violation" in errors[0]
-
-
 def test_a_job_that_waits_is_cancelled_at_once_and_one_that_runs_soon(service: Service) -> None:
     ids = [service.submit("diffusion", diffusion(steps=60, seed=n, batch_size=4)) for n in range(8)]
     for job_id in ids:
@@ -257,19 +180,6 @@ def test_the_command_line_runs_a_job_and_saves_its_picture(
     assert request_id in service.command("result", request_id, "--out", str(tmp_path)).stdout
 
 
-def test_a_revoked_key_stops_working(service: Service) -> None:
-    key = service.command("keys", "create", "bob").stdout.split()[0]
-    headers = {"Authorization": f"Bearer {key}"}
-    assert service.http.get("/v1/jobs", headers=headers).json()["jobs"] == []
-    service.command("keys", "revoke", key.split("_")[1])
-    assert "revoked" in service.command("keys", "list").stdout
-
-    def is_refused() -> bool:
-        return service.http.get("/v1/jobs", headers=headers).status_code == 401
-
-    asyncio.run(eventually(is_refused))
-
-
 def test_secrets_on_disk_are_the_owners_alone(service: Service) -> None:
     for name in ("admin.key", "admin.whsec", "secret", "nats/credentials.json", "nats/reader.url"):
         assert (service.data_dir / name).stat().st_mode & 0o077 == 0, name
@@ -282,3 +192,86 @@ def test_the_doctor_finds_nothing_that_does_not_work(service: Service) -> None:
     levels = {each["part"]: each["level"] for each in findings}
     parts = ("ports", "event log", "database", "image store", "models", "Ray", "endpoints")
     assert {part: levels[part] for part in parts} == dict.fromkeys(parts, "ok")
+
+
+def test_a_job_is_watched_from_its_submission_to_its_end(service: Service) -> None:
+    job_id = service.submit("diffusion", diffusion(steps=30, batch_size=2))
+    told = list(service.followed(f"/v1/jobs/{job_id}/events"))
+    names = [each.event for each in told]
+    stored = [name for name in names if name not in {"progress", "queued"}]
+    assert stored == ["submitted", "started", "image_stored", "image_stored", "completed"]
+    assert "progress" in names
+    end = told[-1].json()
+    assert (end["subject"], end["data"]["images"]) == (job_id, 2)
+
+
+def test_a_job_that_has_ended_is_erased(service: Service) -> None:
+    job_id = service.submit("diffusion", diffusion(), idempotency_key="erase-1")
+    [image] = service.ended(job_id)["results"]
+    whole = service.http.get(image["url"])
+    part = service.http.get(image["url"], headers={"Range": "bytes=0-7"})
+    assert (part.status_code, part.content) == (206, whole.content[:8])
+
+    assert service.http.delete(f"/v1/jobs/{job_id}").json() == {"erased": True}
+    result = {"request_id": job_id}
+    assert service.http.get("/diffusion/v1/result", params=result).status_code == 404
+    assert service.http.get(f"/v1/jobs/{job_id}").status_code == 404
+    assert service.http.get(image["url"]).status_code == 404
+    assert service.event_names(job_id) == ["erased"]
+    assert not (service.data_dir / "images" / job_id).exists()
+    again = service.http.post(
+        "/diffusion/v1/generate", json=diffusion(), headers={"Idempotency-Key": "erase-1"}
+    )
+    assert again.status_code == 409
+    assert service.http.delete(f"/v1/jobs/{job_id}").json() == {"erased": True}
+
+
+def test_a_job_that_runs_is_erased_and_makes_room(service: Service) -> None:
+    ids = [service.submit("diffusion", diffusion(steps=150, seed=seed)) for seed in range(3)]
+    asyncio.run(eventually(lambda: "started_at" in service.result(ids[0])))
+    for job_id in ids:
+        assert service.http.delete(f"/v1/jobs/{job_id}").status_code == 200
+        assert service.event_names(job_id) == ["erased"]
+    assert service.ended(service.submit("diffusion", diffusion()))["status"] == 1
+    assert [service.event_names(job_id) for job_id in ids] == [["erased"]] * 3
+
+
+async def test_the_log_file_shows_a_job_from_its_request_to_its_end(service: Service) -> None:
+    answer = service.http.post(
+        "/diffusion/v1/generate", json=diffusion(), headers={"X-Request-ID": "order-7"}
+    )
+    job_id = answer.json()["request_id"]
+    assert answer.headers["X-Request-ID"] == "order-7"
+    named = re.search(r"^Log +(\S+);", service.output, re.MULTILINE)
+    assert named is not None
+    path = Path(named[1])
+    assert path == service.data_dir / "logs" / "darkroom.log"
+    assert path.stat().st_mode & 0o077 == 0
+
+    def actions() -> list[str]:
+        lines = [line for line in path.read_text().splitlines() if f"job_id={job_id}" in line]
+        return [each for line in lines for each in re.findall(r"action=(accept|start|end)\b", line)]
+
+    await eventually(lambda: sorted(actions()) == ["accept", "end", "start"])
+    accepted = next(
+        line for line in path.read_text().splitlines() if f"accept job_id={job_id}" in line
+    )
+    assert "x_request_id=order-7" in accepted
+
+
+def test_nothing_listens_where_another_machine_could_reach_it(service: Service) -> None:
+    assert service.ended(service.submit("diffusion", diffusion()))["status"] == 1  # all parts run
+    started = psutil.Process(service.pid)
+    listening = {
+        (process.name(), connection.laddr.ip)
+        for process in [started, *started.children(recursive=True)]
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert "ray::ServeReplica:darkroom:Api" in {name for name, _ in listening}
+    assert {each for each in listening if not _is_loopback(each[1])} == set()
+
+
+def _is_loopback(text: str) -> bool:
+    address = ip_address(text)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

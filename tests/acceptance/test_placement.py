@@ -24,12 +24,8 @@ SECRET = "the secret of a test of placement"
 def with_gpu(tmp_path: Path) -> Iterator[Service]:
     """Ray is told of a GPU. There is none, so torch falls back to the CPU inside the bundle."""
     settings = {"DARKROOM_RAY_NUM_GPUS": "1", "DARKROOM_JOBS_PER_WORKER": "2"}
-    service = Service(tmp_path / "data", DARKROOM_SECRET=SECRET, **settings)
-    try:
-        service.start()
+    with Service(tmp_path / "data", DARKROOM_SECRET=SECRET, **settings) as service:
         yield service
-    finally:
-        service.close()
 
 
 def test_no_process_inherits_a_secret(with_gpu: Service) -> None:
@@ -94,18 +90,14 @@ def test_replicas_and_job_actors_are_small_and_load_no_torch(service: Service) -
 
 @pytest.fixture
 def elastic(tmp_path: Path) -> Iterator[Service]:
-    service = Service(
+    with Service(
         tmp_path / "data",
         DARKROOM_MIN_WORKERS="0",
         DARKROOM_MAX_WORKERS="2",
         DARKROOM_JOBS_PER_WORKER="1",
         DARKROOM_WORKER_IDLE_S="2",
-    )
-    try:
-        service.start()
+    ) as service:
         yield service
-    finally:
-        service.close()
 
 
 def worker_groups() -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from examples.receiver import Receiver
 from tests.support.service import Service, diffusion
-from tests.support.telemetry.otlp_receiver import OtlpReceiver, tree
+from tests.support.telemetry.otlp_receiver import OtlpReceiver
 from tests.support.telemetry.traces import CALLER, SAMPLED, TRACE
 
 pytestmark = pytest.mark.timeout(1200)
@@ -76,8 +76,6 @@ def test_a_job_is_one_trace_and_its_log_lines_name_it(tmp_path: Path) -> None:
                 spans = whole_trace(collector, TRACE)
                 beside = whole_trace(collector, other.replace("-", ""))
             lines = [lines_of(service, job_id) for job_id in (one, other)]
-    shown = "\n".join([*tree(spans), "", *tree(beside)])
-    (tmp_path / "traces.txt").write_text(shown)  # for whoever wants to see one
     assert ends == [1, 1]
     assert set(Counter(span.name for span in spans).values()) == {1}
     [accept] = [span for span in spans if span.name == "accept"]

@@ -19,7 +19,7 @@ _SHOWN = "() => document.querySelector('img[src*=\"/view?\"]')?.naturalWidth ===
 
 @contextmanager
 def comfyui_page(browser: Browser, service: Service) -> Generator[Page]:
-    """Of somebody who answers the browser's question for a password with the key."""
+    """ComfyUI's page for a visitor who enters the key as the password."""
     credentials = {"username": "anyone", "password": service.admin_key}
     context = browser.new_context(
         http_credentials=credentials, viewport={"width": 1400, "height": 900}
@@ -57,5 +57,5 @@ def show_all(page: Page) -> None:
 
 
 def wait_for_picture(page: Page) -> None:
-    """That of 64 pixels, at its node."""
+    """Wait for the image of 64 pixels at its node."""
     page.wait_for_function(_SHOWN, timeout=JOB_MS)

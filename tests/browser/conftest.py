@@ -1,4 +1,4 @@
-"""One running service, a browser, and visitors, each with a tab of their own."""
+"""One running service, a browser, and visitors, each with a separate tab."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 def missing() -> str | None:
-    """What these tests need and this machine lacks."""
+    """Return what these tests need and this machine lacks."""
     if find_spec("playwright") is None:
         return "playwright is not installed: run `make browser`"
     if not (shutil.which("chromium") or shutil.which("chromium-browser")):
@@ -74,7 +74,7 @@ def visitor(browser: Browser, service: Service) -> Iterator[Visitor]:
 
 @pytest.fixture
 def signed_in(visitor: Visitor, service: Service) -> Visitor:
-    """With the key of the administrator."""
+    """A visitor who is signed in with the admin key."""
     visitor.sign_in(service.admin_key)
     return visitor
 

@@ -59,7 +59,7 @@ def save(visitor: Visitor, path: Path) -> None:
 
 
 def save_page(page: Page, path: Path) -> None:
-    """As a small PNG."""
+    """Save a small PNG."""
     page.wait_for_timeout(400)
     page.screenshot(path=path, animations="disabled")
     with Image.open(path) as image:

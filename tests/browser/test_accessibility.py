@@ -22,11 +22,11 @@ PAGES = {
     "keys": "tbody tr",
     "use": "meter",
 }
-"""Each page with what is on it alone, once all that it asks the service for is there."""
+"""Each page with an element that exists only there, once all its data is loaded."""
 
 
 def violations(page: Page, axe: str) -> list[str]:
-    """Each broken rule with where it is. The page's own policy does not hold for this script."""
+    """Return each broken rule with its place. The page's policy does not apply to this script."""
     page.evaluate(axe)
     found: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
@@ -44,7 +44,7 @@ def test_no_page_breaks_a_rule(
     id = service.submit("diffusion", diffusion())
     service.ended(id)
     size = {"width": width, "height": 850}
-    # Without motion: a colour on its way to another one has a contrast that nobody chose.
+    # Disable motion, because a colour during a transition has an accidental contrast.
     options = {"color_scheme": scheme, "viewport": size, "reduced_motion": "reduce"}
     with visit(browser, service.url, **options) as visitor:
         page = visitor.page

@@ -1,4 +1,4 @@
-"""What people come for: a picture by the form, one by a workflow, and what was made before."""
+"""The main tasks of visitors: an image by the form, one by a workflow, and earlier images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.browser.visitor import JOB_MS, Visitor
 from tests.support.service import CHECKPOINT, Service, diffusion
 
 PAGE_BYTES = 300_000
-"""What a person's first visit may load, answers of the API with it."""
+"""The bytes that a first visit may load, including answers of the API."""
 
 
 def test_the_page_is_small(signed_in: Visitor) -> None:
@@ -133,7 +133,7 @@ def test_a_long_job_is_previewed_and_cancelled(signed_in: Visitor) -> None:
     page.get_by_label("Pictures").fill("2")
     signed_in.generate("a long one", Width="512", Height="512", Steps="150")
     said = page.locator(".said")
-    # Each picture has a sampler of its own.
+    # Each image has a different sampler.
     expect(said).to_contain_text(re.compile(r"Step \d+ of 300 for 2 pictures"), timeout=JOB_MS)
     expect(page.get_by_role("img", name="The picture so far")).to_be_visible(timeout=JOB_MS)
     page.get_by_role("button", name="Cancel").click()

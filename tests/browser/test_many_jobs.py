@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(2400)
 
 @pytest.fixture(scope="module")
 def key(service: Service) -> str:
-    """Of an owner with 200 jobs, the oldest of which is sought."""
+    """The key of an owner with 200 jobs; the test searches for the oldest."""
     made: str = service.http.post("/v1/keys", json={"owner": "erin"}).json()["key"]
     headers = {"Authorization": f"Bearer {made}"}
     ids = []

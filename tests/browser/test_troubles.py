@@ -1,4 +1,4 @@
-"""What goes wrong, and how it is told: wrong keys, refusals, hostile texts, a service away."""
+"""How the page shows problems: wrong keys, refusals, hostile texts, an unavailable service."""
 
 from __future__ import annotations
 

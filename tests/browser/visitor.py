@@ -79,7 +79,7 @@ class Visitor:
         return widths
 
     def require_clean(self) -> None:
-        """Nothing was asked of another origin, and the page has met no error of its own."""
+        """Check that no other origin was called and the page had no error."""
         assert not self.elsewhere, self.elsewhere
         assert not self.errors, self.errors
 

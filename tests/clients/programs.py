@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def run(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> str:
-    """What it printed."""
+    """Run a program and return its output."""
     done = subprocess.run(
         command,
         cwd=cwd,

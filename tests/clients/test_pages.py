@@ -29,7 +29,7 @@ SNIPPET = re.compile(
 
 @pytest.fixture
 def folder(service: Service, caller: Mapping[str, str], tmp_path: Path) -> Path:
-    """What the pages have a reader bring: a workflow that starts from a photo."""
+    """The files that the pages expect: a workflow that starts from a photo."""
     Image.new("RGB", (64, 64), "red").save(tmp_path / "photo.png")
     with (tmp_path / "photo.png").open("rb") as photo:
         headers = {"Authorization": f"Bearer {caller['KEY']}"}
@@ -45,7 +45,7 @@ def folder(service: Service, caller: Mapping[str, str], tmp_path: Path) -> Path:
 
 
 def adapted(snippet: str, url: str) -> str:
-    """With the address of the service that runs here in the place of the page's."""
+    """Return the snippet with the address of this test's service."""
     address = url.removeprefix("http://")
     host, _, port = address.partition(":")
     snippet = snippet.replace("curl -s", "curl -sS --fail-with-body")

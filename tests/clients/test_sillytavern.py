@@ -1,6 +1,6 @@
-"""SillyTavern's own server makes pictures by Darkroom, as a WebUI and as a ComfyUI.
+"""SillyTavern's own server makes images with Darkroom, as a WebUI and as a ComfyUI.
 
-Its package is installed as it is. It is asked as its page asks it, and calls Darkroom by itself.
+Its package is installed unchanged. The test calls it as its page does, and it calls Darkroom.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MEMBERS: dict[str, Any] = {
     "do_not_save_grid": False,
     "do_not_save_samples": False,
 }
-"""What its page sends, with values of a test."""
+"""The members that its page sends, with values for a test."""
 
 pytestmark = pytest.mark.timeout(1200)
 

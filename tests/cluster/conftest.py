@@ -15,7 +15,7 @@ from tests.cluster.parts.local_cluster import LocalCluster, local_cluster
 
 @pytest.fixture(scope="module", autouse=True)
 def token() -> None:
-    """By which Ray's nodes and commands know each other."""
+    """Create the token with which Ray's nodes and commands authenticate."""
     path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
     if not path.exists():
         path.write_text(secrets.token_hex(32))
@@ -23,6 +23,6 @@ def token() -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[LocalCluster]:
-    """No node of it is started yet."""
+    """A cluster without started nodes."""
     async with local_cluster() as started:
         yield started

@@ -1,13 +1,12 @@
-"""Ray's own autoscaler follows the queue: nodes come with jobs, of the right type, and go after.
+"""Ray's autoscaler adds nodes of the right type for jobs and removes them afterwards.
 
-Two types of nodes, and three endpoints: one for each type, and one for a resource that no node
-has. The head carries HTTP and roles; workers are on nodes that the autoscaler adds.
+There are two types of nodes and three endpoints: one for each type, and one for a resource that no
+node has. The head has HTTP and roles; workers are on nodes that the autoscaler adds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +15,6 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.cluster.parts.aftermath import Story
 from tests.cluster.parts.autoscaling import (
     ENVIRONMENT,
     ENVIRONMENT_OF_ALL,
@@ -43,7 +41,7 @@ ENDPOINTS = (
     {"id": "nowhere", "max_workers": 2, "resources": {"unobtainable": 1}, **_ALIKE},
 )
 SCOPES = [part for name in ("admin", "generate", "read", "cancel") for part in ("--scope", name)]
-NO_ROOM = "the cluster has no room for one"
+NO_ROOM = "the cluster has no room for a worker"
 LONG = {"steps": 150, "width": 256, "height": 256}
 """A job that runs for many seconds."""
 ENDS = ("completed", "failed", "cancelled")
@@ -56,15 +54,15 @@ def scale(cluster: LocalCluster) -> Scale:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def http(cluster: LocalCluster) -> AsyncIterator[httpx.AsyncClient]:
-    """The service is up, with its endpoints, and with no node but the head."""
+    """The service with its endpoints and no node except the head."""
     cluster.settings |= {
         "DARKROOM_HTTP_REPLICAS": "1",
         "DARKROOM_WORKER_GPUS": "1",
         "DARKROOM_MIN_WORKERS": "0",
-        "DARKROOM_JOBS_PER_ACTOR": "50",  # a GPU is a number here
+        "DARKROOM_TEST_JOBS_PER_ACTOR": "50",  # a GPU is a number here
         "DARKROOM_WORKERS_KEPT_S": "5",
         "DARKROOM_WORKER_IDLE_S": "3",
-        "DARKROOM_WORKER_UNWANTED_S": "1",
+        "DARKROOM_TEST_WORKER_UNWANTED_S": "1",
     }
     cluster.environment |= ENVIRONMENT_OF_ALL
     cluster.start_autoscaling_head(autoscaling_config(cluster.gcs, NODE_TYPES), ENVIRONMENT)
@@ -93,7 +91,7 @@ async def submit(http: httpx.AsyncClient, endpoint: str, **changes: int) -> str:
 async def submitted(
     http: httpx.AsyncClient, endpoint: str, count: int, **changes: int
 ) -> AsyncGenerator[list[str]]:
-    """The ids of so many jobs, of which none is left for the next test, whatever happens."""
+    """Submit this many jobs and yield their ids; none remains for the next test."""
     job_ids = [await submit(http, endpoint, **changes) for _ in range(count)]
     try:
         yield job_ids
@@ -103,19 +101,19 @@ async def submitted(
 
 
 async def in_state(http: httpx.AsyncClient, endpoint: str, state: str) -> list[str]:
-    """The ids of this endpoint's jobs that are in this state."""
+    """Return the ids of this endpoint's jobs in this state."""
     answer = await http.get("/v1/jobs", params={"endpoint": endpoint})
     return [each["request_id"] for each in answer.json()["jobs"] if each["state"] == state]
 
 
 async def troubles(http: httpx.AsyncClient, endpoint: str) -> list[str | None]:
-    """What keeps each of its workers from being ready."""
+    """Return the reason why each of its workers is not ready."""
     shown = (await http.get(f"/v1/endpoints/{endpoint}")).json()
     return [worker.get("trouble") for worker in shown.get("workers") or ()]
 
 
 async def ended(http: httpx.AsyncClient, job_id: str) -> int:
-    """The status in its result, once it has ended."""
+    """Wait for the end of a job and return the status in its result."""
 
     async def status() -> int:
         answer = await http.get("/diffusion/v1/result", params={"request_id": job_id})
@@ -129,7 +127,7 @@ async def cancel(http: httpx.AsyncClient, job_id: str) -> None:
 
 
 async def events(cluster: LocalCluster, job_id: str, *kinds: str) -> list[dict[str, Any]]:
-    """What the log has of it, of these kinds."""
+    """Return the job's events of these kinds from the log."""
     stored = await stored_events(cluster.nats.nodes[0].url, job_id)
     return [each for each in stored if each["type"].split(".")[-2] in kinds]
 
@@ -139,7 +137,7 @@ async def ends(cluster: LocalCluster, job_id: str) -> list[str]:
 
 
 async def nothing_is_left(cluster: LocalCluster, scale: Scale) -> None:
-    """Returns once neither we nor Ray's autoscaler have a node, or wait for one."""
+    """Wait until neither Darkroom nor Ray's autoscaler has a node or waits for one."""
     await eventually(scale.is_nothing)
 
     async def is_said() -> bool:
@@ -154,23 +152,15 @@ async def test_nodes_of_each_type_come_with_jobs_and_go_after_them(
     cluster: LocalCluster, http: httpx.AsyncClient, scale: Scale
 ) -> None:
     assert scale.is_nothing()
-    story = Story("0 -> 2 + 1 -> 0 nodes of two types, one lost meanwhile")
     async with scale.watched():
         large = await submit(http, "large")
         await eventually(lambda: scale.most_nodes == {"large": 1})
-        story.say("one node of its type for a job of the endpoint large")
         async with submitted(http, "small", 4, **LONG) as small:
-            story.say("four jobs of the endpoint small")
             await eventually(lambda: scale.most_nodes["small"] == 2)
-            story.say("two nodes of the other type for them, which are all there may be")
             runs = await has_room_for_two(http, scale, small)
-            story.say("two run; the others are cancelled, and a third place is given back")
-            await loses_a_node_and_gets_another(cluster, scale, runs[0], story)
+            await loses_a_node_and_gets_another(cluster, scale, runs[0])
             assert [await ended(http, job_id) for job_id in (large, *runs)] == [1, 1, 1]
-        story.say("all jobs have ended")
         await nothing_is_left(cluster, scale)
-        story.say("no node is left, and none is asked for")
-    sys.stdout.write(f"\n{story}\n")
     assert scale.most_groups == {"large": 1, "small": 3}
     assert scale.most_nodes == {"large": 1, "small": 2}
     (failed,) = await events(cluster, runs[0], "attempt_failed")
@@ -181,7 +171,7 @@ async def test_nodes_of_each_type_come_with_jobs_and_go_after_them(
 
 
 async def has_room_for_two(http: httpx.AsyncClient, scale: Scale, job_ids: list[str]) -> list[str]:
-    """Those that run. Once the others are cancelled, nobody waits for a third node."""
+    """Return the two running jobs. The others are cancelled, so that no third node is requested."""
     await eventually(lambda: has_one_without_room(http))
     runs = await eventually(lambda: two_run(http))
     for job_id in set(job_ids) - set(runs):
@@ -191,20 +181,15 @@ async def has_room_for_two(http: httpx.AsyncClient, scale: Scale, job_ids: list[
     return runs
 
 
-async def loses_a_node_and_gets_another(
-    cluster: LocalCluster, scale: Scale, job_id: str, story: Story
-) -> None:
-    """The one that runs this job, and that is one of two."""
+async def loses_a_node_and_gets_another(cluster: LocalCluster, scale: Scale, job_id: str) -> None:
+    """Kill the node that runs this job, which is one of two."""
     await lose_node_of(cluster, await worker_of(cluster, job_id))
-    story.say("the node of one of them is lost")
     await eventually(lambda: scale.nodes()["small"] == 1)
-    story.say("Ray has noticed")
     await eventually(lambda: scale.nodes()["small"] == 2)
-    story.say("another node is there")
 
 
 async def two_run(http: httpx.AsyncClient) -> list[str]:
-    """The two jobs of the endpoint small that run now."""
+    """Return the two running jobs of the endpoint small."""
     runs = await in_state(http, "small", "running")
     return runs if len(runs) == 2 else []
 
@@ -214,7 +199,7 @@ async def has_one_without_room(http: httpx.AsyncClient) -> bool:
 
 
 async def worker_of(cluster: LocalCluster, job_id: str) -> str:
-    """On which it runs."""
+    """Return the worker of a job."""
     *_, started = await events(cluster, job_id, "started")
     return str(started["data"]["actor"]).partition(":job:")[0]
 
@@ -222,19 +207,14 @@ async def worker_of(cluster: LocalCluster, job_id: str) -> str:
 async def test_places_that_never_come_are_as_many_as_may_be_and_go_with_their_jobs(
     cluster: LocalCluster, http: httpx.AsyncClient, scale: Scale
 ) -> None:
-    story = Story("three jobs, and two workers that have no place anywhere")
     async with scale.watched(), submitted(http, "nowhere", 3) as jobs:
         await eventually(lambda: scale.groups() == {"nowhere": 2})
         await eventually(lambda: have_no_room(http))
         assert "unobtainable" in await asyncio.to_thread(cluster.ray_status)
-        story.say("two places are asked for")
         for job_id, left in zip(jobs, (2, 1, 0), strict=True):
             await cancel(http, job_id)
             await eventually(lambda left=left: scale.groups()["nowhere"] == left)
-            story.say(f"jobs that wait: {left}, places: {left}")
         await nothing_is_left(cluster, scale)
-        story.say("nothing is asked for")
-    sys.stdout.write(f"\n{story}\n")
     assert scale.most_groups == {"nowhere": 2}
     assert scale.most_nodes == {}
     assert [await ends(cluster, job_id) for job_id in jobs] == [["cancelled"]] * 3
@@ -247,18 +227,12 @@ async def have_no_room(http: httpx.AsyncClient) -> bool:
 async def test_a_shutdown_gives_every_node_back(
     cluster: LocalCluster, http: httpx.AsyncClient, scale: Scale
 ) -> None:
-    story = Story("serve shutdown, while one worker runs a job and one waits for its place")
     running, waiting = await submit(http, "small", **LONG), await submit(http, "nowhere")
     await eventually(lambda: scale.groups() == {"small": 1, "nowhere": 1})
     await eventually(lambda: in_state(http, "small", "running"))
     await asyncio.to_thread(cluster.serve, "shutdown", "--yes", "--address", cluster.dashboard)
-    story.say("serve shutdown has returned")
     await eventually(lambda: not scale.groups()["nowhere"])
-    story.say("the place that never came is given back")
     await cluster.is_empty()
-    story.say("no worker and no actor is left")
     await nothing_is_left(cluster, scale)
-    story.say("no node is left, and none is asked for")
-    sys.stdout.write(f"\n{story}\n")
     assert await ends(cluster, running) == ["completed"]
-    assert await ends(cluster, waiting) == []  # whoever deploys the service again finds it
+    assert await ends(cluster, waiting) == []  # the next deployment finds it

@@ -1,7 +1,8 @@
-"""What the service stands on is killed, stopped and frozen, part by part, under steady load.
+"""The servers and processes of the service are killed, stopped and frozen under steady load.
 
-Three nodes: a head that carries nothing, and two edge nodes for HTTP, roles and one worker. Three
-log servers, each with a copy of every stream, and Postgres. What is submitted follows from SEED.
+There are three nodes: a head without parts of Darkroom, and two edge nodes for HTTP, roles and one
+worker; three NATS servers, each with a copy of every stream; and Postgres. SEED determines the
+requests.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from tests.cluster.parts.cluster_parts import ClusterParts, cluster_parts
 from tests.faults.checker.history import Folded, History
 from tests.faults.checker.record import Record
 from tests.faults.checker.settled import settled_history
-from tests.faults.keys import keys_of
-from tests.faults.load import Load
+from tests.faults.load import Load, keys_of
 from tests.faults.parts.injector import Injector
 from tests.faults.parts.receivers import Receivers
 from tests.faults.run import check
@@ -39,18 +39,18 @@ FAULTS: dict[str, float] = {
     "leader_kill": 3.0,
     "follower_kill": 3.0,
     "leader_stop": 5.0,
-    "database_dead": 11.0,  # longer than a statement waits
+    "database_dead": 11.0,  # longer than the time-out of a statement
     "database_stop": 6.0,
     "replica_stop": 6.0,
     NODE: 3.0,
     **{f"{role}_kill": 0.0 for role in ROLES},
 }
-"""In this order, and how long each lasts in seconds."""
+"""The faults in order, each with its duration in seconds."""
 
 
 @pytest.fixture
 async def parts() -> AsyncIterator[ClusterParts]:
-    """The service is up."""
+    """The running service."""
     async with cluster_parts() as parts:
         parts.cluster.settings["DARKROOM_WORKERS_KEPT_S"] = "15"
         await parts.cluster.start()
@@ -90,8 +90,8 @@ async def test_every_invariant_holds_after_each_part_was_harmed(
 
 
 async def harmed_under_load(parts: ClusterParts, load: Load, record: Record) -> str:
-    """Each fault, and the next one once jobs end again and all actors are back. The id of the job
-    that ran on the lost node.
+    """Inject each fault, wait until jobs end again and all actors are back, and return the id of
+    the job that ran on the lost node.
     """
     kinds = {kind.name: kind for kind in KINDS}
     injector, interrupted = Injector(parts, record, seed=SEED), ""

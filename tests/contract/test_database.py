@@ -18,6 +18,7 @@ from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.tables import JOBS
 from tests.support.events import History, submitted
+from tests.support.patience import FACTOR
 
 
 async def test_preparing_again_keeps_what_is_there(
@@ -26,7 +27,7 @@ async def test_preparing_again_keeps_what_is_there(
     job_id = new_id()
     await model.apply(history.add(job_id, submitted()), expected=0)
     await database.prepare()
-    assert await model.checkpoint() == 1
+    assert await model.offset() == 1
     assert await model.job(job_id) is not None
 
 
@@ -34,7 +35,7 @@ async def test_many_processes_prepare_one_new_database(database_url: str) -> Non
     databases = [Database(database_url) for _ in range(12)]
     try:
         await asyncio.gather(*(database.prepare() for database in databases))
-        assert [await ReadModel(database).checkpoint() for database in databases] == [0] * 12
+        assert [await ReadModel(database).offset() for database in databases] == [0] * 12
     finally:
         for database in databases:
             await database.close()
@@ -50,7 +51,7 @@ async def test_a_database_that_is_away_is_unavailable(tmp_path: Path) -> None:
         with pytest.raises(DatabaseUnavailable):
             await database.prepare()
         with pytest.raises(DatabaseUnavailable):
-            await ReadModel(database).checkpoint()
+            await ReadModel(database).offset()
         await database.close()
     await threads_of_failed_connections()
 
@@ -62,22 +63,15 @@ async def threads_of_failed_connections() -> None:
             await asyncio.to_thread(thread.join, 10)
 
 
-async def test_a_database_without_tables_is_unavailable(database_url: str) -> None:
-    database = Database(database_url)
-    with pytest.raises(DatabaseUnavailable):
-        await ReadModel(database).checkpoint()
-    await database.close()
-
-
 async def test_a_database_that_comes_late_is_prepared(tmp_path: Path) -> None:
     folder = tmp_path / "late"
     database = Database(f"sqlite+aiosqlite:///{folder}/darkroom.sqlite3")
-    preparing = asyncio.create_task(database.prepare_persistently())
+    preparing = asyncio.create_task(database.prepare_with_retries())
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(preparing), 0.1)
     folder.mkdir()
-    await asyncio.wait_for(preparing, 10)
-    assert await ReadModel(database).checkpoint() == 0
+    await asyncio.wait_for(preparing, 10 * FACTOR)
+    assert await ReadModel(database).offset() == 0
     await database.close()
 
 
@@ -100,7 +94,7 @@ async def test_reads_by_key_wait_for_no_writer(
     await model.apply(history.add(job_id, submitted()), expected=0)
     async with database.write() as connection:
         await connection.execute(sa.update(JOBS).values(owner="nobody"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * FACTOR):
             read = [model.job(job_id) for _ in range(8)]
             assert {job and job.submitted.owner for job in await asyncio.gather(*read)} == {
                 submitted().owner
@@ -120,11 +114,13 @@ async def test_a_process_has_so_many_connections(database_url: str) -> None:
     await database.close()
 
 
-async def test_a_value_of_a_database_that_is_away_is_unavailable(database_url: str) -> None:
+async def test_a_database_without_tables_is_unavailable(database_url: str) -> None:
     database = Database(database_url)
     read = database.point_read(JOBS.c.owner, by=JOBS.c.id)
     with pytest.raises(DatabaseUnavailable):
         await read(new_id())
+    with pytest.raises(DatabaseUnavailable):
+        await ReadModel(database).offset()
     await database.prepare()
     assert await read(new_id()) is None
     await database.close()
@@ -146,7 +142,7 @@ async def test_many_reads_by_key_of_a_locked_file_give_up_together(tmp_path: Pat
     read = database.point_read(JOBS.c.owner, by=JOBS.c.id)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * FACTOR):
             reads = await asyncio.gather(
                 *(read(new_id()) for _ in range(200)), return_exceptions=True
             )
@@ -177,4 +173,4 @@ async def test_writers_wait_for_each_other(
         *(model.apply(batch, expected=0) for model in models for _ in range(5)),
         *(lease.acquire(f"{n}", "a", ttl_s=1) for lease in leases for n in range(10)),
     )
-    assert await models[0].checkpoint() == 1
+    assert await models[0].offset() == 1

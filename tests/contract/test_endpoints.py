@@ -13,7 +13,7 @@ from events.store.records import Endpoint, StoredEndpoint
 
 
 class FullError(Exception):
-    """What a check of these tests refuses a write with."""
+    """The error with which a check of these tests refuses a write."""
 
 
 async def test_an_endpoint_is_replaced_by_its_id(database: Database) -> None:

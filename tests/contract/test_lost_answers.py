@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from events.bus.bus import Bus
-from events.bus.errors import NoAnswer, WrongLastSequence
 from events.bus.jetstream_log import JetStreamLog
+from events.bus.nats_errors import NoAnswer, WrongLastSequence
 from events.bus.puller import Message
 from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.ids import new_id
 from events.log import Appended, utc_now
 from events.types import Event
-from serve_app.local.nats_server import NatsServer
+from local.nats_server import NatsServer
 from tests.support.events import submitted
 
 

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import overload
 
 import pytest
 
+from events.errors import JobUnreadable
 from events.ids import new_id
 from events.job import fold
 from events.store.database import Database
+from events.store.ended_jobs import UnsettledJob
 from events.store.read_model import ReadModel
-from events.store.unsettled import UnsettledJob
 from events.types import (
     AttemptFailed,
+    Broken,
     Cancelled,
     CancelRequested,
     Completed,
     End,
+    Erased,
     Event,
+    EventData,
     Failed,
+    Flavour,
     Started,
+    Unknown,
 )
-from events.wire.callback_keys import callback_key
 from tests.support.database import stored_images
 from tests.support.events import MORNING, History, image, submitted
 
@@ -33,27 +38,7 @@ ADDRESS = "http://example.com/done"
 ENDS = [Completed(images=1), Failed(message="No such checkpoint."), Cancelled()]
 
 
-async def test_an_empty_read_model_starts_before_the_first_event(model: ReadModel) -> None:
-    assert await model.checkpoint() == 0
-    assert await model.job(new_id()) is None
-    assert await model.jobs("alice") == []
-
-
-async def test_apply_folds_and_moves_the_checkpoint_together(
-    model: ReadModel, history: History
-) -> None:
-    first, second = new_id(), new_id()
-    history.add(first, submitted(), Started(attempt=1, actor="a"))
-    history.add(second, submitted(owner="bob"))
-    history.add(first, image(0), Completed(images=1))
-    assert await model.apply(history.events, expected=0)
-    assert await model.checkpoint() == 5
-    for job_id in (first, second):
-        own = [event for event in history.events if event.job_id == job_id]
-        assert await model.job(job_id) == fold(own)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
 async def test_batches_of_any_size_fold_alike(
     model: ReadModel, history: History, size: int
 ) -> None:
@@ -63,8 +48,12 @@ async def test_batches_of_any_size_fold_alike(
     history.add(job_id, AttemptFailed(attempt=1, message="Out of memory."))
     history.add(job_id, Started(attempt=2, actor="b"), image(0, attempt=2), image(1, attempt=2))
     history.add(job_id, CancelRequested(), Cancelled())
+    assert await model.offset() == 0
+    assert await model.job(job_id) is None
     for start in range(0, history.end, size):
         assert await model.apply(history.events[start : start + size], expected=start)
+    assert await model.offset() == history.end
+    assert await model.job(other) == fold(e for e in history.events if e.job_id == other)
     assert await model.job(job_id) == fold(e for e in history.events if e.job_id == job_id)
 
 
@@ -87,7 +76,7 @@ async def test_events_of_a_job_that_was_never_submitted_only_move_the_checkpoint
 ) -> None:
     job_id = new_id()
     assert await model.apply(history.add(job_id, Cancelled(), image(0)), expected=0)
-    assert await model.checkpoint() == 2
+    assert await model.offset() == 2
     assert await model.job(job_id) is None
     assert await stored_images(database) == []
 
@@ -98,7 +87,7 @@ async def test_an_empty_batch_tells_only_whether_another_is_ahead(
     await model.apply(history.add(new_id(), submitted()), expected=0)
     assert await model.apply([], expected=1)
     assert not await model.apply([], expected=0)
-    assert await model.checkpoint() == 1
+    assert await model.offset() == 1
 
 
 async def test_a_batch_applied_twice_changes_nothing(
@@ -109,7 +98,7 @@ async def test_a_batch_applied_twice_changes_nothing(
     assert await model.apply(batch, expected=0)
     await model.apply(history.add(job_id, Completed(images=0)), expected=2)
     assert not await other_model.apply(batch, expected=0)
-    assert await other_model.checkpoint() == 3
+    assert await other_model.offset() == 3
     assert await other_model.job(job_id) == fold(history.events)
 
 
@@ -136,41 +125,8 @@ async def test_of_two_instances_racing_from_one_checkpoint_one_wins(
             model.apply(batch, expected=start),
         )
         assert sorted(outcomes) == [False, False, True]
-    assert await model.checkpoint() == 20
+    assert await model.offset() == 20
     assert len(await model.jobs("alice")) == 20
-
-
-class BrokenBatch(Sequence[Event]):
-    """Fails while it is read."""
-
-    def __init__(self, events: list[Event]) -> None:
-        self._events = events
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    @overload
-    def __getitem__(self, index: int) -> Event: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Event]: ...
-    def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
-        return self._events[index]
-
-    def __iter__(self) -> Iterator[Event]:
-        yield self._events[0]
-        raise RuntimeError("power cut")
-
-
-async def test_a_crash_while_the_batch_is_read_leaves_nothing(
-    model: ReadModel, history: History
-) -> None:
-    job_id = new_id()
-    history.add(job_id, submitted(), Started(attempt=1, actor="a"))
-    with pytest.raises(RuntimeError, match="power cut"):
-        await model.apply(BrokenBatch(history.events), expected=0)
-    assert await model.checkpoint() == 0
-    assert await model.job(job_id) is None
-    assert await model.apply(history.events, expected=0)
 
 
 async def test_a_crash_after_rows_were_written_leaves_nothing(
@@ -181,7 +137,7 @@ async def test_a_crash_after_rows_were_written_leaves_nothing(
     # Each driver has its own error and words.
     with pytest.raises(Exception, match=r"(?i)int|refused a row"):
         await model.apply(history.add(job_id, submitted(), image(1), too_big), expected=0)
-    assert await model.checkpoint() == 0
+    assert await model.offset() == 0
     assert await model.job(job_id) is None
     assert await stored_images(database) == []
 
@@ -194,7 +150,7 @@ async def test_a_cancelled_apply_frees_the_database(model: ReadModel, history: H
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-    reached = await model.checkpoint()
+    reached = await model.offset()
     assert await model.apply(history.add(new_id(), submitted()), expected=reached)
 
 
@@ -235,15 +191,15 @@ async def test_unsettled_are_those_that_ended_and_whose_callback_is_not_known_to
     unsettled = model.unsettled
     page = await unsettled.page(after=0, limit=9)
     position = history.end
-    assert page == [
-        UnsettledJob(
-            first, position - 1, MORNING, callback_key(first, submitted(callback_url=ADDRESS))
-        ),
-        UnsettledJob(second, position, MORNING, callback_key(second, submitted())),
+    assert [replace(job, hot_since=None) for job in page] == [
+        UnsettledJob(first, position - 1, MORNING, has_delivery=True, hot_since=None),
+        UnsettledJob(second, position, MORNING, has_delivery=True, hot_since=None),
     ]
     assert await unsettled.page(after=0, limit=1) == page[:1]
     assert await unsettled.page(after=position - 1, limit=9) == page[1:]
-    await unsettled.settle({first: MORNING, runs: MORNING})
+    of_runs = replace(page[0], id=runs, hot_since=None)
+    changed = replace(page[1], hot_since=MORNING - timedelta(hours=1))
+    await unsettled.settle({page[0]: MORNING, of_runs: MORNING, changed: MORNING})
     assert await unsettled.page(after=0, limit=9) == page[1:]
     await unsettled.reopen(first)
     await unsettled.reopen(runs)
@@ -259,7 +215,7 @@ async def test_the_place_among_the_unsettled_is_kept(
     for place in (2**40, 7):
         await model.unsettled.move_to(place)
         assert await other_model.unsettled.place() == place
-    assert await model.checkpoint() == 0
+    assert await model.offset() == 0
 
 
 async def test_of_sealed_addresses_a_row_without_its_request_has_the_number_alone(
@@ -273,3 +229,240 @@ async def test_of_sealed_addresses_a_row_without_its_request_has_the_number_alon
     assert short is not None
     assert whole.submitted.image_puts == ("sealed", "too")
     assert short.submitted.image_puts == ("", "")
+
+
+# Jobs at which it stops, and continues later.
+
+
+UNKNOWN = Unknown(original_type="darkroom.job.paused.v1")
+BROKEN = Broken(why="cut off")
+STARTED = Started(attempt=1, actor="a")
+ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=MORNING)
+
+
+def read_anew(events: Sequence[Event], *, instead: EventData) -> list[Event]:
+    """The events as a version reads them that knows `UNKNOWN`, as `instead`."""
+    return [replace(e, data=instead) if e.data == UNKNOWN else e for e in events]
+
+
+async def stopped(model: ReadModel) -> dict[str, tuple[int, int]]:
+    """First and last position that were left out, by job."""
+    stops = await model.blocked.stops(limit=9)
+    assert await model.blocked.count() == len(stops)
+    return {stop.job_id: (stop.position, stop.seen) for stop in stops}
+
+
+@pytest.mark.parametrize("data", [UNKNOWN, BROKEN], ids=["unknown", "broken"])
+@pytest.mark.parametrize("size", [1, 2, 9])
+async def test_a_job_stops_at_what_cannot_be_read_and_the_others_go_on(
+    model: ReadModel, history: History, data: EventData, size: int
+) -> None:
+    job_id, other = new_id(), new_id()
+    first = history.add(job_id, submitted())
+    history.add(other, submitted(), STARTED)
+    history.add(job_id, data, STARTED, image(0), Completed(images=1))
+    history.add(other, CancelRequested())
+    for start in range(0, history.end, size):
+        assert await model.apply(history.events[start : start + size], expected=start)
+    assert await model.job(job_id) == fold(first)
+    assert await model.job(other) == fold(e for e in history.events if e.job_id == other)
+    assert await stopped(model) == {job_id: (4, 7)}
+
+
+async def test_it_goes_on_where_somebody_can_read_it(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    job_id = new_id()
+    history.add(job_id, submitted(), UNKNOWN, STARTED, image(0))
+    await model.apply(history.events, expected=0)
+    with pytest.raises(JobUnreadable):
+        await model.catch_up(job_id, history.events)
+    assert job_id in await stopped(model)
+    known = read_anew(history.events, instead=CancelRequested())
+    assert await model.catch_up(job_id, known)
+    assert await model.job(job_id) == fold(known)
+    assert [row[0] for row in await stored_images(database)] == [job_id]
+    assert await stopped(model) == {}
+    await model.apply(history.add(job_id, Completed(images=1)), expected=4)
+    job = await model.job(job_id)
+    assert job is not None
+    assert (job.end, job.cancel_requested) == (Completed(images=1), True)
+    assert not await model.catch_up(job_id, known)
+
+
+async def test_no_event_is_lost_that_comes_while_it_is_read(
+    model: ReadModel, other_model: ReadModel, history: History
+) -> None:
+    job_id = new_id()
+    history.add(job_id, submitted(), UNKNOWN)
+    await model.apply(history.events, expected=0)
+    early = read_anew(history.events, instead=CancelRequested())
+    await other_model.apply(history.add(job_id, STARTED), expected=2)
+    assert not await model.catch_up(job_id, early)
+    assert await stopped(model) == {job_id: (2, 3)}
+    assert await model.catch_up(job_id, read_anew(history.events, instead=CancelRequested()))
+    assert await stopped(model) == {}
+
+
+async def test_events_behind_one_that_has_not_come_are_left_out(
+    model: ReadModel, history: History
+) -> None:
+    job_id, unseen = new_id(), new_id()
+    history.add(job_id, submitted(), CancelRequested(), STARTED)
+    history.add(unseen, submitted(), STARTED)
+    seen = [event for event in history.events if event.position not in {2, 4}]
+    await model.apply(seen, expected=0)
+    assert await stopped(model) == {job_id: (3, 3), unseen: (5, 5)}
+    for stop in (job_id, unseen):
+        own = [event for event in history.events if event.job_id == stop]
+        assert await model.catch_up(stop, own)
+        assert await model.job(stop) == fold(own)
+
+
+async def test_an_erasure_ends_the_stop(model: ReadModel, history: History) -> None:
+    job_id = new_id()
+    history.add(job_id, submitted(), UNKNOWN)
+    await model.apply(history.events, expected=0)
+    await model.apply(history.add(job_id, ERASED), expected=2)
+    assert await stopped(model) == {}
+    job = await model.job(job_id)
+    assert job is not None
+    assert job.erased
+
+
+async def test_a_removed_job_is_stopped_at_no_longer(model: ReadModel, history: History) -> None:
+    gone, removed = new_id(), new_id()
+    history.add(gone, UNKNOWN)
+    history.add(removed, submitted(), UNKNOWN)
+    await model.apply(history.events, expected=0)
+    row = await model.job(removed)
+    assert row is not None
+    await model.remove({removed: row.position})
+    assert await stopped(model) == {gone: (1, 1)}
+    assert await model.catch_up(gone, [])
+    assert await stopped(model) == {}
+
+
+async def test_a_stop_is_told_once(
+    model: ReadModel, history: History, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = new_id()
+    with caplog.at_level(logging.INFO):
+        await model.apply(history.add(job_id, submitted(), UNKNOWN, STARTED), expected=0)
+        await model.apply(history.add(job_id, UNKNOWN), expected=3)
+    [line] = [record for record in caplog.records if record.message == "job stopped at"]
+    assert vars(line)["job_id"] == job_id
+    assert "darkroom.job.paused.v1" in vars(line)["why"]
+
+
+async def test_stops_are_listed_in_log_order_page_by_page(
+    model: ReadModel, history: History
+) -> None:
+    jobs = [new_id() for _ in range(5)]
+    for job_id in jobs:
+        history.add(job_id, UNKNOWN)
+    await model.apply(history.events, expected=0)
+    listed, after = [], 0
+    while page := await model.blocked.stops(after=after, limit=2):
+        listed += [stop.job_id for stop in page]
+        after = page[-1].position
+    assert listed == jobs
+
+
+# Rows of jobs that were erased or removed.
+
+
+CONTENT = ("red circle", "job/1/0")
+"""Parts of a request and of an image's key, which an erased job's rows must not hold."""
+
+
+def a_whole_job(history: History, job_id: str) -> list[Event]:
+    started = Started(attempt=1, actor="a")
+    return history.add(job_id, submitted(), started, image(0), Completed(images=1))
+
+
+async def shows_content(database: Database) -> bool:
+    async with database.write() as connection:
+        jobs = await connection.exec_driver_sql("SELECT state || summary FROM jobs")
+        state = "".join(jobs.scalars())
+    return bool(await stored_images(database)) or any(text in state for text in CONTENT)
+
+
+async def test_an_erased_job_leaves_no_content(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    job_id, kept = new_id(), new_id()
+    await model.apply(a_whole_job(history, job_id), expected=0)
+    assert await shows_content(database)
+    await model.apply(history.add(job_id, ERASED), expected=4)
+    assert not await shows_content(database)
+    await model.apply(history.add(kept, submitted()), expected=5)
+    assert [job.id for job in await model.jobs("alice")] == [kept]
+    assert await model.open_job_ids() == [kept]
+    job = await model.job(job_id)
+    assert job is not None
+    assert job == fold(history.events[4:5])
+
+
+async def test_a_projection_that_lags_does_not_bring_an_erased_job_back(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    before = a_whole_job(history, job_id := new_id())
+    [erased] = history.add(job_id, ERASED)
+    job = fold([erased])
+    assert job is not None
+    await model.erase(job)
+    assert await model.apply(before, expected=0)
+    assert not await shows_content(database)
+    assert await model.job(job_id) == job
+    assert await model.apply([erased], expected=4)
+    assert await model.job(job_id) == job
+
+
+async def test_a_projection_that_read_the_row_before_the_erasure_does_not_replace_it(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    before = fold(a_whole_job(history, job_id := new_id()))
+    erased = fold(history.add(job_id, ERASED))
+    assert before is not None
+    assert erased is not None
+    await model.erase(erased)
+    async with database.write() as connection:
+        await model._put(connection, [before])
+    assert await model.job(job_id) == erased
+
+
+async def test_one_batch_with_a_job_and_its_erasure_leaves_no_content(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    events = [*a_whole_job(history, job_id := new_id()), *history.add(job_id, ERASED)]
+    await model.apply(events, expected=0)
+    assert not await shows_content(database)
+
+
+async def test_an_erasure_is_due_until_it_is_settled(model: ReadModel, history: History) -> None:
+    job_id, later = new_id(), MORNING + timedelta(hours=1)
+    await model.apply([*a_whole_job(history, job_id), *history.add(job_id, ERASED)], expected=0)
+    assert await model.due_erasures(MORNING, limit=9) == [(job_id, MORNING)]
+    await model.settle_erasure(job_id, again_at=later)
+    assert await model.due_erasures(MORNING, limit=9) == []
+    assert await model.due_erasures(later, limit=9) == [(job_id, MORNING)]
+    await model.settle_erasure(job_id, again_at=None)
+    assert await model.due_erasures(later, limit=9) == []
+
+
+async def test_a_removed_job_has_no_rows(
+    database: Database, model: ReadModel, history: History
+) -> None:
+    job_id, kept = new_id(), new_id()
+    await model.apply([*a_whole_job(history, job_id), *a_whole_job(history, kept)], expected=0)
+    assert await model.image_keys([job_id, new_id()]) == {"job/1/0"}
+    assert await model.image_keys([]) == set()
+    ended = await model.job(job_id)
+    assert ended is not None
+    await model.remove({job_id: ended.position - 1})  # that of a job which had the id before
+    assert await model.job(job_id) == ended
+    for _ in range(2):
+        await model.remove({job_id: ended.position})
+    assert await model.job(job_id) is None
+    assert [row[0] for row in await stored_images(database)] == [kept]

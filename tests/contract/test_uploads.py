@@ -9,9 +9,9 @@ import pytest
 
 from events.ids import new_id
 from events.store.database import Database
+from events.store.read_model import Usage
 from events.store.records import Upload
 from events.store.uploads import Uploads
-from events.store.usage import Usage
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -112,7 +112,7 @@ async def test_no_more_than_the_limit_is_forgotten_at_once(uploads: Uploads) -> 
 
 
 SMALL = 64 * 1024
-"""What a small file counts for."""
+"""The bytes for which a small file counts."""
 
 
 async def test_what_an_owner_keeps_is_added_up(uploads: Uploads, usage: Usage) -> None:

@@ -1,4 +1,4 @@
-"""A running service of which parts may be killed, on an event log of its own."""
+"""A running service with its own event log, whose parts may be killed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serve_app.local.nats_server import NatsServer
+from local.nats_server import NatsServer
 from tests.support.service import Service, diffusion
 
 
@@ -23,12 +23,8 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 def chaos(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     data_dir = tmp_path_factory.mktemp("chaos") / "data"
     settings = {"DARKROOM_MAX_ATTEMPTS": "2", "DARKROOM_MAX_COST": "2000"}
-    service = Service(data_dir, DARKROOM_NATS_URL=nats.url, **settings)
-    try:
-        service.start()
+    with Service(data_dir, DARKROOM_NATS_URL=nats.url, **settings) as service:
         warm = service.ended(service.submit("diffusion", diffusion(steps=1)))
         assert warm["status"] == 1
         yield service
         assert service.disagreements() == ""
-    finally:
-        service.close()

@@ -1,4 +1,4 @@
-"""Steady load: callers of several owners, who note each answer that they get."""
+"""Steady load: callers of several owners, who record each answer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -15,17 +16,40 @@ import httpx
 from tests.faults.checker.history import marker_of
 from tests.faults.checker.record import Record
 from tests.faults.parts.inside.sitecustomize import POISON
+from tests.faults.parts.parts import Parts
 from tests.faults.parts.receivers import BEHAVIOURS, GOOD, Receivers
-from tests.faults.request import Request
 from tests.support.polling import eventually
 from tests.support.service import diffusion, workflow
 
 OWNERS = ("alice", "bob", "carol")
 _MOST_OPEN = 16
-"""Jobs that are followed at the same time; no new one is submitted beyond."""
+"""The number of jobs that are followed at once; no more are submitted."""
 _REQUEST_TIMEOUT_S = 25.0
 _MOST_REPEATS = 40
 _KNOWN_WAIT_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One body with its query, which may be sent more than once."""
+
+    marker: str
+    owner: str
+    flavour: str
+    body: dict[str, Any]
+    query: Mapping[str, str] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    is_guilty: bool = False
+
+
+async def keys_of(parts: Parts, receivers: Receivers, owners: Iterable[str]) -> dict[str, str]:
+    """Create a key for each owner and give its secret to the receivers."""
+    keys = {}
+    for owner in owners:
+        made = await asyncio.to_thread(parts.darkroom, "keys", "create", owner)
+        keys[owner], secret = made.split()
+        receivers.accept_secret(owner, secret)
+    return keys
 
 
 class Load:
@@ -37,11 +61,10 @@ class Load:
         receivers: Receivers,
         record: Record,
         seed: int,
-        endpoints: tuple[str, ...] = ("default",),
         guilty_every: int | None = 60,
         period_s: float = 0.7,
     ) -> None:
-        """`keys`: an API key for each owner. `guilty_every`: one in so many kills its engine."""
+        """`keys`: an API key per owner. `guilty_every`: one job of this many kills its engine."""
         self._owners = list(keys)
         self._clients = {
             owner: httpx.AsyncClient(
@@ -56,20 +79,19 @@ class Load:
         self._receivers = receivers
         self._record = record
         self._chance = random.Random(f"load {seed}")
-        self._endpoints = endpoints
         self._guilty_every = guilty_every
         self._period_s = period_s
         self._count = 0
         self._following: set[asyncio.Task[None]] = set()
         self.open: dict[str, Request] = {}
-        """Accepted jobs of which no end was seen yet, nor an erasure."""
+        """Accepted jobs that have not been seen to end or to be erased."""
         self.accepted: dict[str, Request] = {}
         self._erased: set[str] = set()
-        """Jobs that this caller asked to erase: from then on they may be unknown."""
+        """Jobs that this caller asked to erase, which may be unknown from then on."""
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Submits meanwhile; what was begun goes on until `settle`."""
+        """Submit while the context lasts; open jobs continue until `settle`."""
         submitting = asyncio.create_task(self.run(math.inf))
         try:
             yield
@@ -79,7 +101,7 @@ class Load:
             await asyncio.wait({submitting})
 
     async def run(self, duration_s: float) -> None:
-        """Submit for so long, then return; what was begun goes on until `settle`."""
+        """Submit for this time and return; open jobs continue until `settle`."""
         stop_at = time.monotonic() + duration_s
         while time.monotonic() < stop_at:
             if len(self._following) < _MOST_OPEN:
@@ -92,7 +114,9 @@ class Load:
         task.add_done_callback(self._following.discard)
 
     async def begin_long(self) -> str:
-        """The id of a job of many seconds, which nobody ends early, once it makes progress."""
+        """Submit a job of many seconds and return its id once it makes progress. It is not
+        cancelled.
+        """
         self._count += 1
         marker, owner = marker_of(self._count), self._owners[0]
         body = diffusion(prompt=marker, steps=60, width=256, height=256)
@@ -111,18 +135,18 @@ class Load:
         return job_id
 
     async def goes_on(self) -> None:
-        """Returns once a job that is submitted from now on has ended."""
+        """Wait until a newly submitted job has ended."""
         before = set(self.accepted)
         await eventually(lambda: self.accepted.keys() - before - self.open.keys())
 
     async def settle(self, *, within_s: float) -> None:
-        """Returns once each accepted job has been seen to end, or the time is over."""
+        """Wait until each accepted job has been seen to end, or the time is over."""
         if self._following:
             await asyncio.wait(self._following, timeout=within_s)
         await self._stop_following()
 
     async def ask_all(self, *, within_s: float) -> None:
-        """Note the result of each accepted job as it is now, of as many as there is time for."""
+        """Record the current result of each accepted job, of as many as possible in this time."""
         give_up_at = time.monotonic() + within_s
         for job_id, request in self.accepted.items():
             if time.monotonic() > give_up_at:
@@ -141,7 +165,7 @@ class Load:
         for client in self._clients.values():
             await client.aclose()
 
-    # What is asked for.
+    # The requests.
 
     def _next_request(self) -> Request:
         self._count += 1
@@ -153,8 +177,6 @@ class Load:
             query["callback_url"] = self._receivers.url(owner, chance.choice(BEHAVIOURS))
         if chance.random() < 0.03:
             query["callback_url"] = self._receivers.forbidden_url
-        if (endpoint := chance.choice(self._endpoints)) != "default":
-            query["endpoint"] = endpoint
         key = f"key-{marker}" if chance.random() < 0.4 else None
         return Request(marker, owner, flavour, body, query, key, is_guilty)
 
@@ -177,7 +199,7 @@ class Load:
             changes |= {"steps": chance.randrange(40, 120), "batch_size": 2}
         return "diffusion", diffusion(**changes), False
 
-    # What becomes of it.
+    # Submission and observation of jobs.
 
     async def _serve(self, request: Request) -> None:
         job_id = await self._accepted(request)
@@ -193,7 +215,7 @@ class Load:
         await self._follow(request, job_id)
 
     async def _accepted(self, request: Request) -> str | None:
-        """The id of its job; None where it was refused, or nobody knows."""
+        """Submit and return the job's id; None if it was refused or the answer is unknown."""
         self._record.add(
             "submit",
             marker=request.marker,
@@ -207,7 +229,7 @@ class Load:
         return job_id
 
     async def _submit(self, request: Request) -> str | None:
-        """With a key it is repeated until the answer is certain, and now and then once more."""
+        """Submit; with a key repeat until the answer is certain, and sometimes once more."""
         job_id = None
         for _ in range(_MOST_REPEATS if request.idempotency_key else 1):
             status, job_id = await self._send(request)
@@ -227,7 +249,7 @@ class Load:
             f"/{request.flavour}/v1/generate",
             json=request.body,
             params=request.query,
-            headers=request.headers,
+            headers={"Idempotency-Key": key} if (key := request.idempotency_key) else {},
         )
         error = body.get("error", {}).get("type") if isinstance(body.get("error"), dict) else None
         job_id = body.get("request_id")
@@ -235,13 +257,13 @@ class Load:
         return status, job_id
 
     async def _end(self, request: Request, job_id: str, what: str) -> None:
-        """Cancel or erase it, again until the service has answered."""
+        """Cancel or erase the job, and repeat until the service has answered."""
         path = f"/v1/jobs/{job_id}"
         if what == "erase":
             self._erased.add(job_id)
         for _ in range(_MOST_REPEATS):
             call = ("POST", f"{path}/cancel") if what == "cancel" else ("DELETE", path)
-            # Noted before the answer, which may be lost.
+            # This is recorded before the answer, which may be lost.
             self._record.add(what, job_id=job_id, status=None)
             status, _ = await self._call(request.owner, *call)
             self._record.add(what, job_id=job_id, status=status)
@@ -250,7 +272,7 @@ class Load:
             await asyncio.sleep(self._chance.uniform(0.5, 2))
 
     async def _follow(self, request: Request, job_id: str) -> None:
-        """Until the result says that it has ended, or that it was erased."""
+        """Follow the job until its result says that it has ended or was erased."""
         while True:
             code, status = await self._result(request, job_id, wait_s=_KNOWN_WAIT_S)
             if status:
@@ -273,7 +295,7 @@ class Load:
     async def _call(
         self, owner: str, method: str, path: str, **options: Any
     ) -> tuple[int | None, dict[str, Any]]:
-        """The status and the body, empty where it is none of the service's own; None: no answer."""
+        """Return the status and the service's own body, otherwise an empty one; None: no answer."""
         try:
             answer = await self._clients[owner].request(method, path, **options)
         except httpx.TransportError:

@@ -22,10 +22,9 @@ from tests.faults.checker.invariants import violations
 from tests.faults.checker.leftovers import after_the_service
 from tests.faults.checker.record import Record
 from tests.faults.checker.settled import settled_history
-from tests.faults.keys import keys_of
-from tests.faults.load import OWNERS, Load
+from tests.faults.load import OWNERS, Load, keys_of
 from tests.faults.parts.injector import Injector
-from tests.faults.parts.machine import FAR, Machine, machine
+from tests.faults.parts.machine import Machine, machine
 from tests.faults.parts.receivers import Receivers
 from tests.faults.schedule import Planned, kinds_for, schedule
 from tests.faults.table import table
@@ -49,18 +48,16 @@ async def run(
     seed: int,
     duration_s: float,
     out: Path,
-    is_cluster: bool = False,
     only: Collection[str] = (),
 ) -> Outcome:
-    """One run. Its record and its history are written below `out`.
-
-    `only`: the kinds of faults that are injected; all, if empty.
+    """Run once and write record and history below `out`. `only`: the kinds of faults to inject; all
+    if it is empty.
     """
     out.mkdir(parents=True, exist_ok=True)
     record_path = out / "record.jsonl"
     record_path.unlink(missing_ok=True)
-    plan = schedule(seed, duration_s, kinds=kinds_for(is_cluster=is_cluster, only=only))
-    _say(f"seed {seed}, {duration_s:g} s, {'a cluster' if is_cluster else 'one machine'}")
+    plan = schedule(seed, duration_s, kinds=kinds_for(only=only))
+    _say(f"seed {seed}, {duration_s:g} s")
     _say("\n".join(map(str, plan)))
     async with AsyncExitStack() as stack:
         record = Record(record_path)
@@ -68,7 +65,7 @@ async def run(
         receivers = Receivers(record, seed=seed)
         await receivers.start()
         stack.push_async_callback(receivers.close)
-        one = await stack.enter_async_context(machine(is_cluster=is_cluster))
+        one = await stack.enter_async_context(machine())
         load = await _load(one, receivers, record, seed=seed)
         stack.push_async_callback(load.close)
         injector = Injector(one, record, seed=seed)
@@ -93,7 +90,6 @@ async def _load(one: Machine, receivers: Receivers, record: Record, *, seed: int
         receivers=receivers,
         record=record,
         seed=seed,
-        endpoints=("default", "default", FAR) if one.is_cluster else ("default",),
     )
 
 
@@ -106,14 +102,12 @@ async def _under_load(
 
 
 async def _afterwards(one: Machine, load: Load, record: Record) -> History:
-    """The history, once all that must hold does, or the time for that is over."""
+    """Return the history once all invariants hold, or after the time-out."""
     began = time.monotonic()
     await load.settle(within_s=_SETTLE_S)
     _say(f"settled after {time.monotonic() - began:.0f} s, seen open: {sorted(load.open)}")
     await load.ask_all(within_s=_ASK_S)
     history = await settled_history(one, record)
-    if one.far_node is not None:
-        await asyncio.to_thread(one.far_node.kill)
     try:
         await asyncio.to_thread(one.service.close)
     except subprocess.TimeoutExpired as error:
@@ -133,27 +127,19 @@ def main() -> int:
         outcome = check(History.load(arguments.check))
         _say(f"\n{outcome.text}")
         return 0 if outcome.holds else 1
-    holds = True
-    for name, share in (("one", 0.6), ("cluster", 0.4)):
-        if arguments.on not in {name, "both"}:
-            continue
-        duration_s = arguments.duration * (share if arguments.on == "both" else 1)
-        out = arguments.out / f"{arguments.seed}-{name}"
-        work = run(
-            seed=arguments.seed,
-            duration_s=duration_s,
-            out=out,
-            is_cluster=name == "cluster",
-            only=arguments.only,
-        )
-        outcome = asyncio.run(_until_terminated(work))
-        _say(f"\n{outcome.text}")
-        holds = holds and outcome.holds
-    return 0 if holds else 1
+    work = run(
+        seed=arguments.seed,
+        duration_s=arguments.duration,
+        out=arguments.out / str(arguments.seed),
+        only=arguments.only,
+    )
+    outcome = asyncio.run(_until_terminated(work))
+    _say(f"\n{outcome.text}")
+    return 0 if outcome.holds else 1
 
 
 async def _until_terminated(work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """SIGTERM ends it as Ctrl-C does, so that nothing that was started is left."""
+    """End at SIGTERM as at Ctrl-C, so that all started processes are ended."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
@@ -163,7 +149,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--duration", type=float, default=1800.0, help="seconds under load")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--on", choices=("one", "cluster", "both"), default="both")
     parser.add_argument("--only", nargs="*", default=(), help="kinds of faults")
     parser.add_argument("--out", type=Path, default=Path("build/faults"))
     parser.add_argument("--check", type=Path, help="history.json of an earlier run")

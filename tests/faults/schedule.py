@@ -1,4 +1,4 @@
-"""Which fault comes when: derived from a seed and nothing else."""
+"""The schedule of faults, which is derived only from a seed."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-ROLES = ("router", "dispatcher", "results", "callbacks")
+ROLES = ("router", "dispatcher", "projection", "callbacks")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault, by the part that it harms and what is done to it."""
+    """A kind of fault: the part that it harms and the action."""
 
     name: str
     shortest_s: float = 0.0
     longest_s: float = 0.0
-    """How long it lasts; 0 where it is over at once."""
+    """Its maximum duration; 0 for a fault that is over at once."""
     needs_cluster: bool = False
-    """It needs more than one machine has: three log servers, a node beside the first, Postgres."""
+    """Whether it needs more than one machine has: three NATS servers, a second node, Postgres."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     at_s: float
-    """After the load began."""
+    """The seconds since the load began."""
     kind: Kind
     lasts_s: float
 
@@ -42,7 +42,7 @@ KINDS: tuple[Kind, ...] = (
     *_killed_and_stopped("haproxy", longest_s=4.0),
     *_killed_and_stopped("controller"),
     *(kind for role in ROLES for kind in _killed_and_stopped(role)),
-    # Longer than its lease: it is replaced, and meets its successor when it goes on.
+    # This is longer than the lease, so the process is replaced and continues beside its successor.
     *_killed_and_stopped("job", longest_s=10.0),
     *_killed_and_stopped("engine"),
     Kind("nats_kill", 0.0, 4.0),
@@ -54,7 +54,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("log_full", 3.0, 8.0),
     Kind("projection_stop", 10.0, 15.0),
     Kind("database_locked", 2.0, 6.0),
-    # Longer than a statement waits.
+    # This is longer than the time-out of a statement.
     Kind("database_dead", 11.0, 13.0),
     Kind("models_hang", 2.0, 8.0),
     Kind("engine_memory", 2.0, 5.0),
@@ -68,13 +68,9 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
-def kinds_for(*, is_cluster: bool, only: Collection[str] = ()) -> list[Kind]:
-    """Those that can be injected; of these `only` the named ones, if any are."""
-    return [
-        kind
-        for kind in KINDS
-        if (is_cluster or not kind.needs_cluster) and (not only or kind.name in only)
-    ]
+def kinds_for(*, only: Collection[str] = ()) -> list[Kind]:
+    """Return the kinds that can be injected on one machine; with `only` just the named ones."""
+    return [kind for kind in KINDS if not kind.needs_cluster and (not only or kind.name in only)]
 
 
 def schedule(
@@ -85,7 +81,7 @@ def schedule(
     shortest_gap_s: float = 5.0,
     longest_gap_s: float = 15.0,
 ) -> list[Planned]:
-    """Each kind once, in a random order, before any comes again; the last in time to be over."""
+    """Return each kind once in a random order before any repeats; the last one ends in time."""
     chance = random.Random(f"faults {seed}")
     dealt = _dealt(chance, kinds)
     planned: list[Planned] = []

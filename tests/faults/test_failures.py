@@ -1,4 +1,4 @@
-"""Whatever is killed, the job still ends once, and its callback comes."""
+"""After any kill the job still ends once, and its callback arrives."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import os
 import re
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
 import ray
+from httpx_sse import SSEError
 
 from examples.receiver import Receiver
-from serve_app.local.nats_server import NatsServer
+from local.nats_server import NatsServer
 from tests.support.polling import eventually
 from tests.support.service import Service, diffusion
 
 pytestmark = pytest.mark.timeout(1200)
 
 ENDS = {"completed", "failed", "cancelled"}
+LONG = {"steps": 120, "batch_size": 2, "width": 128, "height": 128}
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +34,28 @@ def key(chaos: Service) -> tuple[str, str]:
     return text, secret
 
 
-def submit(service: Service, key: str, callback_url: str, **changes: object) -> str:
-    answer = service.http.post(
-        "/diffusion/v1/generate",
-        json=diffusion(**changes),
-        params={"callback_url": callback_url},
-        headers={"Authorization": f"Bearer {key}"},
-    )
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["request_id"])
+@contextmanager
+def running_job(service: Service, key: tuple[str, str], **changes: object) -> Iterator[str]:
+    """A job that runs when the context begins. At its end the job has completed once, with all its
+    images, and its callback has arrived.
+    """
+    text, secret = key
+    with Receiver(secret) as receiver:
+        answer = service.http.post(
+            "/diffusion/v1/generate",
+            json=diffusion(**LONG | changes),
+            params={"callback_url": receiver.url},
+            headers={"Authorization": f"Bearer {text}"},
+        )
+        assert answer.status_code == 202, answer.text
+        job_id = str(answer.json()["request_id"])
+        wait_running(service, job_id)
+        yield job_id
+        result = service.ended(job_id)
+        assert result["status"] == 1, (result, service.events(job_id))
+        assert [item["status"] for item in result["results"]] == [1, 1]
+        assert json.loads(receiver.bodies.get(timeout=60)) == result
+    check_ended_once(service, job_id)
 
 
 def wait_running(service: Service, job_id: str) -> None:
@@ -58,7 +74,7 @@ def check_ended_once(service: Service, job_id: str) -> None:
 
 
 def kill(service: Service, name: str) -> None:
-    """SIGKILL to the process of a named actor; `name` may be a part of it."""
+    """Send SIGKILL to the process of a named actor; `name` may be a part of it."""
     with service.cluster():
         for actor in service.actors(name):
             handle = ray.get_actor(*actor)
@@ -67,28 +83,19 @@ def kill(service: Service, name: str) -> None:
 
 
 def writer_of(service: Service, job_id: str) -> str:
-    """Name of the job actor that has started the job."""
+    """Return the name of the job actor that has started the job."""
     return str(service.events(job_id)[1]["data"]["actor"]).split("@")[0]
 
 
-LONG = {"steps": 120, "batch_size": 2, "width": 128, "height": 128}
-
-
-@pytest.mark.parametrize("part", ["job", "engine", "router", "dispatcher", "results", "callbacks"])
+@pytest.mark.parametrize(
+    "part", ["job", "engine", "router", "dispatcher", "projection", "callbacks"]
+)
 def test_a_killed_part_costs_no_job(chaos: Service, key: tuple[str, str], part: str) -> None:
-    text, secret = key
-    with Receiver(secret) as receiver:
-        job_id = submit(chaos, text, receiver.url, **LONG)
-        wait_running(chaos, job_id)
+    with running_job(chaos, key) as job_id:
         if part == "engine":
             chaos.engine().kill()
         else:
             kill(chaos, writer_of(chaos, job_id) if part == "job" else part)
-        result = chaos.ended(job_id)
-        assert result["status"] == 1, (result, chaos.events(job_id))
-        assert [item["status"] for item in result["results"]] == [1, 1]
-        assert json.loads(receiver.bodies.get(timeout=60)) == result
-    check_ended_once(chaos, job_id)
 
 
 def test_a_job_under_which_the_engine_dies_again_and_again_fails_alone(chaos: Service) -> None:
@@ -103,7 +110,7 @@ def test_a_job_under_which_the_engine_dies_again_and_again_fails_alone(chaos: Se
     text = r"Gave up after \d attempts, 2 of them with no other job on the engine: The engine died"
     assert re.match(text, result["message"])
     starts = [each["data"] for each in chaos.events(guilty) if each["type"].endswith("started.v1")]
-    # One that found no engine yet is spared, so there may be more than three.
+    # An attempt that found no engine is not blamed, so there may be more than three.
     first, *others = [start.get("exclusive") for start in starts]
     assert first is None
     assert len(others) >= 2
@@ -114,7 +121,7 @@ def test_a_job_under_which_the_engine_dies_again_and_again_fails_alone(chaos: Se
 
 
 def wait_for_steps(service: Service, job_id: str, attempts: int) -> int:
-    """Returns while the engine works for a later attempt at the job: which one; 0 once it ended."""
+    """Wait until the engine works for a later attempt; return its number, 0 if the job ended."""
     before = service.result(job_id).get("progress")
 
     def some_attempt() -> list[int]:
@@ -131,41 +138,27 @@ def wait_for_steps(service: Service, job_id: str, attempts: int) -> int:
 def test_nats_killed_in_the_middle_of_a_job(
     chaos: Service, key: tuple[str, str], nats: NatsServer
 ) -> None:
-    text, secret = key
-    with Receiver(secret) as receiver:
-        job_id = submit(chaos, text, receiver.url, **LONG)
-        wait_running(chaos, job_id)
+    with running_job(chaos, key) as job_id:
         os.kill(nats.pid, signal.SIGKILL)
         time.sleep(1.0)
         nats.start()
-        result = chaos.ended(job_id)
-        assert result["status"] == 1, (result, chaos.events(job_id))
-        assert json.loads(receiver.bodies.get(timeout=60)) == result
-    check_ended_once(chaos, job_id)
-    # The actor lived, and kept the job.
+    # The actor lived and kept the job.
     assert chaos.event_names(job_id).count("started") == 1
 
 
 def test_a_stopped_job_actor_is_replaced_and_adds_nothing_when_it_goes_on(
     chaos: Service, key: tuple[str, str]
 ) -> None:
-    text, secret = key
-    with Receiver(secret) as receiver:
-        job_id = submit(chaos, text, receiver.url, **LONG)
-        wait_running(chaos, job_id)
-        actor = writer_of(chaos, job_id)
+    with running_job(chaos, key) as job_id:
         with chaos.cluster():
-            handle = ray.get_actor(actor)
+            handle = ray.get_actor(writer_of(chaos, job_id))
             pid = ray.get(handle.location.remote(), timeout=20).pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            result = chaos.ended(job_id)
+            chaos.ended(job_id)
         finally:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-        assert result["status"] == 1, (result, chaos.events(job_id))
-        assert json.loads(receiver.bodies.get(timeout=60)) == result
-    check_ended_once(chaos, job_id)
     assert chaos.event_names(job_id).count("started") == 2
 
 
@@ -194,7 +187,7 @@ def test_while_the_log_is_down_nothing_is_accepted_and_no_job_appears_later(
 def test_a_frozen_log_leaves_the_outcome_unknown_until_the_same_key_asks_again(
     chaos: Service, nats: NatsServer
 ) -> None:
-    for seed in range(4):  # how full the log is, each replica knows for seconds from now on
+    for seed in range(4):  # each replica uses its copy of the log's fill for seconds
         chaos.submit("diffusion", diffusion(seed=seed, steps=1))
     os.kill(nats.pid, signal.SIGSTOP)
     try:
@@ -219,23 +212,20 @@ def test_roles_and_replica_killed_while_the_log_is_down_are_back_when_it_is(
     nats.stop()
     try:
         kill(chaos, "router")
-        kill(chaos, "results")
+        kill(chaos, "projection")
         kill_replicas(chaos)
         asyncio.run(eventually(lambda: answers(chaos)))
     finally:
         nats.start()
     asyncio.run(eventually(chaos.is_ready))
-    text, secret = key
-    with Receiver(secret) as receiver:
-        job_id = submit(chaos, text, receiver.url)
-        result = chaos.ended(job_id)
-        assert result["status"] == 1
-        assert json.loads(receiver.bodies.get(timeout=60)) == result
-    check_ended_once(chaos, job_id)
+    with running_job(chaos, key):
+        pass
 
 
 def accepted(service: Service) -> str:
-    """The id of a new job; empty where it is refused, as while a replica does not know the log."""
+    """Submit a job and return its id; empty if it is refused, as while a replica has no state of
+    the log.
+    """
     answer = service.http.post("/diffusion/v1/generate", json=diffusion(seed=1))
     return str(answer.json()["request_id"]) if answer.status_code == 202 else ""
 
@@ -255,3 +245,30 @@ def answers(service: Service) -> bool:
 def kill_replicas(service: Service) -> None:
     for replica in service.processes("ray::ServeReplica:darkroom:Api"):
         replica.kill()
+
+
+def test_a_killed_replica_costs_a_stream_nothing(chaos: Service) -> None:
+    """Every replica is killed, so the new one has no state of the stream."""
+    jobs = [chaos.submit("diffusion", diffusion(steps=40)) for _ in range(4)]
+    seen: list[tuple[int, str]] = []
+    is_killed = False
+    give_up_at = time.monotonic() + 120
+    while len(seen) < 4 * len(jobs):  # submitted, started, image_stored, completed
+        assert time.monotonic() < give_up_at, seen
+        try:
+            for place, _, job_id in chaos.stored(after=str(seen[-1][0]) if seen else "0"):
+                if job_id in jobs:
+                    seen.append((place, job_id))
+                if len(seen) > 5 and not is_killed:
+                    is_killed = True
+                    kill_replicas(chaos)
+                if len(seen) == 4 * len(jobs):
+                    break
+        except (httpx.TransportError, SSEError):
+            time.sleep(0.2)
+    assert is_killed
+    assert [place for place, _ in seen] == sorted({place for place, _ in seen})
+    stored = {job_id: chaos.event_names(job_id) for job_id in jobs}
+    assert {job_id: sum(each == job_id for _, each in seen) for job_id in jobs} == {
+        job_id: len(names) for job_id, names in stored.items()
+    }

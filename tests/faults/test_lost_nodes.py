@@ -1,4 +1,4 @@
-"""What a dispatcher hears of the death of a job actor, on a real Ray of two nodes."""
+"""The dispatcher learns why a job actor died, on a real Ray of two nodes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.dispatch.cluster import ActorDied, ActorLost
-from actors.dispatch.ray_actors import RayJobActor
+from actors.scheduler.cluster import ActorDied, ActorLost
+from actors.scheduler.ray_cluster import RayJobActor
 from events.queue import QueueEntry
 from tests.support.events import folded, submitted
 
@@ -57,7 +57,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Place:
-    """A job that runs on a node of its own."""
+    """A job that runs on its own node."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

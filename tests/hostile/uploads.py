@@ -1,4 +1,4 @@
-"""Hostile uploads: files that unpack to more than they show, forms that have no end."""
+"""Hostile uploads: files that unpack to more than they show, and endless forms."""
 
 from __future__ import annotations
 

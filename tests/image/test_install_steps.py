@@ -65,7 +65,7 @@ def test_ray_is_the_one_of_the_manifests(image: Path) -> None:
 def test_application_and_engine_are_there_without_the_repository(image: Path) -> None:
     """And torch is the build for this device."""
     script = (
-        "import serve_app.app, engine.diffusion.loading.unets, torch;"
+        "import serve_app.app, engine.diffusion.loading.networks, torch;"
         "assert 'python' in serve_app.app.__file__;"
         "print(torch.version.cuda)"
     )

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,15 +19,14 @@ import pytest
 from nats.aio.client import Client
 
 from events.bus.bus import Bus
-from events.bus.streams import JOBS, STREAMS, event_subject, job_subject, router_consumer
+from events.bus.streams import JOBS, ROUTER_CONSUMER, event_subject, job_subject
 from events.ids import new_id
-from serve_app.local.embedded import Embedded, watched
-from serve_app.local.nats_server import NatsDidNotStart, NatsServer
+from local.embedded import Embedded, watched
+from local.nats_server import NatsDidNotStart, NatsServer
 from settings.settings import Settings
-from tests.support.bus import connected
+from tests.support.bus import connected, operator
 from tests.support.polling import eventually
 
-ROUTER = router_consumer()
 DIRECT_GET = f"$JS.API.DIRECT.GET.{JOBS}"
 
 
@@ -49,27 +48,20 @@ class Reader:
         await eventually(lambda: any(refusal in violation for violation in self.violations))
 
 
-@asynccontextmanager
-async def reading(server: NatsServer) -> AsyncIterator[Reader]:
+@pytest.fixture
+async def reader(nats_server: NatsServer) -> AsyncIterator[Reader]:
     reader = Reader(Client())
-    await reader.client.connect(server.reader_url, error_cb=reader.note)
+    await reader.client.connect(nats_server.reader_url, error_cb=reader.note)
     try:
         yield reader
     finally:
         await reader.client.close()
 
 
-@pytest.fixture
-async def reader(nats_server: NatsServer) -> AsyncIterator[Reader]:
-    async with reading(nats_server) as reader:
-        yield reader
-
-
 async def state_of(server: NatsServer) -> dict[str, tuple[int, int]]:
     """Messages and consumers of every stream, asked with the service's credentials."""
-    client = await nats.connect(server.url)
-    infos = await client.jetstream().streams_info()
-    await client.close()
+    async with operator(server) as client:
+        infos = await client.jetstream().streams_info()
     return {
         str(info.config.name): (info.state.messages, info.state.consumer_count) for info in infos
     }
@@ -128,12 +120,12 @@ async def test_the_reader_replays_in_batches(reader: Reader, bus: Bus) -> None:
         "queue.default.0.a-job",
         "callbacks.due.a-job",
         "canary.a",
-        f"$JS.API.CONSUMER.MSG.NEXT.{JOBS}.{ROUTER.name}",
-        f"$JS.API.CONSUMER.DELETE.{JOBS}.{ROUTER.name}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{JOBS}.{ROUTER_CONSUMER.name}",
+        f"$JS.API.CONSUMER.DELETE.{JOBS}.{ROUTER_CONSUMER.name}",
         f"$JS.API.CONSUMER.CREATE.{JOBS}",
         f"$JS.API.CONSUMER.CREATE.{JOBS}.mine",
         f"$JS.API.CONSUMER.DURABLE.CREATE.{JOBS}.mine",
-        f"$JS.API.CONSUMER.INFO.{JOBS}.{ROUTER.name}",
+        f"$JS.API.CONSUMER.INFO.{JOBS}.{ROUTER_CONSUMER.name}",
         f"$JS.API.STREAM.DELETE.{JOBS}",
         f"$JS.API.STREAM.PURGE.{JOBS}",
         "$JS.API.DIRECT.GET.QUEUE",
@@ -142,7 +134,7 @@ async def test_the_reader_replays_in_batches(reader: Reader, bus: Bus) -> None:
 async def test_the_reader_may_publish_nothing_else(
     nats_server: NatsServer, reader: Reader, bus: Bus, subject: str
 ) -> None:
-    await bus.ensure_consumer(ROUTER)
+    await bus.ensure_consumer(ROUTER_CONSUMER)
     before = await state_of(nats_server)
     await reader.try_to_publish(subject)
     assert await state_of(nats_server) == before
@@ -151,14 +143,13 @@ async def test_the_reader_may_publish_nothing_else(
 async def test_the_reader_may_not_ack_for_the_router(
     reader: Reader, bus: Bus, nats_server: NatsServer
 ) -> None:
-    await bus.ensure_consumer(ROUTER)
+    await bus.ensure_consumer(ROUTER_CONSUMER)
     await bus.store(job_subject(new_id()), b"", timeout_s=2)
-    async with bus.puller(JOBS, ROUTER.name) as puller:
+    async with bus.puller(JOBS, ROUTER_CONSUMER.name) as puller:
         [message] = await puller.follow(batch=1, timeout_s=5)
     await reader.try_to_publish(message.ack_subject, b"+ACK")
-    client = await nats.connect(nats_server.url)
-    info = await client.jetstream().consumer_info(JOBS, ROUTER.name)
-    await client.close()
+    async with operator(nats_server) as client:
+        info = await client.jetstream().consumer_info(JOBS, ROUTER_CONSUMER.name)
     assert info.num_ack_pending == 1
 
 
@@ -188,7 +179,7 @@ async def test_the_reader_hears_no_answer_to_the_service(reader: Reader, bus: Bu
 @pytest.mark.parametrize(
     "reply",
     [
-        f"$JS.API.CONSUMER.DELETE.{JOBS}.{ROUTER.name}",
+        f"$JS.API.CONSUMER.DELETE.{JOBS}.{ROUTER_CONSUMER.name}",
         "$JS.API.STREAM.DELETE.QUEUE",
         job_subject("forged"),
         "queue.default.0.forged",
@@ -198,7 +189,7 @@ async def test_an_answer_to_the_reader_reaches_nothing_of_the_service(
     nats_server: NatsServer, reader: Reader, bus: Bus, *, reply: str, sequence: int
 ) -> None:
     """The server publishes its answer wherever the request says; "not found" has no body."""
-    await bus.ensure_consumer(ROUTER)
+    await bus.ensure_consumer(ROUTER_CONSUMER)
     await bus.store(job_subject(new_id()), b"", timeout_s=2)
     before = await state_of(nats_server)
     await reader.client.publish(DIRECT_GET, json.dumps({"seq": sequence}).encode(), reply=reply)
@@ -208,23 +199,6 @@ async def test_an_answer_to_the_reader_reaches_nothing_of_the_service(
 
 
 # Its life.
-
-
-async def test_a_store_from_before_there_were_accounts_is_kept(
-    nats_server: NatsServer, tmp_path: Path
-) -> None:
-    async with connected(nats_server) as bus:
-        await bus.store(job_subject("a-job"), b"kept", timeout_s=2)
-    nats_server.stop()
-    streams = tmp_path / "nats" / "store" / "jetstream"
-    [account] = [each for each in streams.iterdir() if (each / "streams").exists()]
-    account.rename(streams / "$G")
-    nats_server.start()
-    async with connected(nats_server) as bus:
-        message = await bus.last(JOBS, job_subject("a-job"))
-    assert message is not None
-    assert message.data == b"kept"
-    assert set(await state_of(nats_server)) == {spec.name for spec in STREAMS}
 
 
 def test_a_start_that_takes_too_long_says_so(tmp_path: Path) -> None:
@@ -270,7 +244,7 @@ async def test_the_watch_outlives_a_start_that_fails(
     with watched(nats_server), caplog.at_level(logging.ERROR):
         credentials.write_text("{")
         os.kill(nats_server.pid, signal.SIGKILL)
-        await eventually(lambda: "nats-server is not back" in caplog.messages)
+        await eventually(lambda: "nats-server did not restart" in caplog.messages)
         credentials.write_text(good)
         async with connected(nats_server):
             pass

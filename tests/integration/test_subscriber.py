@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -10,19 +9,11 @@ from typing import Any
 
 import jsonschema
 import nats
-import pytest
 
 from docs.generate.asyncapi.document import asyncapi_document
 from events.bus.bus import Bus
-from serve_app.local.nats_server import NatsServer
-from tests.support.bus import connected
-from tests.support.live.subscriber import (
-    WHOLE,
-    Jobs,
-    Subscriber,
-    follows_replays_and_resumes,
-    refuses_places_of_other_streams,
-)
+from local.nats_server import NatsServer
+from tests.support.live.subscriber import WHOLE, Jobs, Subscriber, follows_replays_and_resumes
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "subscriber" / "follow.py"
 
@@ -32,23 +23,6 @@ async def test_it_follows_replays_and_resumes(
 ) -> None:
     subscriber = Subscriber((sys.executable, PROGRAM), nats_server, tmp_path)
     await follows_replays_and_resumes(subscriber, Jobs(bus))
-
-
-async def test_it_follows_a_log_of_several_streams(nats_server: NatsServer, tmp_path: Path) -> None:
-    async with connected(nats_server, log_streams=4) as bus:
-        subscriber = Subscriber((sys.executable, PROGRAM), nats_server, tmp_path, arguments=["4"])
-        await follows_replays_and_resumes(subscriber, Jobs(bus))
-
-
-@pytest.mark.parametrize("streams", [1, 4])
-async def test_it_refuses_a_place_of_another_number_of_streams(
-    nats_server: NatsServer, tmp_path: Path, streams: int
-) -> None:
-    subscriber = Subscriber(
-        (sys.executable, PROGRAM), nats_server, tmp_path, arguments=[str(streams)]
-    )
-    async with connected(nats_server, log_streams=streams):
-        await asyncio.to_thread(refuses_places_of_other_streams, subscriber, streams)
 
 
 async def test_messages_are_as_the_asyncapi_document_has_them(

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
-from tests.support.outside.link import Link, linked
+from tests.support.link import Link, linked
 from tests.support.outside.object_store import ACCESS, object_store
 
 PICTURE = bytes(range(256)) * 4096
@@ -66,23 +66,21 @@ async def test_a_folder_is_listed_in_several_answers_and_removed(store: ImageSto
 
 async def test_an_outage_is_told_and_ends_with_its_reason(store: ImageStore, link: Link) -> None:
     await store.put("job/1/0.png", b"pixels")
-    server = link.place
     link.cut()
     for call in (store.get("job/1/0.png"), store.put("job/1/1.png", b""), store.delete("other")):
         with pytest.raises(ImageStoreUnavailable):
             await call
     with pytest.raises(ImageStoreUnavailable):
         await anext(store.files("job"))
-    link.lead_to(server)
+    link.heal()
     assert await store.get("job/1/0.png") == b"pixels"
 
 
 async def test_a_short_outage_is_not_noticed(store: ImageStore, link: Link) -> None:
-    server = link.place
     link.cut()
     put = asyncio.create_task(store.put("job/1/0.png", PICTURE))
     await asyncio.sleep(0.3)
-    link.lead_to(server)
+    link.heal()
     await put
     assert await store.get("job/1/0.png") == PICTURE
 
@@ -90,12 +88,12 @@ async def test_a_short_outage_is_not_noticed(store: ImageStore, link: Link) -> N
 async def test_a_server_that_restarts_within_a_call_gets_it_again(
     store: ImageStore, link: Link
 ) -> None:
-    """Its connections end; whether what was sent came is not known, and it is sent again."""
+    """Its connections end, so the result of a request is unknown and the request is repeated."""
     link.slow_down(0.5)
     put = asyncio.create_task(store.put("job/1/0.png", PICTURE))
     await asyncio.sleep(0.2)
     link.slow_down(0)
-    link.lead_to(link.place)
+    link.drop()
     await put
     assert await store.get("job/1/0.png") == PICTURE
 
@@ -141,7 +139,7 @@ async def test_who_hangs_up_leaves_his_thread_to_nobody(store: ImageStore, link:
 async def test_a_refused_key_is_no_missing_image(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is missing may be forgotten; what may not be read must not be."""
+    """A missing image may be forgotten, but an unreadable one must not be."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another key")
     store = ImageStore("s3://darkroom-images/refused", retry_s=1)
     for call in (store.get("a.png"), store.size("a.png"), store.put("a.png", b"")):

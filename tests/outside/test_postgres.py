@@ -9,21 +9,21 @@ from contextlib import suppress
 
 import pytest
 
-from actors.upkeep.results import Results
+from actors.roles.projection import Projection
 from events.decisions import Submit
 from events.errors import DatabaseUnavailable
 from events.ids import new_id
 from events.log import JobWriter, utc_now
-from events.memory.log import MemoryLog
 from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.records import ApiKey, Scope
 from tests.support.events import submitted
-from tests.support.outside.link import Link, linked
+from tests.support.link import Link, linked
+from tests.support.memory.log import MemoryLog
 from tests.support.outside.postgres_pair import Pair, postgres_pair
-from tests.support.polling import eventually
+from tests.support.polling import eventually, running
 
 BUSY_S = 2.0
 
@@ -126,9 +126,9 @@ async def test_nothing_that_was_acknowledged_is_lost(
     stored = {key.id for key in await ApiKeys(database).all()}
     acknowledged = {id for writer in writers for id in writer.acknowledged}
     assert acknowledged <= stored
-    # What was written as the server went may be there, and nobody was told.
+    # The row may have been written when the server stopped, without an answer.
     assert len(stored - acknowledged) <= len(writers) * 4
-    # Nobody hung: a connection, a statement and a wait for the pool end each after its time.
+    # No call hung: a connection, a statement and a wait for the pool each have a time-out.
     assert max(writer.longest_s for writer in writers) < 4 * BUSY_S + 5
 
 
@@ -137,19 +137,15 @@ async def test_the_projection_goes_on_and_leaves_nothing_out(
     pair: Pair, link: Link, database: Database, disturb: Disturbance
 ) -> None:
     log, model = MemoryLog(), ReadModel(database)
-    results = Results(log=log, read_model=model, catch_up_period_s=60)
-    role = asyncio.create_task(results.run())
+    results = Projection(log=log, read_model=model, catch_up_period_s=60)
     job_ids = [new_id() for _ in range(60)]
-    try:
+    async with running(results.run()):
         for number, job_id in enumerate(job_ids):
             await JobWriter(log).submit(job_id, Submit(submitted()))
             if number == len(job_ids) // 2:
                 await eventually(lambda: _is_past(model, 1), within_s=30)
                 await disturb(pair, link)
         await eventually(lambda: _is_past(model, len(job_ids)), within_s=60)
-    finally:
-        role.cancel()
-        await asyncio.wait({role})
     rows = [await model.job(job_id) for job_id in job_ids]
     assert all(row is not None for row in rows)
     assert await model.blocked.stops(limit=1) == []
@@ -157,7 +153,7 @@ async def test_the_projection_goes_on_and_leaves_nothing_out(
 
 async def _is_past(model: ReadModel, position: int) -> bool:
     with suppress(DatabaseUnavailable):
-        return await model.checkpoint() >= position
+        return await model.offset() >= position
     return False
 
 

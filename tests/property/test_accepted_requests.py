@@ -1,6 +1,6 @@
-"""What is accepted can be stored, dispatched, planned, shown and accepted again; the rest is a 400.
+"""Accepted requests can be stored, dispatched, planned, shown and accepted again; others get a 400.
 
-`DARKROOM_PROPERTY_EXAMPLES` says how many requests are drawn.
+`DARKROOM_PROPERTY_EXAMPLES` is the number of random requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from actors.worker.plan import checkpoint_of, plan_text, planner
+from actors.scheduler.fairness import checkpoint_of
+from actors.worker.plan import plan_text, planner
 from actors.worker.result_file import encode_result
 from engine.errors import GraphInvalid, ParametersInvalid
 from engine.graph.catalogue import Catalogue
@@ -28,17 +29,16 @@ from engine.graph.limits import Limits
 from engine.graph.models_folder import CHECKPOINTS, ModelsFolder
 from engine.graph.validation import validate
 from engine.reports import ImageReady
+from events.cloud_events import decode, encode
 from events.job import Job
 from events.result import result_of
 from events.store.job_rows import from_state, job_row
 from events.store.records import Endpoint
 from events.types import Event, Flavour, Submitted
-from events.wire.cloud_events import decode, encode
-from serve_app.acceptance.checker import CheckedRequest, Checker, checker_for
-from serve_app.api_error import ApiError
-from serve_app.body import parse_json
-from serve_app.endpoints.used import terms_of
-from serve_app.errors import ANSWERS
+from serve_app.acceptance.compilation import CompiledRequest, RequestCompiler, compiler_for
+from serve_app.bodies import parse_json
+from serve_app.endpoints.cache import terms_of
+from serve_app.error_responses import ANSWERS, ApiError
 from settings.graph import GraphSettings
 from tests.support.engine.mutations import Requests
 from tests.support.engine.workflows import TINY
@@ -60,8 +60,8 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 
 
 @pytest.fixture(scope="module")
-def checker(catalogue: Catalogue) -> Checker:
-    return checker_for(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
+def compiler(catalogue: Catalogue) -> RequestCompiler:
+    return compiler_for(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
 
 
 @pytest.fixture(scope="module")
@@ -75,25 +75,27 @@ def requests(catalogue: Catalogue) -> Requests:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     database=None,
 )
-def test_what_is_accepted_is_runnable(checker: Checker, requests: Requests, seed: int) -> None:
+def test_what_is_accepted_is_runnable(
+    compiler: RequestCompiler, requests: Requests, seed: int
+) -> None:
     note(f"seed {seed}")
     draw = random.Random(seed)
     flavour = Flavour.WORKFLOW if draw.random() < 0.7 else Flavour.DIFFUSION
     body = requests.workflow(draw) if flavour is Flavour.WORKFLOW else requests.diffusion(draw)
     content = json.dumps(body, ensure_ascii=draw.random() < 0.5).encode()
     try:
-        checked = checker.check(flavour, parse_json(content))
+        checked = compiler.compile(flavour, parse_json(content))
     except (ApiError, GraphInvalid, ParametersInvalid) as refusal:
         event(f"{flavour}: {type(refusal).__name__}")
         require_small_refusal(refusal)
         return
     event(f"{flavour}: accepted")
-    if checked.sent_images:
-        names = {each.place: f"{n}.png" for n, each in enumerate(checked.sent_images)}
-        checked = checker.with_uploads(checked, names)
-    require_idempotent(checked, flavour, checker)
+    if checked.inline_images:
+        names = {each.placeholder: f"{n}.png" for n, each in enumerate(checked.inline_images)}
+        checked = compiler.with_uploads(checked, names)
+    require_idempotent(checked, flavour, compiler)
     job = require_storable(checked, flavour)
-    require_plannable(job, checker)
+    require_plannable(job, compiler)
     require_renderable(job)
 
 
@@ -104,16 +106,24 @@ def require_small_refusal(refusal: Exception) -> None:
     json.loads(bytes(answer.body).decode())
 
 
-def require_idempotent(checked: CheckedRequest, flavour: Flavour, checker: Checker) -> None:
-    """What is recorded is accepted again, and is recorded alike."""
+def require_idempotent(
+    checked: CompiledRequest, flavour: Flavour, compiler: RequestCompiler
+) -> None:
+    """Check that the recorded request is accepted again and recorded in the same way."""
     sent_again = parse_json(json.dumps(checked.request).encode())
-    assert checker.check(flavour, sent_again) == checked
+    assert compiler.compile(flavour, sent_again) == checked
 
 
-def require_storable(checked: CheckedRequest, flavour: Flavour) -> Job:
-    """In the log and in the database; the job as it comes back."""
+def require_storable(checked: CompiledRequest, flavour: Flavour) -> Job:
+    """Check that the job can be stored in log and database, and return it as it is read back."""
     terms = terms_of(Endpoint("default"), GraphSettings())
-    data = submitted(flavour=flavour, request=checked.request, images=checked.images, terms=terms)
+    data = submitted(
+        flavour=flavour,
+        request=checked.request,
+        compiled=checked.compiled,
+        images=checked.images,
+        terms=terms,
+    )
     payload = encode(Event("e", JOB_ID, 1, START, data))
     assert len(payload) < LARGEST_EVENT
     stored = decode(payload).data
@@ -124,13 +134,13 @@ def require_storable(checked: CheckedRequest, flavour: Flavour) -> Job:
     return job
 
 
-def require_plannable(job: Job, checker: Checker) -> None:
-    """With the texts of its files, too."""
+def require_plannable(job: Job, compiler: RequestCompiler) -> None:
+    """Check that the job can be planned, including the texts of its files."""
     assert isinstance(checkpoint_of(job), str | None)
-    limits: Limits = checker.limits
-    plan = planner(checker.catalogue, limits, checker.default_checkpoint)(job)
-    graph: Graph = validate(plan.prompt, checker.catalogue, limits)
-    again = validate(graph.prompt, checker.catalogue, limits)
+    limits: Limits = compiler.limits
+    plan = planner(compiler.catalogue.models, limits)(job)
+    graph: Graph = validate(plan.prompt, compiler.catalogue, limits)
+    again = validate(graph.prompt, compiler.catalogue, limits)
     assert again == graph
     assert again.cost == graph.cost
     first = graph.outputs[0].id
@@ -143,7 +153,7 @@ def require_plannable(job: Job, checker: Checker) -> None:
 
 
 def require_renderable(job: Job) -> None:
-    """As a result with an image, and as `GET /v1/jobs/{id}` shows the request."""
+    """Check that the job can be shown as a result with an image and by `GET /v1/jobs/{id}`."""
 
     def url_for(job_id: str, stored: Any) -> str:
         return f"{job_id}/{stored.index}"

@@ -1,6 +1,6 @@
-"""What is accepted runs on an engine, or fails with an error that says why.
+"""Accepted requests run on an engine or fail with an error that says why.
 
-Small graphs alone are run. `DARKROOM_PROPERTY_RUNS` says how many requests are drawn for them.
+Only small graphs are run. `DARKROOM_PROPERTY_RUNS` is the number of random requests for them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from engine.reports import Errored, Finished, ImageReady, LatentReady
 from events.job import Job
 from events.store.records import Endpoint
 from events.types import Flavour
-from serve_app.acceptance.checker import Checker, checker_for
-from serve_app.endpoints.used import terms_of
+from serve_app.acceptance.compilation import RequestCompiler, compiler_for
+from serve_app.endpoints.cache import terms_of
 from settings.graph import GraphSettings
 from tests.support.engine.mutations import Requests
 from tests.support.engine.workflows import TINY, Watched
@@ -51,8 +51,8 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 
 
 @pytest.fixture(scope="module")
-def checker(catalogue: Catalogue) -> Checker:
-    return checker_for(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
+def compiler(catalogue: Catalogue) -> RequestCompiler:
+    return compiler_for(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def requests(catalogue: Catalogue) -> Requests:
 
 
 @pytest.fixture(scope="module")
-def engine(catalogue: Catalogue, checker: Checker) -> Iterator[Engine]:
-    engine = Engine(models=catalogue.models, limits=checker.limits)
+def engine(catalogue: Catalogue, compiler: RequestCompiler) -> Iterator[Engine]:
+    engine = Engine(models=catalogue.models, limits=compiler.limits)
     engine.start()
     yield engine
     engine.stop()
@@ -73,21 +73,27 @@ def engine(catalogue: Catalogue, checker: Checker) -> Iterator[Engine]:
     max_examples=RUNS, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 def test_what_is_accepted_runs_or_fails_with_a_reason(
-    checker: Checker, requests: Requests, engine: Engine, seed: int
+    compiler: RequestCompiler, requests: Requests, engine: Engine, seed: int
 ) -> None:
     note(f"seed {seed}")
     draw = random.Random(seed)
     flavour = Flavour.WORKFLOW if draw.random() < 0.8 else Flavour.DIFFUSION
     body = requests.workflow(draw) if flavour is Flavour.WORKFLOW else requests.diffusion(draw)
     try:
-        checked = checker.check(flavour, body)
+        checked = compiler.compile(flavour, body)
     except (GraphInvalid, ParametersInvalid):
         event("refused")
         return
     terms = terms_of(Endpoint("default"), GraphSettings())
-    job = Job("j", 1, 1, submitted(flavour=flavour, request=checked.request, terms=terms), START)
-    plan = planner(checker.catalogue, checker.limits, checker.default_checkpoint)(job)
-    graph = validate(plan.prompt, checker.catalogue, checker.limits)
+    job = Job(
+        "j",
+        1,
+        1,
+        submitted(flavour=flavour, request=checked.request, compiled=checked.compiled, terms=terms),
+        START,
+    )
+    plan = planner(compiler.catalogue.models, compiler.limits)(job)
+    graph = validate(plan.prompt, compiler.catalogue, compiler.limits)
     if graph.cost.work > MOST_WORK or graph.cost.live_bytes > MOST_LIVE_BYTES:
         event("too large to be run here")
         return

@@ -30,7 +30,7 @@ def submit_each(service: Service) -> Jobs:
 
 
 def check_ended(jobs: Jobs, *services: Service) -> None:
-    """Each service tells the same of every job: it has completed."""
+    """Check that both services report every job as completed."""
     for request_id, flavour in jobs.items():
         results = [service.ended(request_id, flavour) for service in services]
         assert [result["status"] for result in results] == [1] * len(services), results
@@ -48,7 +48,7 @@ def check_histories(jobs: Jobs, nats_url: str) -> None:
 
 
 def check_read_model(service: Service) -> None:
-    """A row that both versions wrote may differ from the events, until it is built anew."""
+    """Rebuild the read model, because a row that both versions wrote may differ from the events."""
     verified = service.command("verify", "--json", check=False)
     assert {each["kind"] for each in json.loads(verified.stdout)} <= {"row_differs"}
     service.command("rebuild")

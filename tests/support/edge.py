@@ -1,42 +1,43 @@
-"""The HTTP edge on parts that live in memory or in one temporary folder."""
+"""The HTTP API on parts in memory or in one temporary folder."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 from fastapi import FastAPI
-from jsonschema import Draft202012Validator
 
 from engine.graph.declarations import NodeType
 from engine.nodes import NODE_TYPES
 from events.decisions import Command, Complete, Start, StoreImage
 from events.job import Job, fold
-from events.memory.log import MemoryLog
-from events.store.records import Endpoint, Scope
+from events.store.records import Endpoint, KeyLimits, Scope
 from events.types import ImageStored
 from serve_app.access.api_keys import mint
-from serve_app.access.open_jobs import OPEN_JOBS_PERIOD_S
-from serve_app.api import create_api
-from serve_app.replica import Replica
-from serve_app.services import Services
+from serve_app.access.owner_limits import OPEN_JOBS_PERIOD_S
 from settings.settings import Settings
 from storage.keys import file_key, file_name
-from tests.support.edge_services import URL, MemoryParts, memory_services
+from tests.support.constants import constants, take_constants
+from tests.support.edge_services import URL, MemoryParts, Services, memory_services
+from tests.support.generate_bodies import diffusion_body
+from tests.support.memory.log import MemoryLog
 
+Client: TypeAlias = httpx.AsyncClient
+"""A caller of the API."""
 ALL_SCOPES = (Scope.GENERATE, Scope.READ, Scope.CANCEL)
 ACTOR = "job-actor-1"
 
 
 @dataclass(kw_only=True)
 class Edge(MemoryParts):
-    """The HTTP edge and everything behind it that a test may look at or change."""
+    """The HTTP API and everything behind it that a test may read or change."""
 
     services: Services
     app: FastAPI
@@ -47,10 +48,17 @@ class Edge(MemoryParts):
         *,
         scopes: Sequence[Scope] = ALL_SCOPES,
         expires_at: datetime | None = None,
+        **limits: Any,
     ) -> str:
         """The text of a new key."""
-        now = datetime.now(UTC)
-        text, key = mint(owner, "test", scopes, created_at=now, expires_at=expires_at)
+        text, key = mint(
+            owner,
+            "test",
+            scopes,
+            created_at=datetime.now(UTC),
+            expires_at=expires_at,
+            limits=KeyLimits(**limits),
+        )
         await self.services.keys.add(key)
         return text
 
@@ -62,13 +70,9 @@ class Edge(MemoryParts):
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         return httpx.AsyncClient(transport=transport, base_url=URL, headers=headers)
 
-    def example(self, method: str, path: str) -> Any:
-        """That of a body in the OpenAPI document, whose schema allows it."""
-        document = self.app.openapi()
-        content = document["paths"][path][method]["requestBody"]["content"]["application/json"]
-        schema = content["schema"] | {"components": document["components"]}
-        Draft202012Validator(schema).validate(content["example"])
-        return content["example"]
+    def another_replica(self, **options: Any) -> Edge:
+        """A replica on the same stores that has counted and read nothing yet."""
+        return replace(self, app=self.services.app(**options))
 
     async def job(self, job_id: str) -> Job:
         job = fold(await self.log.read(job_id))
@@ -112,25 +116,49 @@ class Edge(MemoryParts):
         await self.execute(job_id, Complete(actor=ACTOR, images=images))
 
     async def run(self, job_id: str, *, images: int = 1) -> None:
-        """What a job actor would do."""
+        """Run a job as a job actor would."""
         await self.start(job_id)
         for index in range(images):
             await self.store_image(job_id, index=index)
         await self.complete(job_id, images=images)
 
     async def project(self) -> None:
-        """What `Results` would do: bring the read model up to the log."""
+        """Apply the log to the read model, as the projection does."""
         read_model = self.services.read_model
-        position = await read_model.checkpoint()
+        position = await read_model.offset()
         async with self.log.reader(after=position) as reader:
             events = await reader.next(0.05)
         assert await read_model.apply(events, expected=position)
 
 
+async def submit(client: httpx.AsyncClient, **parameters: Any) -> str:
+    """Submit a diffusion job and return its id."""
+    answer = await client.post("/diffusion/v1/generate", json=diffusion_body(**parameters))
+    assert answer.status_code == httpx.codes.ACCEPTED, answer.text
+    return str(answer.json()["request_id"])
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    """Return the status and the type of an error."""
+    return answer.status_code, answer.json()["error"]["type"]
+
+
 def lasting_headers(answer: httpx.Response) -> dict[str, str]:
-    """Without those that each request has of its own."""
+    """Return the headers of an answer without those that differ for each request."""
     own = {"ratelimit", "ratelimit-policy", "x-request-id"}
     return {name: value for name, value in answer.headers.items() if name not in own}
+
+
+_LOADED: dict[str, Settings] = {}
+
+
+def _loaded(arguments: dict[str, Any]) -> Settings:
+    """Settings never change, and to read them takes a third of the time of an edge."""
+    variables = {name: text for name, text in os.environ.items() if name.startswith("DARKROOM_")}
+    known = repr((arguments, variables))
+    if known not in _LOADED:
+        _LOADED[known] = Settings.load(**arguments)
+    return _LOADED[known]
 
 
 @asynccontextmanager
@@ -142,14 +170,16 @@ async def running_edge(
     open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
     **settings: Any,
 ) -> AsyncGenerator[Edge]:
-    """`settings` are those of the service; it has one endpoint, `default`."""
+    """`settings` are settings and constants of the service.
+
+    It has one endpoint, `default`, and no console.
+    """
     parts = MemoryParts(log=MemoryLog() if log is None else log)
-    loaded = Settings.load(**settings)
+    changed = take_constants(settings)
+    loaded = _loaded({"console": False} | settings)
     async with memory_services(folder, parts, loaded, node_types=node_types) as services:
         await services.endpoints.add_missing(Endpoint(id="default"))
-        replica = Replica(
-            services, ask_metrics=parts.ask_metrics, open_jobs_period_s=open_jobs_period_s
-        )
-        app = create_api(replica)
-        async with app.router.lifespan_context(app):
-            yield Edge(services=services, app=app, **vars(parts))
+        with constants(**changed):
+            app = services.app(open_jobs_period_s=open_jobs_period_s)
+            async with app.router.lifespan_context(app):
+                yield Edge(services=services, app=app, **vars(parts))

@@ -1,57 +1,61 @@
-"""The services of an HTTP edge, in memory or in one temporary folder."""
+"""The services of the HTTP API, in memory or in one temporary folder."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cache
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
-from actors.archiving import open_archive
-from actors.assembly import default_endpoint
+import httpcore
+from fastapi import FastAPI
+
+from actors.callbacks.keys import SigningSecrets
 from actors.callbacks.sample import SampleCallback
-from actors.callbacks.secrets import SigningSecrets
 from actors.callbacks.sender import Sender
+from actors.database import open_history, open_removal
+from actors.worker.config import default_endpoint
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import NodeType
 from engine.graph.models_folder import ModelsFolder
-from events.callback_address import AddressRule
+from events.callback_address import AddressRule, Resolve
 from events.errors import FetchFailed
-from events.memory.log import MemoryLog
-from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
-from events.store.adapters.key_options import KeyOptions
-from events.store.adapters.user_files import UserFiles
+from events.history import History
+from events.job_progress import JobProgress
+from events.log import EventLog, JobWriter
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
+from events.store.removal import Removal
 from events.store.uploads import Uploads
-from events.streams.contents import LogContents
-from events.streams.log_streams import LogStreams
-from events.wire.progress import JobProgress
-from serve_app.services import Services
-from settings.callbacks import CallbackSettings
-from settings.http import AdapterSettings
+from serve_app.api import create_api
+from serve_app.assembly import Dependencies, assemble
+from serve_app.replica import Replica
 from settings.settings import Settings
 from storage.images import ImageStore
-from storage.tokens import url_for
+from storage.service_secret import url_for
 from tests.support.generate_bodies import CHECKPOINT
-from tests.support.live.memory_streams import contents_of
+from tests.support.memory.contents import MemoryLogContents
+from tests.support.memory.log import MemoryLog
+from tests.support.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 
 URL = "http://darkroom.test"
 SECRET = b"a secret for the tests"
 URL_FOR = url_for(URL, SECRET)
 RULE = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
-"""127.0.0.0/8 is open to callbacks."""
+"""A rule that allows callbacks to 127.0.0.0/8."""
 
 
 class RecordingJobQueue(MemoryJobQueue):
-    """Records what is removed; fails where a test sets `error`."""
+    """A queue that records removed entries and fails if a test sets `error`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +75,7 @@ class RecordingJobQueue(MemoryJobQueue):
 
 
 class RecordingCallbackQueue(MemoryCallbackQueue):
-    """Records each delivery that is parked, by its key, and until when."""
+    """A queue that records until when each delivery is parked, by its key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +88,7 @@ class RecordingCallbackQueue(MemoryCallbackQueue):
 
 @dataclass
 class MemoryHealth:
-    """A log that is as full and as ready as a test says."""
+    """The fill and readiness of a log, as a test sets them."""
 
     full: float = 0.0
     reason: str | None = None
@@ -109,13 +113,13 @@ class NameServer:
 
 
 class MemoryProgress(dict[str, JobProgress]):
-    """What jobs are said to have done, by their ids."""
+    """The progress of jobs, by their ids."""
 
     def __init__(self) -> None:
         super().__init__()
         self.listeners: list[Callable[[str, JobProgress], None]] = []
         self.watched: Counter[str | None] = Counter()
-        """How many watch each job; None: all jobs."""
+        """The number of watchers of each job; None stands for all jobs."""
 
     @contextmanager
     def watching(self, job_id: str | None = None) -> Generator[None]:
@@ -129,7 +133,7 @@ class MemoryProgress(dict[str, JobProgress]):
         pass
 
     def tell(self, job_id: str, progress: JobProgress) -> None:
-        """What a job actor does while it runs. What nobody watches is not heard."""
+        """Report progress as a running job actor does. Without watchers it is lost."""
         self[job_id] = progress
         if self.watched[job_id] or self.watched[None]:
             for listener in self.listeners:
@@ -147,16 +151,16 @@ class MemoryParts:
     name_server: NameServer = field(default_factory=NameServer)
     progress: MemoryProgress = field(default_factory=MemoryProgress)
     statuses: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What the dispatcher says of endpoints, by id."""
+    """The dispatcher's status of endpoints, by id."""
 
     pictures: dict[str, bytes | Exception] = field(default_factory=dict)
-    """What there is at the URLs of images."""
+    """The content at the URLs of images."""
     hanging: set[str] = field(default_factory=set)
     hangs: asyncio.Event = field(default_factory=asyncio.Event)
     fetched: list[str] = field(default_factory=list)
 
     said_metrics: list[bytes] = field(default_factory=list)
-    """What other processes say of themselves."""
+    """The metrics that other processes report."""
 
     async def fetch(self, url: str, *, timeout_s: float) -> bytes:
         self.fetched.append(url)
@@ -172,11 +176,79 @@ class MemoryParts:
         return list(self.said_metrics)
 
     @property
-    def log_contents(self) -> LogContents:
-        return contents_of(self.log)
+    def log_contents(self) -> MemoryLogContents:
+        return MemoryLogContents(self.log)
 
     async def endpoint_status(self, endpoint: str) -> dict[str, Any] | None:
         return self.statuses.get(endpoint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """The parts of a replica and the stores behind them."""
+
+    settings: Settings
+    outside: Dependencies
+    secret: bytes = SECRET
+
+    def replica(self, **options: Any) -> Replica:
+        """Another replica on the same stores. `options` are those of `assemble`."""
+        default = default_endpoint(self.settings.default_endpoint)
+        return assemble(
+            self.settings, self.outside, secret=SECRET, default_endpoint=default, **options
+        )
+
+    def app(self, *, is_in_serve: bool = False, **options: Any) -> FastAPI:
+        """The API of another replica."""
+        return create_api(
+            self.replica(**options),
+            http=self.settings.http,
+            protocol_settings=self.settings.protocols,
+            is_in_serve=is_in_serve,
+        )
+
+    def with_resolver(self, resolve: Resolve) -> Services:
+        return replace(self, outside=replace(self.outside, resolve=resolve))
+
+    @property
+    def read_model(self) -> ReadModel:
+        return ReadModel(self.outside.database)
+
+    @property
+    def keys(self) -> ApiKeys:
+        return ApiKeys(self.outside.database)
+
+    @property
+    def endpoints(self) -> Endpoints:
+        return Endpoints(self.outside.database)
+
+    @property
+    def uploads(self) -> Uploads:
+        return Uploads(self.outside.database)
+
+    @property
+    def images(self) -> ImageStore:
+        return self.outside.images
+
+    @property
+    def removal(self) -> Removal:
+        return self.outside.removal
+
+    @property
+    def history(self) -> History:
+        return self.outside.history
+
+    @property
+    def log(self) -> EventLog:
+        return self.outside.history.log
+
+    @property
+    def deliveries(self) -> EventLog:
+        return self.outside.history.delivery_log
+
+    @property
+    def writer(self) -> JobWriter:
+        return JobWriter(self.log)
 
 
 @asynccontextmanager
@@ -184,83 +256,63 @@ async def memory_services(
     folder: Path, parts: MemoryParts, settings: Settings, *, node_types: Sequence[NodeType]
 ) -> AsyncGenerator[Services]:
     sender = Sender(
-        RULE, settings=CallbackSettings(timeout_s=1.0), resolve=parts.name_server.resolve
+        RULE, timeout_s=1.0, resolve=parts.name_server.resolve, ssl_context=_ssl_context()
     )
-    database = Database(f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}")
-    await database.prepare()
-    yield _services(
-        parts,
-        settings,
-        database,
-        sender=sender,
-        images=ImageStore((folder / "images").as_uri()),
-        catalogue=Catalogue(ModelsFolder(_models_folder(folder)), node_types),
+    file = folder / "darkroom.sqlite3"
+    if not file.exists():
+        await _write_prepared(file)
+    database = Database(f"sqlite+aiosqlite:///{file}")
+    images, deliveries = ImageStore((folder / "images").as_uri()), MemoryLog()
+    yield Services(
+        settings=settings,
+        outside=Dependencies(
+            database=database,
+            images=images,
+            removal=open_removal(
+                database, images, ReadModel(database), log=parts.log, deliveries=deliveries
+            ),
+            history=open_history(database, images, log=parts.log, deliveries=deliveries),
+            log_contents=parts.log_contents,
+            queue=parts.queue,
+            callback_queue=parts.callback_queue,
+            health=parts.health,
+            progress=parts.progress,
+            endpoint_status=parts.endpoint_status,
+            ask_metrics=parts.ask_metrics,
+            catalogue=Catalogue(ModelsFolder(_models_folder(folder)), node_types),
+            address_rule=RULE,
+            resolve=parts.name_server.resolve,
+            fetch=parts.fetch,
+            send_sample=_sample_callback(ApiKeys(database), sender).send,
+            url_for=URL_FOR,
+        ),
     )
     await sender.close()
     await database.close()
 
 
-def _services(
-    parts: MemoryParts,
-    settings: Settings,
-    database: Database,
-    sender: Sender,
-    images: ImageStore,
-    catalogue: Catalogue,
-) -> Services:
-    deliveries, keys = MemoryLog(), ApiKeys(database)
-    read_model = ReadModel(database, streams=LogStreams(len(parts.log.parts)))
-    archiving = open_archive(database, images)
-    return Services(
-        **_groups(settings),
-        default_endpoint=default_endpoint(settings.default_endpoint),
-        fetch=parts.fetch,
-        secret=SECRET,
-        url_for=URL_FOR,
-        read_model=read_model,
-        keys=keys,
-        endpoints=Endpoints(database),
-        uploads=Uploads(database),
-        user_files=_user_files(settings.adapters, database),
-        key_options=KeyOptions(database),
-        images=images,
-        removal=archiving.removal(images, read_model, log=parts.log, deliveries=deliveries),
-        history=archiving.history(log=parts.log, deliveries=deliveries),
-        log_contents=parts.log_contents,
-        hot_jobs=archiving.hot_jobs,
-        catalogue=catalogue,
-        address_rule=RULE,
-        resolve=parts.name_server.resolve,
-        queue=parts.queue,
-        callback_queue=parts.callback_queue,
-        send_sample=_sample_callback(keys, sender).send,
-        health=parts.health,
-        endpoint_status=parts.endpoint_status,
-        progress=parts.progress,
-    )
+_prepared: list[bytes] = []
+"""A database that is prepared and empty; it is the same for every edge."""
 
 
-def _user_files(settings: AdapterSettings, database: Database) -> UserFiles:
-    return UserFiles(database, max_files=settings.max_user_files, max_bytes=settings.max_user_bytes)
+async def _write_prepared(file: Path) -> None:
+    if _prepared:
+        file.write_bytes(_prepared[0])
+        return
+    database = Database(f"sqlite+aiosqlite:///{file}")
+    await database.prepare()
+    await database.close()
+    _prepared.append(file.read_bytes())
 
 
-def _groups(settings: Settings) -> dict[str, Any]:
-    return {
-        "http_settings": settings.http,
-        "adapter_settings": settings.adapters,
-        "graph_settings": settings.graph,
-        "dispatch_settings": settings.dispatch,
-        "key_settings": settings.keys,
-        "owner_settings": settings.owners,
-        "callback_settings": settings.callbacks,
-        "image_put_settings": settings.image_puts,
-        "retention_settings": settings.retention,
-        "fetch_settings": settings.fetch,
-    }
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Read the certificates of the system once: that takes 30 ms."""
+    return httpcore.default_ssl_context()
 
 
 def _models_folder(folder: Path) -> Path:
-    """A checkpoint that can be listed; nothing here reads it."""
+    """Create a folder with a checkpoint that can be listed; nothing here reads it."""
     models = folder / "models"
     (models / "checkpoints").mkdir(parents=True)
     (models / "checkpoints" / CHECKPOINT).touch()

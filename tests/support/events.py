@@ -1,4 +1,4 @@
-"""Events of jobs, and histories of them as a log hands them out."""
+"""Events of jobs, and histories as a log returns them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from events.types import Event, EventData, Flavour, ImageStored, Submitted
 JOB_ID = "0199aaaa-0000-7000-8000-000000000001"
 START = datetime(2026, 3, 1, 8, 30, tzinfo=UTC)
 MORNING = START.replace(microsecond=123456)
-"""With microseconds, which a database must keep."""
+"""A time with microseconds, which a database must keep."""
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+"""A deadline that no test reaches."""
 
 
 def submitted(**changes: Any) -> Submitted:
@@ -46,9 +48,9 @@ def image(index: int, *, attempt: int = 1, **changes: Any) -> ImageStored:
 
 
 def history_of(*events: EventData) -> list[Event]:
-    """The events of job `JOB_ID`: versions from 1, a second apart from `START` on.
+    """Return the events of job `JOB_ID`: versions from 1, one second apart from `START` on.
 
-    Between the positions there is room for other jobs.
+    The positions leave room for other jobs.
     """
     return [
         Event(

@@ -1,20 +1,22 @@
-"""A log that fails where a test says so."""
+"""A log that fails when a test says so."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
 
 from events.errors import OutcomeUnknown
 from events.log import Appended, Conflict, StoredEvent, utc_now
-from events.memory.log import MemoryLog
 from events.types import Broken, Event, Unknown, Unreadable
+from tests.support.memory.log import MemoryLog, MemorySubscription
 
 
 class FailingLog(MemoryLog):
-    """`append_error`, `read_error` and `purge_error` are raised as long as they are set.
+    """A log that raises `append_error`, `read_error` and `purge_error` while they are set.
 
-    With `stores_first`, an append that fails has stored its event: its answer was lost.
+    With `stores_first` a failed append has stored its event, as if its answer was lost.
     """
 
     def __init__(self) -> None:
@@ -24,11 +26,13 @@ class FailingLog(MemoryLog):
         self.purge_error: Exception | None = None
         self.stores_first = False
         self.reads: Counter[str] = Counter()
-        """How often each job was asked for."""
+        """How often each job was read."""
         self.unreadable: set[str] = set()
-        """Jobs with something that is no event behind the others."""
+        """Jobs whose last message is not an event."""
         self.of_later_version: set[str] = set()
-        """Jobs with an event of a later version behind the others."""
+        """Jobs whose last event is of a later version."""
+        self.watched = asyncio.Event()
+        """Set once somebody waits for the events of a job."""
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         if self.append_error is None:
@@ -49,6 +53,12 @@ class FailingLog(MemoryLog):
             events.append(_behind(events, job_id, unknown))
         return events
 
+    @asynccontextmanager
+    async def watch(self, job_id: str) -> AsyncGenerator[MemorySubscription]:
+        async with super().watch(job_id) as subscription:
+            self.watched.set()
+            yield subscription
+
     @property
     def last_position(self) -> int:
         if self.read_error is not None:
@@ -68,7 +78,7 @@ class FailingLog(MemoryLog):
         await super().purge(job_id, keep=keep, upto=upto)
 
     def lose_answers(self) -> None:
-        """What is appended from now on is stored, but its answer is lost."""
+        """Store further events, but lose the answers."""
         self.append_error, self.stores_first = OutcomeUnknown(), True
 
     def recover(self) -> None:
@@ -76,7 +86,7 @@ class FailingLog(MemoryLog):
 
 
 def _behind(events: list[Event], job_id: str, data: Unreadable) -> Event:
-    """As if it was the last event of the job."""
+    """Return the event as if it was the last one of the job."""
     version, position = (events[-1].version, events[-1].position) if events else (0, 0)
     return Event(
         id="", job_id=job_id, version=version + 1, time=utc_now(), data=data, position=position + 1

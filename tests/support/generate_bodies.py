@@ -7,7 +7,7 @@ from typing import Any
 from events.types import Flavour
 
 CHECKPOINT = "tiny.safetensors"
-"""The one model of `tests.support.edge`."""
+"""The only model of `tests.support.edge`."""
 
 GENERATE_PATHS = {
     "/api/v1/workflow/generate": Flavour.WORKFLOW,

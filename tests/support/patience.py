@@ -1,6 +1,6 @@
-"""How much slower than usual this machine is: limits of tests stretch by it.
+"""How much slower than usual this machine is; time limits of tests are multiplied by it.
 
-And how much processor time something takes by itself, however busy the machine is.
+It also measures the CPU time of a call, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 
 _USUAL_S = 0.06
-"""What `_work` takes where the limits were chosen, with a core for itself."""
+"""The seconds of `_work` on a free core where the limits were chosen."""
 _MOST = 20.0
 _TRIES = 3
 _VARIABLE = "TESTS_PATIENCE"
-"""Set by the first process for those that it starts, or by hand."""
+"""Set by the first process for its children, or by hand."""
 
 
 def _work() -> None:
@@ -36,9 +36,8 @@ FACTOR = float(os.environ.setdefault(_VARIABLE, f"{_measured():.2f}"))
 
 
 def least_cpu_s(call: Callable[[], object]) -> float:
-    """Of some calls, the least processor time of one, without collections of garbage.
-
-    Those take a second where many tests have run before, and have nothing to do with the call.
+    """Return the least CPU time of several calls, without garbage collections, which take a second
+    if many tests have run before.
     """
     is_collecting = gc.isenabled()
     gc.disable()

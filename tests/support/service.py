@@ -1,4 +1,4 @@
-"""The whole service as its users have it: `darkroom up` in a process of its own."""
+"""The whole service as its users have it: `darkroom up` in its own process."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from typing import Any
 
 import httpx
 import psutil
+from httpx_sse import ServerSentEvent, connect_sse
 
-# One token for every instance that tests start: Ray reads it once in a process.
+# One token for every instance that tests start, because Ray reads it once per process.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(tempfile.mkdtemp()) / "ray.token")
-# This process finds a Ray on the loopback address, as `darkroom up` starts it.
+# This process finds Ray on the loopback address, as `darkroom up` starts it.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 import ray
 
 import examples.service
+from tests.support.generate_bodies import workflow_body
 from tests.support.patience import FACTOR
 from tests.support.subscriber import stored_events
 
 CHECKPOINT = "darkroom-tiny.safetensors"
 READY_TIMEOUT_S = 240.0 * FACTOR
 END_TIMEOUT_S = 400.0 * FACTOR
-"""A busy machine makes two-threaded torch many times slower."""
+"""Two-threaded torch is many times slower on a busy machine."""
 
-# Short times, so that what must come back comes back within a test's patience.
+# Short times, so that restarts happen within the time limits of tests.
 TEST_SETTINGS = {
-    "DARKROOM_LEASE_S": "4",
-    "DARKROOM_LEASE_RENEW_S": "1",
-    "DARKROOM_DISPATCHER_LEASE_S": "2",
-    "DARKROOM_ENDPOINTS_PERIOD_S": "0.5",
-    "DARKROOM_REQUEUE_PERIOD_S": "5",
-    "DARKROOM_READY_PERIOD_S": "0.5",
+    "DARKROOM_TEST_LEASE_S": "4",
+    "DARKROOM_TEST_LEASE_RENEW_S": "1",
+    "DARKROOM_TEST_DISPATCHER_LEASE_S": "2",
+    "DARKROOM_TEST_ENDPOINTS_PERIOD_S": "0.5",
+    "DARKROOM_TEST_REQUEUE_PERIOD_S": "5",
+    "DARKROOM_TEST_READY_PERIOD_S": "0.5",
     "DARKROOM_JOBS_PER_WORKER": "3",
     "DARKROOM_CALLBACK_ALLOW_NETWORKS": "127.0.0.0/8",
     "DARKROOM_CALLBACK_DELAYS_S": "0,0.5,1,2,4",
@@ -47,13 +49,13 @@ TEST_SETTINGS = {
 
 
 class Service(examples.service.Service):
-    """The whole service with the settings above, and what a test asks of it."""
+    """The whole service with the settings above, with methods for tests."""
 
     def __init__(self, data_dir: Path, **settings: str) -> None:
         log_path = data_dir.parent / f"{data_dir.name}.log"
         super().__init__(data_dir, TEST_SETTINGS | settings, log_path=log_path)
         for name in ("RAY_AUTH_MODE", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
-            self.environment.pop(name)  # as a user has it: unset
+            self.environment.pop(name)  # unset, as users have it
         self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
     # Life.
@@ -61,7 +63,7 @@ class Service(examples.service.Service):
     def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
         printed = len(self.output)
         super().start(timeout_s=timeout_s)
-        while "Admin key" not in self.output[printed:]:  # its screen follows
+        while "Admin key" not in self.output[printed:]:  # the screen is written into it
             time.sleep(0.05)
         self.http.headers["Authorization"] = f"Bearer {self.admin_key}"
 
@@ -91,7 +93,7 @@ class Service(examples.service.Service):
         return result
 
     def ended(self, request_id: str, flavour: str = "diffusion") -> dict[str, Any]:
-        """The result once the job has ended, whatever fails on the way there."""
+        """Return the result once the job has ended, whatever fails meanwhile."""
         give_up_at = time.monotonic() + END_TIMEOUT_S
         result: dict[str, Any] = {}
         while time.monotonic() < give_up_at:
@@ -104,15 +106,31 @@ class Service(examples.service.Service):
             time.sleep(0.1)
         raise AssertionError(f"{request_id} has not ended: {result}")
 
+    def followed(
+        self, path: str = "/v1/events", *, after: str | None = None, timeout_s: float = 400
+    ) -> Iterator[ServerSentEvent]:
+        """Yield the events of a stream of the API; `after` is the id of the last known one."""
+        headers = {} if after is None else {"Last-Event-ID": after}
+        with connect_sse(self.http, "GET", path, headers=headers, timeout=timeout_s) as source:
+            for event in source.iter_sse():
+                if event.data:
+                    yield event
+
+    def stored(self, **options: Any) -> Iterator[tuple[int, str, str]]:
+        """Yield id, name and job of the stored events of all jobs."""
+        for event in self.followed(**options):
+            if event.event not in {"progress", "queued"}:
+                yield int(event.id), event.event, event.json()["subject"]
+
     def event_names(self, request_id: str) -> list[str]:
-        """The job's stored events by name, in order, straight from the log."""
+        """Return the names of the job's stored events in order, directly from the log."""
         return [event["type"].split(".")[-2] for event in self.events(request_id)]
 
     def events(self, request_id: str) -> list[dict[str, Any]]:
         return asyncio.run(stored_events(self.nats_url, request_id))
 
     def disagreements(self) -> str:
-        """What `darkroom verify` tells about this instance; empty: all its stores agree."""
+        """Return what `darkroom verify` reports about this instance; empty: all stores agree."""
         verified = self.command("verify", "--images", check=False)
         assert verified.returncode in (0, 1), verified.stderr
         return verified.stdout
@@ -121,7 +139,7 @@ class Service(examples.service.Service):
 
     @property
     def nats_url(self) -> str:
-        """As the service itself connects."""
+        """The URL with which the service itself connects."""
         if given := self.environment.get("DARKROOM_NATS_URL"):
             return given
         folder = self.data_dir / "nats"
@@ -137,17 +155,17 @@ class Service(examples.service.Service):
         return int((self.data_dir / "nats" / "nats-server.pid").read_text())
 
     def processes(self, title: str) -> list[psutil.Process]:
-        """Those of this instance alone whose title, as Ray sets it, contains `title`."""
+        """Return this instance's processes whose title, as Ray sets it, contains `title`."""
         children = psutil.Process(self.pid).children(recursive=True)
         found = []
         for each in children:
-            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # the process has ended
                 if title in " ".join(each.cmdline()):
                     found.append(each)
         return found
 
     def engine(self) -> psutil.Process:
-        """The one of the engine's processes that has the device."""
+        """Return the engine process that has the device."""
         (engine,) = (
             each
             for each in self.processes("ray::EngineProcess")
@@ -156,13 +174,13 @@ class Service(examples.service.Service):
         return engine
 
     def actors(self, part: str) -> list[tuple[str, str]]:
-        """Names and namespaces of the actors with `part` in their name; inside `cluster`."""
+        """Return names and namespaces of the actors with `part` in their name; inside `cluster`."""
         named: Any = ray.util.list_named_actors(all_namespaces=True)
         return [(each["name"], each["namespace"]) for each in named if part in each["name"]]
 
     @contextmanager
     def cluster(self) -> Iterator[None]:
-        """This process, connected to this instance's Ray."""
+        """Connect this process to this instance's Ray."""
         lines = reversed(self.output.splitlines())
         address = next(line.split()[-1] for line in lines if line.startswith("Ray "))
         ray.init(address=address, namespace="darkroom", log_to_driver=False, logging_level="ERROR")
@@ -186,34 +204,7 @@ def diffusion(**changes: Any) -> dict[str, Any]:
 
 
 def workflow(*, steps: int = 4, seed: int = 7, batch_size: int = 1) -> dict[str, Any]:
-    return {
-        "prompt": {
-            "3": {
-                "class_type": "KSampler",
-                "inputs": {
-                    "cfg": 7,
-                    "denoise": 1,
-                    "latent_image": ["5", 0],
-                    "model": ["4", 0],
-                    "negative": ["7", 0],
-                    "positive": ["6", 0],
-                    "sampler_name": "euler",
-                    "scheduler": "normal",
-                    "seed": seed,
-                    "steps": steps,
-                },
-            },
-            "4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": CHECKPOINT}},
-            "5": {
-                "class_type": "EmptyLatentImage",
-                "inputs": {"batch_size": batch_size, "height": 64, "width": 64},
-            },
-            "6": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": "a cat"}},
-            "7": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": ""}},
-            "8": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["4", 2]}},
-            "9": {
-                "class_type": "SaveImage",
-                "inputs": {"filename_prefix": "darkroom", "images": ["8", 0]},
-            },
-        }
-    }
+    body = workflow_body(steps=steps, seed=seed, cfg=7)
+    body["prompt"]["4"]["inputs"]["ckpt_name"] = CHECKPOINT
+    body["prompt"]["5"]["inputs"] = {"batch_size": batch_size, "height": 64, "width": 64}
+    return body

@@ -1,4 +1,4 @@
-"""A NATS subscriber, as an operator would write one: nats-py and nothing of ours."""
+"""A NATS subscriber as an operator would write one, with nats-py only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 @asynccontextmanager
 async def subscription(url: str, subject: str = "events.>") -> AsyncIterator[list[dict[str, Any]]]:
-    """What arrives on `subject`, in order, while the context lasts."""
+    """Yield a list that collects the messages on `subject` in order, while the context lasts."""
     received: list[dict[str, Any]] = []
 
     async def take(message: Any) -> None:
@@ -29,7 +29,7 @@ async def subscription(url: str, subject: str = "events.>") -> AsyncIterator[lis
 
 
 async def stored_events(url: str, job_id: str) -> list[dict[str, Any]]:
-    """Every stored event of one job, of a log of however many streams."""
+    """Return every stored event of one job."""
     client = await nats.connect(url)
     subject = f"jobs.*.{job_id}"
     try:

@@ -1,4 +1,4 @@
-"""What the janitor looks after: jobs, their images and deliveries, and uploads."""
+"""The janitor's data: jobs, their images and deliveries, and uploads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from actors.archiving import open_archive
-from actors.upkeep.archiver import Archiver
-from actors.upkeep.janitor import Janitor
-from actors.upkeep.orphans import Orphans
+from actors.database import open_history, open_removal
+from actors.upkeep.historian import Historian
+from actors.upkeep.janitor import PERIOD_S, UPKEEP_LEASE_S, Janitor
 from events.decisions import Cancel, Start, StoreImage, Submit
-from events.delivery_policy import longest_delivery_s
+from events.delivery import Delivery, RequestRedelivery, longest_delivery_s
 from events.ids import new_id
 from events.job import Job
-from events.log import JobWriter
+from events.log import DeliveryWriter, JobWriter
 from events.store.database import Database
+from events.store.ended_jobs import EndedJobs
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.records import Upload
@@ -25,6 +25,7 @@ from events.store.uploads import Uploads
 from events.types import CallbackDelivered, Event
 from settings.settings import Settings
 from storage.images import ImageNotFound, ImageStore
+from storage.keys import history_name
 from tests.support.events import image, submitted
 from tests.support.failing_log import FailingLog
 
@@ -32,7 +33,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 HOUR = timedelta(hours=1)
 ALL = {"image", "delivery", "log", "row"}
-"""Every place where something of a job may be left; see `House.traces`."""
+"""Every place where data of a job may remain; see `House.traces`."""
 
 
 @dataclass
@@ -43,9 +44,23 @@ class Clock:
         return self.time
 
 
+class ClockedImages(ImageStore):
+    """Stores files at the time of a clock."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        super().__init__(folder.as_uri())
+        self._root = folder
+        self._clock = clock
+
+    async def put(self, key: str, data: bytes) -> None:
+        await super().put(key, data)
+        time_s = self._clock().timestamp()
+        os.utime(self._root / key, (time_s, time_s))
+
+
 @dataclass
 class House:
-    """Everything that a janitor looks after."""
+    """Everything that the janitor cleans up."""
 
     folder: Path
     database: Database
@@ -56,67 +71,77 @@ class House:
     def __post_init__(self) -> None:
         self.read_model = ReadModel(self.database, now=self.clock)
         self.uploads = Uploads(self.database)
-        self.images = ImageStore(self.folder.as_uri())
+        self.images = ClockedImages(self.folder, self.clock)
         self.writer = JobWriter(self.log, now=self.clock)
-        archiving = open_archive(self.database, self.images, now=self.clock)
-        self.archive, self.segments = archiving.archive, archiving.segments
-        self.hot_jobs, self.archive_writer = archiving.hot_jobs, archiving.writer
-        self.history = archiving.history(log=self.log, deliveries=self.deliveries)
-        self.removal = archiving.removal(
-            self.images, self.read_model, log=self.log, deliveries=self.deliveries
+        self.ended_jobs = EndedJobs(self.database)
+        self.history = open_history(
+            self.database, self.images, log=self.log, deliveries=self.deliveries
+        )
+        self.removal = open_removal(
+            self.database,
+            self.images,
+            self.read_model,
+            log=self.log,
+            deliveries=self.deliveries,
         )
 
-    def janitor(self, holder: str = "j", *, batch: int = 500, **settings: Any) -> Janitor:
-        given = Settings.load(**({"retention_days": 7, "sweep_grace_s": 3600} | settings))
+    def janitor(
+        self,
+        holder: str = "j",
+        *,
+        batch: int = 500,
+        lease_s: float = UPKEEP_LEASE_S,
+        period_s: float = PERIOD_S,
+        **settings: Any,
+    ) -> Janitor:
+        given = Settings.load(**({"retention_days": 7} | settings))
         return Janitor(
             holder=holder,
             leases=Leases(self.database),
-            deliveries=self.deliveries,
+            log=self.log,
+            deliveries=self.history.delivery_log,
             read_model=self.read_model,
-            hot_jobs=self.hot_jobs,
-            segments=self.segments,
+            ended_jobs=self.ended_jobs,
             uploads=self.uploads,
             images=self.images,
             removal=self.removal,
-            orphans=Orphans(
-                log=self.log,
-                read_model=self.read_model,
-                uploads=self.uploads,
-                segments=self.segments,
-                archive=self.archive,
-                images=self.images,
-                grace_s=given.retention.sweep_grace_s,
-                longest_job_s=given.dispatch.job_timeout_s,
-                now=self.clock,
-            ),
             settings=given.retention,
             longest_job_s=given.dispatch.job_timeout_s,
-            longest_delivery_s=longest_delivery_s(
-                delays_s=given.callbacks.delays_s,
-                jitter=given.callbacks.jitter,
-                withheld_s=given.callbacks.withheld_s,
-            ),
+            longest_delivery_s=longest_delivery_s(delays_s=given.callbacks.delays_s),
             batch=batch,
+            lease_s=lease_s,
+            period_s=period_s,
             now=self.clock,
         )
 
-    def archiver(self, holder: str = "a", *, batch: int = 500, **settings: Any) -> Archiver:
+    def historian(
+        self,
+        holder: str = "a",
+        *,
+        batch: int = 500,
+        lease_s: float = UPKEEP_LEASE_S,
+        period_s: float = PERIOD_S,
+        **settings: Any,
+    ) -> Historian:
         given = Settings.load(**({"log_hot_s": 3600} | settings))
-        return Archiver(
+        return Historian(
             holder=holder,
             leases=Leases(self.database),
             log=self.log,
             deliveries=self.deliveries,
-            hot_jobs=self.hot_jobs,
-            segments=self.segments,
-            archive=self.archive,
-            writer=self.archive_writer,
-            settings=given.log,
-            lease_s=given.retention.upkeep_lease_s,
-            period_s=given.retention.janitor_period_s,
+            images=self.images,
+            ended_jobs=self.ended_jobs,
+            hot_s=given.log.hot_s,
+            lease_s=lease_s,
+            period_s=period_s,
             batch=batch,
             now=self.clock,
         )
+
+    async def history_keys(self, job_id: str) -> list[str]:
+        """The keys of the history objects in the folder of the job."""
+        keys = [file.key async for files in self.images.files(job_id) for file in files]
+        return sorted(key for key in keys if history_name(key) is not None)
 
     async def job(self, **changes: Any) -> str:
         """A job that ended now, with an image and a delivered callback."""
@@ -125,7 +150,7 @@ class House:
         return job_id
 
     async def ended_job(self, **changes: Any) -> str:
-        """A job that ended now, with an image; nobody has called anybody back."""
+        """A job that ended now, with an image and without a delivered callback."""
         job_id = await self.running_job(**changes)
         job = await self.load(job_id)
         await self.writer.execute(Cancel(), job)
@@ -135,7 +160,7 @@ class House:
         return job_id
 
     async def deliver(self, job_id: str, *, version: int = 1, expected: int = 0) -> None:
-        """Say that the job's callback was delivered."""
+        """Record that the job's callback was delivered."""
         event = Event(
             id=new_id(),
             job_id=job_id,
@@ -155,6 +180,43 @@ class House:
         await self.writer.execute(StoreImage("a", image(0, key=key)), await self.load(job_id))
         return job_id
 
+    async def moved(self, count: int = 1, **changes: Any) -> list[str]:
+        """Jobs that have left the log."""
+        ids = [await self.job(**changes) for _ in range(count)]
+        await self.project()
+        self.clock.time += 2 * HOUR
+        await self.historian().round()
+        assert [len(await self.history_keys(job_id)) for job_id in ids] == [1] * count
+        return ids
+
+    async def ask_again(self, job_id: str) -> Delivery:
+        """Request another delivery of a job, which may have left the log."""
+        writer = DeliveryWriter(self.history.delivery_log)
+        job = await self.read_model.job(job_id)
+        assert job is not None
+        await self.ended_jobs.heat(job_id, self.clock())
+        await self.read_model.unsettled.reopen(job_id)
+        asked = await writer.execute(RequestRedelivery(), job, await writer.load(job_id))
+        return asked[0]
+
+    async def deliver_again(self, job_id: str) -> None:
+        asked = await self.ask_again(job_id)
+        await self.deliver(job_id, version=asked.version + 1, expected=asked.position)
+
+    async def is_in_log(self, job_id: str) -> bool:
+        return bool(await self.log.read(job_id) or await self.deliveries.read(job_id))
+
+    async def kept_ids(self) -> list[str]:
+        """The ids of the jobs that have a history object, with repeats."""
+        keys = [file.key async for files in self.images.files() for file in files]
+        return sorted(name.job_id for key in keys if (name := history_name(key)) is not None)
+
+    async def stories(self, *job_ids: str) -> list[tuple[list[Event], list[Event]]]:
+        return [
+            (await self.history.read(job_id), await self.history.deliveries(job_id))
+            for job_id in job_ids
+        ]
+
     async def load(self, job_id: str) -> Job:
         job = await self.writer.load(job_id)
         assert job is not None
@@ -162,11 +224,9 @@ class House:
 
     async def put(self, key: str) -> None:
         await self.images.put(key, b"png")
-        time_s = self.clock().timestamp()
-        os.utime(self.folder / key, (time_s, time_s))
 
     async def project(self) -> None:
-        at = await self.read_model.checkpoint()
+        at = await self.read_model.offset()
         async with self.log.reader(after=at) as reader:
             assert await self.read_model.apply(await reader.next(0.05), expected=at)
 
@@ -177,11 +237,12 @@ class House:
             return False
 
     async def traces(self, job_id: str) -> set[str]:
-        """Where something of the job is left."""
+        """Return the places where data of the job remains."""
         found = {
             "image": await self.has_file(f"{job_id}/1/0.png"),
             "delivery": await self.deliveries.read(job_id),
             "log": await self.log.read(job_id),
+            "history": await self.history_keys(job_id),
             "row": await self.read_model.job(job_id),
         }
         return {place for place, left in found.items() if left}

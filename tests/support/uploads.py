@@ -1,4 +1,4 @@
-"""Images that are uploaded over HTTP."""
+"""Images for uploads over HTTP."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import io
 from typing import Any
 
 import httpx
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 
 def png(colour: str = "red", size: tuple[int, int] = (3, 2)) -> bytes:
     out = io.BytesIO()
     Image.new("RGB", size, colour).save(out, "PNG")
+    return out.getvalue()
+
+
+def png_of(levels: NDArray[np.uint8]) -> bytes:
+    """An image with these levels, (height, width, channels) or (height, width)."""
+    out = io.BytesIO()
+    Image.fromarray(levels).save(out, "PNG")
     return out.getvalue()
 
 

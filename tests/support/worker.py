@@ -1,4 +1,4 @@
-"""A scripted engine, and job runners that work with it on a real nats-server."""
+"""A scripted engine, and job runners that use it on a real nats-server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from actors.worker.attempt import AttemptLimits
-from actors.worker.engine_host import EngineDied, EngineState, Order
-from actors.worker.job import JobRunner
+from actors.worker.engine_host import EngineDied, EngineState, RunRequest
+from actors.worker.job_runner import JobRunner, RunOutcome
 from actors.worker.plan import Plan
 from actors.worker.run_mark import RunMarkWriter
 from engine.activity import ActivityKind
+from engine.interface import Limits
 from engine.reports import EngineEvent, Finished, ImageReady, Progress
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
@@ -23,11 +24,10 @@ from events.bus.progress import ProgressReporter
 from events.decisions import Submit
 from events.ids import new_id
 from events.job import Job
-from events.log import EventLog, JobWriter, utc_now
-from events.persistent_log import PersistentLog
-from events.queue import EntryReader, JobQueue, QueueEntry
+from events.log import EventLog, JobWriter, RetryingLog, utc_now
+from events.queue import EntryConsumer, JobQueue, QueueEntry
 from storage.images import ImageStore
-from tests.support.events import submitted
+from tests.support.events import LATER, submitted
 
 LANE = 3
 LEASE_S = 1.0
@@ -35,10 +35,10 @@ QUICK = AttemptLimits(silence_s=1, heartbeat_s=0.1)
 
 
 class ScriptedEngine:
-    """Reports what its script holds, and dies where the script holds None.
+    """An engine that reports the items of its script and dies at None.
 
     A gated engine reports nothing until `advance` lets it. One that is not `active` works for other
-    jobs. One that is `silent` answers no question.
+    jobs. One that is `silent` does not answer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ScriptedEngine:
         self.active = active
         self.silent = silent
         self.state = EngineState(ActivityKind.CALL, 0.0, jobs=4)
-        self.orders: list[Order] = []
+        self.orders: list[RunRequest] = []
         self.kills = 0
         self._gate = asyncio.Semaphore(0) if gated else None
 
@@ -62,7 +62,7 @@ class ScriptedEngine:
         for _ in range(events):
             self._gate.release()
 
-    async def run(self, order: Order) -> AsyncGenerator[EngineEvent]:
+    async def run(self, order: RunRequest) -> AsyncGenerator[EngineEvent]:
         self.orders.append(order)
         with closing(RunMarkWriter(order.mark)) as mark:
             mark.set_active(self.active)
@@ -87,7 +87,7 @@ def picture(index: int = 0, *, seed: int = 7) -> ImageReady:
 
 
 def pictures(count: int) -> list[EngineEvent | None]:
-    """The script of a job that goes well."""
+    """Return the script of a successful job."""
     return [Progress(1, 1), *(picture(index) for index in range(count)), Finished(count)]
 
 
@@ -104,10 +104,10 @@ def job_runner(
 ) -> JobRunner:
     return JobRunner(
         actor=actor,
-        log=PersistentLog(log, longest_pause_s=0.2),
+        log=RetryingLog(log, longest_pause_s=0.2),
         images=images,
         engine=engine,
-        plan=lambda job: Plan({"1": {}}, None, {}),
+        plan=lambda job: Plan({"1": {}}, None, {}, Limits()),
         report_progress=ProgressReporter(bus).report,
         limits=limits,
         lease_renew_s=lease_renew_s,
@@ -120,19 +120,19 @@ def job_runner(
 
 @dataclass
 class Bench:
-    """A queue with one lane, and runners that take from it."""
+    """A queue with one lane, and job runners that read it."""
 
     bus: Bus
     log: JetStreamLog
     writer: JobWriter
     queue: JobQueue
-    lane: EntryReader
+    lane: EntryConsumer
     images: ImageStore
 
     async def submit(self, **changes: Any) -> str:
         job_id = new_id()
         await self.writer.submit(job_id, Submit(submitted(lane=LANE, **changes)))
-        await self.queue.add("default", LANE, job_id)
+        await self.queue.add("default", LANE, job_id, deadline=LATER)
         return job_id
 
     async def entry(self, *, within_s: float = 30.0) -> QueueEntry:
@@ -153,3 +153,7 @@ class Bench:
 
     def runner(self, engine: ScriptedEngine, *, actor: str = "a") -> JobRunner:
         return job_runner(engine, log=self.log, images=self.images, bus=self.bus, actor=actor)
+
+    async def run(self, engine: ScriptedEngine, *, actor: str = "a") -> RunOutcome:
+        """Run the next entry."""
+        return await self.runner(engine, actor=actor).run(await self.entry())

@@ -3,10 +3,9 @@ r"""Trains the checkpoint in stages. A stage that was stopped continues from its
     GOMP_SPINCOUNT=3000 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 \
         MALLOC_TOP_PAD_=1000000000 python -m training.flow
 
-States and journals are written to `data/train-flow`, the checkpoint to `models/checkpoints`. What
-the three settings of the allocator (MALLOC) are for is said in `training.shapes`. The card of
-the checkpoint says what the stages take.
-`python -m benchmarks.shapes_score --checkpoint` scores the result.
+States and journals are written to `data/train-flow`, and the checkpoint to `models/checkpoints`.
+`training.shapes` explains the settings of the allocator (MALLOC). The card of the checkpoint has
+the training time. `python -m benchmarks.shapes_score --checkpoint` scores the result.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from training.flow.transformer import train_transformer
 from training.flow.vae import train_vae
 
 STAGES = ("vae", "text", "transformer")
-"""The last one needs the others; after it the checkpoint is written."""
+"""The last stage needs the results of the first two. The checkpoint is written after it."""
 
 
 def main() -> None:

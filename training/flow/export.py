@@ -9,7 +9,7 @@ from diffusers import AutoencoderKL
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.diffusion.families.lookup import transformer_family
+from engine.diffusion.families.family_lookup import transformer_family
 from engine.diffusion.loading import layout
 from engine.families.family import UNET, Family
 from training.flow import vae
@@ -40,14 +40,14 @@ def export(autoencoder: AutoencoderKL, denoiser: Denoiser, out: Path = CHECKPOIN
     folder = out.with_suffix(".config")
     write_json(folder / "config.json", {"_class_name": "AutoencoderKL", **vae.CONFIG})
     tokenizer().save(str(folder / "tokenizer.json"))
-    # It is renamed when it is complete, so that nobody sees half a file.
+    # The file is renamed when it is complete, so that no reader reads an incomplete file.
     unfinished = out.with_suffix(".unfinished")
     save_file(half, unfinished, metadata={"format": "pt"})
     unfinished.replace(out)
 
 
 def _with_last_layer(state: State) -> dict[str, Tensor]:
-    """The encoder with the layer that the family does not read, and the norm behind it."""
+    """Return the encoder with an unused last layer and a norm after it, as in published files."""
     last = f"layers.{LAYERS - 1}."
     unread = {
         name.replace(last, f"layers.{LAYERS}."): torch.zeros_like(each)

@@ -1,4 +1,4 @@
-"""Trains the text encoder, a small Qwen3, to recognise what a caption asks for.
+"""Trains the text encoder, a small Qwen3, to recognise the scene that a caption describes.
 
 The training of the transformer then starts with encodings that already distinguish the words.
 """
@@ -22,8 +22,9 @@ from training.shapes.text_encoder import CLASSES, labels_of
 from training.shapes.trainer import Trainer
 
 LAYERS = 2
-"""How many are trained. The family reads the states before the last layer of a file, so a file has
-one more."""
+"""The number of trained layers. The family uses the states before the last layer of a file, so a
+file has one more layer.
+"""
 CONFIG: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -41,16 +42,16 @@ _NAME = "text_encoder"
 
 
 def small_encoder() -> Qwen3Model:
-    """One that is not trained, without the norm behind its last layer."""
+    """Return an untrained encoder without the norm after its last layer."""
     encoder = Qwen3Model(Qwen3Config(vocab_size=tokenizer().get_vocab_size(), **CONFIG))
     encoder.norm = nn.Identity()
     return encoder
 
 
 def encode(encoder: Qwen3Model, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The states (tokens, width) of each text."""
+    """Return the states (tokens, width) of each text."""
     longest = max(map(len, rows))
-    # No token looks at those behind it, so what pads a text does not change it.
+    # A token does not attend to later tokens, so the padding does not change the states.
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
     states = encoder(ids).last_hidden_state
     return [states[at, : len(row)] for at, row in enumerate(rows)]
@@ -67,14 +68,13 @@ class CaptionClassifier(nn.Module):
         )
 
     def forward(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
-        """The logits of each property."""
         last = torch.stack([states[-1] for states in encode(self.encoder, rows)])
         logits: Tensor = self.head(last)
         return logits.split(CLASSES, dim=1)
 
 
 def train_text_encoder(folder: Path, *, steps: int, seed: int, cpu_budget_s: float) -> Qwen3Model:
-    """A trained `small_encoder`, from whose encoding of a caption the scene can be recognised."""
+    """Return a `small_encoder` whose training makes its encodings show the scene of a caption."""
     torch.manual_seed(seed)
     classifier = CaptionClassifier()
     test = draw_scenes(np.random.default_rng((seed, 11)), 512)

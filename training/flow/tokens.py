@@ -1,4 +1,4 @@
-"""The tokenizer: a token for each word that a caption may have, and one for all others."""
+"""The tokenizer: a token for each word of captions, and one token for all other words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from engine.diffusion.families.z_image_texts import CHAT
+from engine.diffusion.families.z_image import CHAT
 from training.shapes.captions import caption, wordings
 from training.shapes.scenes import Scenes
 
@@ -18,7 +18,7 @@ _ROLES = ("user", "assistant")
 _PUNCTUATION = (",", ".", "-")
 _AFTER_START = 2
 _BEFORE_END = 3
-"""How many tokens of the chat are before a text, and behind it."""
+"""The numbers of tokens of the chat before a text and after a text."""
 _WITH_UNKNOWN_TOKENS = 0.15
 """The share of captions that get a few unknown tokens."""
 _MOST_UNKNOWN_TOKENS = 4
@@ -26,7 +26,7 @@ _MOST_UNKNOWN_TOKENS = 4
 
 @cache
 def tokenizer() -> Tokenizer:
-    """Words in lower case; what is no word of a caption is unknown."""
+    """Return a tokenizer of words in lower case. A word of no caption is the unknown token."""
     split = pre_tokenizers.Whitespace()
     words = {word for wording in wordings() for word, _ in split.pre_tokenize_str(wording.lower())}
     listed = (*_SPECIAL, *_ROLES, *sorted(words | set(_PUNCTUATION)))
@@ -39,13 +39,13 @@ def tokenizer() -> Tokenizer:
 
 
 def ids_of(texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of texts, each as a turn of a chat, as the engine makes them."""
+    """Return the tokens of texts, each as a message of a chat, as in the engine."""
     turns = [CHAT.format(text=text) for text in texts]
     return [each.ids for each in tokenizer().encode_batch(turns, add_special_tokens=False)]
 
 
 def captions_of(scenes: Scenes, rng: Random) -> list[list[int]]:
-    """The tokens of a new caption for each scene."""
+    """Return the tokens of a new caption for each scene."""
     rows = ids_of([caption(scenes, row, rng) for row in range(len(scenes))])
     for row in rows:
         if rng.random() < _WITH_UNKNOWN_TOKENS:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import Qwen3Model
 
 from engine.diffusion.families.transformer import FLUX_LATENT
-from engine.families.z_image import Z_IMAGE
+from engine.families.table import Z_IMAGE
 from training.flow import text_encoder
 from training.flow.text_encoder import encode
 from training.flow.tokens import captions_of, ids_of
@@ -44,7 +44,9 @@ _LEARNING_RATE = 1e-3
 _TEXT_LEARNING_RATE = 4e-4
 _DROPPED_PROMPTS = 0.1
 _LOGIT_MEAN, _LOGIT_DEVIATION = 0.5, 1.2
-"""Of the shares of noise, more than half of which are above a half: there places are decided."""
+"""Parameters of the distribution of noise levels. More than half of the levels are above 0.5, where
+the network places the shapes.
+"""
 _TEST_SCENES = 128
 _NAME = "transformer"
 
@@ -56,7 +58,7 @@ class Denoiser(nn.Module):
         super().__init__()
         self.text = encoder
         self.transformer = ZImageTransformer2DModel(**CONFIG)
-        # The first answers are zeros, which is the mean of what is to be predicted.
+        # The first outputs are zeros, which is the mean of the targets.
         for weight in self.transformer.all_final_layer["2-1"].linear.parameters():
             nn.init.zeros_(weight)
 
@@ -81,7 +83,7 @@ def train_transformer(
     seed: int,
     cpu_budget_s: float,
 ) -> Denoiser:
-    """The transformer and the text encoder, trained on the pictures of `scenes` scenes."""
+    """Return the transformer and the text encoder, trained on the pictures of `scenes` scenes."""
     torch.manual_seed(seed)
     denoiser = Denoiser(encoder)
     examples = _examples(folder / "latents.pt", vae, n=scenes, seed=seed)
@@ -106,7 +108,7 @@ def train_transformer(
 
 
 def _examples(path: Path, vae: AutoencoderKL, *, n: int, seed: int) -> _Examples:
-    """Scenes with their latents, which are encoded once and then kept in `path`."""
+    """Return scenes with their latents, which are encoded once and then kept in `path`."""
     drawn = draw_scenes(np.random.default_rng((seed, 23)), n)
     if not path.exists():
         torch.save(_scaled_latents(vae, drawn, seed), path)
@@ -124,23 +126,23 @@ def _loss(denoiser: Denoiser, batch: _Examples, seed: str) -> Tensor:
     share = sigmas[:, None, None, None]
     noise = torch.randn(batch.latents.shape, generator=generator)
     noisy = (1 - share) * batch.latents + share * noise
-    # oneDNN multiplies matrices of bfloat16 several times as fast where the processor can.
+    # On processors that support bfloat16, oneDNN multiplies such matrices several times as fast.
     with torch.autocast("cpu", torch.bfloat16):
         texts = encode(denoiser.text, _prompts(batch.scenes, rng))
         found = denoiser.transformer(list(noisy[:, :, None]), 1 - sigmas, texts, return_dict=False)
-    # The network's time runs from noise to picture, and so does what it predicts.
+    # The network's time and prediction go from noise to picture.
     predicted = torch.stack(list(found[0]))[:, :, 0].float()
     return (predicted - (batch.latents - noise)).square().mean()
 
 
 def _sigmas(n: int, generator: torch.Generator) -> Tensor:
-    """(n,) shares of noise. Evenly spaced quantiles make the loss less noisy than other draws."""
+    """Return (n,) shares of noise. Evenly spaced quantiles make the loss less noisy than draws."""
     even = (torch.arange(n) + torch.rand(n, generator=generator)) / n
     normal = torch.special.ndtri(even.clamp(1e-4, 1 - 1e-4))
     return torch.sigmoid(_LOGIT_MEAN + _LOGIT_DEVIATION * normal)
 
 
 def _prompts(scenes: Scenes, rng: Random) -> Sequence[Sequence[int]]:
-    """The tokens of captions, some replaced by empty ones."""
+    """Return the tokens of captions. Some captions are replaced with an empty caption."""
     (empty,) = ids_of([""])
     return [empty if rng.random() < _DROPPED_PROMPTS else row for row in captions_of(scenes, rng)]

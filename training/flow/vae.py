@@ -1,7 +1,8 @@
 """Trains the autoencoder: 64x64 pictures to 8x8 latents with 16 channels, and back.
 
-It begins with the weights of darkroom-shapes, except for those beside the latents. The first twelve
-channels are drawn towards the picture made small, which a transformer then finds easy to predict.
+The training begins with the weights of darkroom-shapes, except for the layers beside the latents. A
+term of the loss makes the first twelve channels similar to the reduced picture, because a
+transformer learns to predict such channels more easily.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.nn import functional
 from engine.diffusion.families.transformer import FLUX_LATENT
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
-from engine.families.z_image import Z_IMAGE
+from engine.families.table import Z_IMAGE
 from engine.graph.models_folder import ModelsFolder
 from training.shapes import vae as shapes_vae
 from training.shapes.drawing import draw
@@ -42,15 +43,19 @@ _HINT_STEPS = 100
 _LASTING_HINT = 0.1
 _LATENT_SIDE = 8
 _CELLS = 2
-"""A latent pixel is told the colours of so many cells across, and as many down."""
+"""The number of cells along each side of a latent pixel. The first channels of the pixel are the
+colours of its cells.
+"""
 _TEST_PICTURES = 64
 _SCALING_PICTURES = 512
 _NAME = "vae"
 
 
 def train_vae(folder: Path, *, steps: int, seed: int, cpu_budget_s: float) -> AutoencoderKL:
-    """The trained autoencoder, whose latents are as the family's network takes them: after
-    `FLUX_LATENT` has shifted and scaled them their channels have a mean of 0 and a variance of 1.
+    """Return the trained autoencoder.
+
+    The channels of its latents, shifted and scaled by `FLUX_LATENT`, have a mean of 0 and a
+    variance of 1.
     """
     torch.manual_seed(seed)
     vae = AutoencoderKL(**CONFIG)
@@ -76,7 +81,7 @@ def train_vae(folder: Path, *, steps: int, seed: int, cpu_budget_s: float) -> Au
 
 
 def _take_known_weights(vae: AutoencoderKL) -> None:
-    """Take the weights of darkroom-shapes that have the same shape."""
+    """Copy the weights of darkroom-shapes that have the same shape."""
     store = ModelStore(ModelsFolder(CHECKPOINT.parents[1]), torch.device("cpu"), 2**30)
     known = load_checkpoint(store, CHECKPOINT.name).vae.autoencoder.state_dict()
     own = vae.state_dict()
@@ -97,7 +102,7 @@ def _loss(vae: AutoencoderKL, batch: Tensor, step: int) -> Tensor:
 
 
 def _hint_loss(latents: Tensor, batch: Tensor) -> Tensor:
-    """The difference of the first twelve channels to the colours of the cells of each place."""
+    """Return the difference of the first channels to the colours of the cells of each pixel."""
     small = functional.avg_pool2d(batch, batch.shape[-1] // (_LATENT_SIDE * _CELLS))
     cells = functional.pixel_unshuffle(small, _CELLS)
     return functional.mse_loss(latents[:, : cells.shape[1]], cells)

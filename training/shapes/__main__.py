@@ -3,9 +3,10 @@ r"""Trains the checkpoint in stages. A stage that was stopped continues from its
     GOMP_SPINCOUNT=3000 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 \
         MALLOC_TOP_PAD_=1000000000 python -m training.shapes
 
-States and journals are written to `data/train`, the checkpoint to `models/checkpoints`. The three
-settings of the allocator (MALLOC) make training much faster; GOMP_SPINCOUNT helps if other work
-runs on the same cores. `python -m benchmarks.shapes_score` scores the result.
+States and journals are written to `data/train`, and the checkpoint to `models/checkpoints`. The
+three settings of the allocator (MALLOC) make training much faster. GOMP_SPINCOUNT makes training
+faster if other programs run on the same cores. `python -m benchmarks.shapes_score` scores the
+result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from training.shapes.unet import train_unet
 from training.shapes.vae import train_vae
 
 STAGES = ("vae", "text", "unet")
-"""Each stage needs those before it; after the last one the checkpoint is written."""
+"""Each stage needs the results of all earlier stages. The last stage writes the checkpoint."""
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=CHECKPOINT)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, help="of torch; else as many as there are cores")
-    # These take about 80 minutes on two free cores.
+    # All these steps take about 80 minutes on two free cores.
     parser.add_argument("--vae-steps", type=int, default=2760)
     parser.add_argument("--text-steps", type=int, default=2500)
     parser.add_argument("--unet-steps", type=int, default=10_500)

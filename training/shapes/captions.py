@@ -58,7 +58,6 @@ _PREFIXED = 0.12
 
 
 def caption(scenes: Scenes, row: int, rng: Random) -> str:
-    """A random caption for the scene in `row`."""
     alone = scenes.count[row] == 1
     chance = rng.random()
     if alone and chance < _BARE:
@@ -71,7 +70,7 @@ def caption(scenes: Scenes, row: int, rng: Random) -> str:
 
 
 def full_caption(scenes: Scenes, row: int, rng: Random) -> str:
-    """A random caption that omits neither background nor colour."""
+    """Return a random caption that omits neither background nor colour."""
     subject = _subject(scenes, row, rng, has_colour=True)
     return _on_background(subject, _background(scenes, row, rng), rng)
 
@@ -181,7 +180,7 @@ def _listed(things: Sequence[str], rng: Random, *, sideways: bool) -> str:
 
 
 def _background(scenes: Scenes, row: int, rng: Random) -> str:
-    """The background, without a preposition."""
+    """Return a description of the background, without a preposition."""
     one, two = _hue(scenes.background[row], rng), _hue(scenes.second[row], rng)
     match scenes.texture[row]:
         case Texture.PLAIN:
@@ -206,7 +205,7 @@ def _on_background(subject: str, background: str, rng: Random) -> str:
 
 
 def wordings() -> Iterator[str]:
-    """Texts that together contain every word that a caption may have."""
+    """Yield texts that together contain all words of captions."""
     yield from (noun for nouns in NOUNS.values() for noun in nouns)
     yield from (hue for hues in HUES.values() for hue in hues)
     yield from (size for sizes in _SIZES.values() for size in sizes)

@@ -39,7 +39,7 @@ _CELL = (256, 292)
 _PICTURE = 192
 _MARGIN = 8
 _LINE = 32
-"""The most letters in a line of the caption."""
+"""The largest number of characters in a line of the caption."""
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def contact_sheet(pictures: NDArray[np.uint8]) -> Image.Image:
-    """A sheet of the pictures for PROMPTS, each above its prompt and seed."""
+    """Return a sheet of the pictures for PROMPTS, each above its prompt and seed."""
     rows = -(-len(PROMPTS) // _COLUMNS)
     sheet = Image.new("RGB", (_COLUMNS * _CELL[0], rows * _CELL[1]), "white")
     writer, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=13)

@@ -13,14 +13,13 @@ PALETTE = np.array(list(COLOURS.values()), np.float32) / 255
 """(colours, 3) of 0..1."""
 _COLOUR_JITTER = 0.02
 _STRIPE = 8
-"""The width of a stripe in pixels."""
 
 _X = np.arange(SIDE, dtype=np.float32)[None, None, :] + 0.5
 _Y = np.arange(SIDE, dtype=np.float32)[None, :, None] + 0.5
 
 
 def draw(scenes: Scenes, rng: Generator) -> NDArray[np.float32]:
-    """Pictures (n, 64, 64, 3) of 0..1; `rng` varies each colour a little."""
+    """Return pictures (n, 64, 64, 3) of 0..1. Each colour is varied a little by `rng`."""
     pictures = _backgrounds(scenes, rng)
     for slot in range(MOST_SHAPES):
         rows = np.flatnonzero(scenes.count > slot)
@@ -36,7 +35,7 @@ def draw(scenes: Scenes, rng: Generator) -> NDArray[np.float32]:
 def coverage(
     shapes: NDArray[np.int64], centres: NDArray[np.float32], radii: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """(n, 64, 64) of 0..1: how much of each pixel the shape covers."""
+    """Return (n, 64, 64) of 0..1: the share of each pixel that the shape covers."""
     found = np.zeros((len(shapes), SIDE, SIDE), np.float32)
     for shape in np.unique(shapes):
         rows = np.flatnonzero(shapes == shape)
@@ -65,7 +64,7 @@ def _varied(colours: NDArray[np.float32], rng: Generator) -> NDArray[np.float32]
 
 
 def _second_share() -> NDArray[np.float32]:
-    """(textures, 64, 64) of 0..1: how much of the second colour each pixel has."""
+    """Return (textures, 64, 64) of 0..1: the share of the second colour in each pixel."""
     place = np.arange(SIDE, dtype=np.float32)
     stripes = (place // _STRIPE) % 2
     ramp = place / (SIDE - 1)

@@ -1,7 +1,7 @@
-"""Recognises what is on a picture without a network, from colours and outlines.
+"""Recognises the shapes on a picture without a network, from colours and outlines.
 
-The background has the median colour of the border. What differs from it is split into patches of
-one colour. Each patch is compared with every shape, drawn with the patch's area and centre.
+The background has the median colour of the border. Pixels of other colours are split into patches
+of one colour. Each patch is compared with every shape, drawn with the patch's area and centre.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ Mask = NDArray[np.bool_]
 
 _BORDER = 2
 _UNLIKE_BACKGROUND = 0.2
-"""The least distance in RGB of 0..1; the two closest colours are 0.38 apart."""
+"""The smallest distance in RGB of 0..1 from the background to a patch. The distance of the two
+closest colours is 0.38.
+"""
 _ALIKE = 0.15
 """The largest distance between neighbouring pixels of one patch."""
 _LEAST_PIXELS = 40
 _LEAST_OVERLAP = 0.6
 UNCLEAR = -1
-"""The shape of a patch that resembles none."""
+"""The `shape` of a patch that is similar to no shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Something on a background; `shape` and `colour` are indices into the names of scenes."""
+    """A patch of one colour. `shape` and `colour` are indexes into SHAPE_NAMES and COLOUR_NAMES."""
 
     shape: int
     colour: int
@@ -46,14 +48,14 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is on a picture; the largest patch comes first."""
+    """The content of a picture. The largest patch is first."""
 
     background: int
     patches: tuple[Patch, ...]
 
 
 def judge(picture: Picture) -> Seen:
-    """Recognise what is on a 64x64 picture with a plain background."""
+    """Recognise the shapes on a 64x64 picture with a plain background."""
     ground = _border_colour(picture)
     apart = np.linalg.norm(picture - ground, axis=-1) > _UNLIKE_BACKGROUND
     found = [_patch(picture, ground, mask) for mask in _patches(picture, apart)]
@@ -73,7 +75,7 @@ def _border_colour(picture: Picture) -> NDArray[np.float32]:
 
 
 def _patches(picture: Picture, apart: Mask) -> Iterator[Mask]:
-    """Connected pixels, each with a colour like that of its neighbours."""
+    """Yield groups of connected pixels. Linked neighbours have similar colours."""
     down = _linked(picture[:-1], picture[1:], apart[:-1] & apart[1:])
     right = _linked(picture[:, :-1], picture[:, 1:], apart[:, :-1] & apart[:, 1:])
     pixels = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
@@ -93,7 +95,7 @@ def _linked(one: Picture, other: Picture, both: Mask) -> Mask:
 def _patch(picture: Picture, ground: NDArray[np.float32], mask: Mask) -> Patch:
     inner = mask & ~_grown(~mask)
     colour = np.median(picture[inner if inner.any() else mask], axis=0)
-    # For soft edges: where each pixel is between the colours of background (0) and patch (1).
+    # At soft edges, a pixel is between the colours of the background (0) and of the patch (1).
     way = colour - ground
     share = np.clip((picture - ground) @ way / (way @ way), 0, 1) * _grown(_grown(mask))
     area = float(share.sum())
@@ -122,7 +124,7 @@ def _shape(share: NDArray[np.float32], x: float, y: float, area: float) -> int:
 
 @cache
 def _measures() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(shapes,) areas and (shapes, 2) centres of mass of the shapes with radius 1 at (0, 0)."""
+    """Return the areas (shapes,) and the centres of mass (shapes, 2) of shapes of radius 1."""
     radius, middle = 25.0, SIDE / 2
     n = len(SHAPE_NAMES)
     drawn = coverage(

@@ -1,6 +1,6 @@
-"""Scenes: what is on a picture. They are drawn at random, without held-out combinations.
+"""Scenes: the contents of pictures, drawn at random without held-out combinations.
 
-Everything is an array over scenes, so that thousands are drawn at once.
+Each property is an array over all scenes, so that thousands of scenes are drawn at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HELD_OUT_SEED = 64
 
 
 class Texture(IntEnum):
-    """The texture of the background: `PLAIN` has one colour, the others have two."""
+    """The texture of the background. `PLAIN` has one colour; all other textures have two."""
 
     PLAIN = 0
     HORIZONTAL_STRIPES = 1
@@ -48,7 +48,7 @@ class Texture(IntEnum):
 
 
 class Relation(IntEnum):
-    """How two or three shapes are arranged, in the order in which they are listed."""
+    """The arrangement of two or three shapes, in the order in which they are listed."""
 
     ALONE = 0
     LEFT_OF = 1
@@ -75,7 +75,7 @@ _MIX = (0.46, 0.46, 0.08)
 
 
 def _held_out() -> NDArray[np.bool_]:
-    """(shapes, colours, backgrounds): the combinations that no training uses."""
+    """Return (shapes, colours, backgrounds): the combinations that no training uses."""
     size = (len(SHAPES), len(COLOURS), len(COLOURS))
     chosen = np.random.default_rng(_HELD_OUT_SEED).random(size) < _HELD_OUT_SHARE
     return chosen & _visible()
@@ -92,11 +92,14 @@ TRAINED = _visible() & ~HELD_OUT
 
 @dataclass(frozen=True, slots=True)
 class Scenes:
-    """n scenes. `second` is the other colour of the background, or the same if it is plain."""
+    """n scenes. `second` is the second colour of the background.
+
+    In a plain background, the second colour equals the first.
+    """
 
     count: NDArray[np.int64]
     shapes: NDArray[np.int64]
-    """(n, 3) indices into SHAPE_NAMES; only the first `count` of a row are used."""
+    """(n, 3) indices into SHAPE_NAMES. In each row, only the first `count` entries are used."""
     colours: NDArray[np.int64]
     """(n, 3) indices into COLOUR_NAMES."""
     centres: NDArray[np.float32]
@@ -125,7 +128,7 @@ def draw_scenes(
     counts: Sequence[float] = _MIX,
     textured: float = 0.06,
 ) -> Scenes:
-    """Scenes in which every (shape, colour, background) is `allowed`.
+    """Return scenes in which every (shape, colour, background) is `allowed`.
 
     `counts` are the shares of scenes with one, two and three shapes, and `textured` is the share of
     scenes whose background is not plain.
@@ -157,7 +160,7 @@ def draw_scenes(
 def _draw_backgrounds(
     rng: Generator, n: int, textured: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(n,) textures, (n,) colours and (n,) second colours of backgrounds."""
+    """Return the textures, the colours and the second colours of backgrounds, (n,) each."""
     texture = np.where(rng.random(n) < textured, rng.integers(1, len(Texture), n), Texture.PLAIN)
     background = rng.integers(len(COLOURS), size=n)
     other = (background + rng.integers(1, len(COLOURS), n)) % len(COLOURS)
@@ -170,7 +173,7 @@ def _draw_pairs(
     background: NDArray[np.int64],
     second: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(n, 3) shapes and (n, 3) colours; all colours of a scene are different."""
+    """Return shapes and colours, (n, 3) each. All colours of a scene are different."""
     n, every = len(background), np.arange(len(background))
     free = np.moveaxis(allowed[:, :, background] & allowed[:, :, second], 2, 0).copy()
     shapes = np.zeros((n, MOST_SHAPES), np.int64)
@@ -203,7 +206,7 @@ def _draw_centres(
     radii: NDArray[np.float64],
     place: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """(n, 3, 2) in pixels: of a shape alone at its place, of several in a row or a column."""
+    """Return (n, 3, 2) in pixels: one shape at its place, or several in a row or a column."""
     alone = _alone(rng, radii, place)
     second = _in_a_row(rng, count, relation, slot=1)
     third = _in_a_row(rng, count, relation, slot=2)
@@ -214,7 +217,9 @@ def _draw_centres(
 def _alone(
     rng: Generator, radii: NDArray[np.float64], place: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """(n, 2) in pixels: at the edge or corner of the place, or near the centre without one."""
+    """Return (n, 2) in pixels: at the edge or corner of the place, or near the centre for
+    `ANYWHERE`.
+    """
     n = len(place)
     room = (SIDE / 2 - EXTENT * radii[:, 0])[:, None]
     row, column = np.divmod(np.where(place == ANYWHERE, CENTRE, place), 3)
@@ -227,7 +232,7 @@ def _alone(
 def _in_a_row(
     rng: Generator, count: NDArray[np.int64], relation: NDArray[np.int64], slot: int
 ) -> NDArray[np.float64]:
-    """(n, 2) in pixels: evenly spaced along the relation, near the middle across it."""
+    """Return (n, 2) in pixels. Shapes are evenly spaced in the direction of the relation."""
     n = len(count)
     share = SIDE / np.maximum(count, 2)
     along = share * (slot + 0.5) + rng.uniform(-0.5, 0.5, n)

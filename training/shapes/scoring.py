@@ -1,4 +1,4 @@
-"""Compares what was asked for with what the judge recognises."""
+"""Compares the requested scene with the scene that the judge recognises."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from training.shapes.judge import Patch, Picture, judge
 from training.shapes.scenes import Relation, Scenes
 
 _CLEARLY_APART = 8.0
-"""The least distance in pixels between the centres of shapes that are in order."""
+"""The smallest distance in pixels between the centres of two shapes in the right order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """The score of one picture, all values from 0 to 1.
 
-    `colours` and `shapes` are the shares of its shapes that have the right colour and outline.
+    `colours` is the share of the shapes that have the right colour. `shapes` is the share of the
+    shapes that have the right outline.
     """
 
     background: float
@@ -31,21 +32,20 @@ class Score:
 
 
 def score(picture: Picture, scenes: Scenes, row: int) -> Score:
-    """Score a picture of the scene in `row`."""
     seen = judge(picture)
     count = int(scenes.count[row])
     shapes, colours = scenes.shapes[row, :count], scenes.colours[row, :count]
     patches = [*seen.patches[:count], *[None] * (count - len(seen.patches))]
 
     def right(order: Sequence[Patch | None]) -> tuple[int, int]:
-        """How many patches have the right colour in this order, and how many the right outline."""
+        """Return the numbers of patches with the right colour and with the right outline."""
         there = [(place, patch) for place, patch in enumerate(order) if patch is not None]
         return (
             sum(patch.colour == colours[place] for place, patch in there),
             sum(patch.shape == shapes[place] for place, patch in there),
         )
 
-    # Patches are matched to the shapes so that most are right, first by colour.
+    # Patches are matched to the shapes so that most colours are right, and then most outlines.
     best = max(permutations(patches), key=right)
     right_colours, right_shapes = right(best)
     return Score(

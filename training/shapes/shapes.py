@@ -1,7 +1,7 @@
 """The shapes as signed distances: negative inside, positive outside.
 
-The centre of a shape is at (0, 0), y points down, and its radius is the unit of all lengths. After
-I. Quilez, "2D distance functions".
+The centre of a shape is at (0, 0), and y points down. The radius of the shape is the unit of all
+lengths. The formulas are from I. Quilez, "2D distance functions".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def square(x: Field, y: Field) -> Field:
 
 
 def triangle(x: Field, y: Field) -> Field:
-    """It points up."""
+    """Return the distances of a triangle that points up."""
     tip, base, half_width = -0.98, 0.84, 1.05
     height = base - tip
     side = (height * np.abs(x) - half_width * (y - tip)) / np.hypot(height, half_width)
@@ -37,12 +37,12 @@ def triangle(x: Field, y: Field) -> Field:
 
 
 def star(x: Field, y: Field) -> Field:
-    """Five points, one of them up."""
+    """Return the distances of a star with five points. One point is at the top."""
     outer, inner = 1.12, 0.5
     wedge = 2 * np.pi / 5
     angle = np.abs((np.arctan2(x, -y) + wedge / 2) % wedge - wedge / 2)
     length = np.hypot(x, y)
-    # In its wedge of 36 degrees each point has one edge, from the tip to the notch.
+    # Each half of a point is a wedge of 36 degrees with one edge, from the tip to the notch.
     notch_x, notch_y = inner * np.cos(wedge / 2), inner * np.sin(wedge / 2)
     edge = np.hypot(outer - notch_x, notch_y)
     along, across = length * np.cos(angle), length * np.sin(angle)
@@ -50,13 +50,13 @@ def star(x: Field, y: Field) -> Field:
 
 
 def cross(x: Field, y: Field) -> Field:
-    """Upright, with arms of one width."""
+    """Return the distances of an upright cross whose arms have the same width."""
     x, y = np.abs(x), np.abs(y)
     return np.minimum(np.maximum(x - 1.0, y - 0.34), np.maximum(x - 0.34, y - 1.0))
 
 
 def heart(x: Field, y: Field) -> Field:
-    """A square on its corner with a half circle on each of its upper sides."""
+    """Return the distances of a square on its corner, with half circles on both upper sides."""
     half, middle = 0.86, 0.1
     x, y = np.abs(x), y - middle
     corner = (x + np.abs(y) - half) / np.sqrt(np.float32(2))
@@ -65,7 +65,7 @@ def heart(x: Field, y: Field) -> Field:
 
 
 def crescent(x: Field, y: Field) -> Field:
-    """Open to the right."""
+    """Return the distances of a crescent that is open to the right."""
     return np.maximum(np.hypot(x, y) - 1.0, 0.78 - np.hypot(x - 0.48, y))
 
 

@@ -1,4 +1,4 @@
-"""Makes pictures with the service's own engine, from the parameters that a user would send."""
+"""Makes pictures with the engine, from the parameters of diffusion requests."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ _DEADLINE_S = 600.0
 
 
 class Studio:
-    """Makes pictures with one checkpoint; the engine batches requests."""
-
     def __init__(self, engine: Engine, catalogue: Catalogue, checkpoint: str) -> None:
         self._engine = engine
         self._catalogue = catalogue
         self._checkpoint = checkpoint
 
     def generate(self, requests: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8]:
-        """(n, height, width, 3): one picture per request, 64x64 unless the request gives a size.
+        """Return (n, height, width, 3): one picture for each request.
 
-        Raises EngineError if one fails.
+        The default size is 64x64. Raises EngineError if a request fails.
         """
         queues = [self._submit(request) for request in requests]
         return np.stack([_picture(queue) for queue in queues])

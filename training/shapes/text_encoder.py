@@ -1,4 +1,4 @@
-"""Trains the text encoder, a small CLIP text model, to recognise what a caption asks for.
+"""Trains the text encoder, a small CLIP text model, to recognise the scene of a caption.
 
 The training of the UNet then starts with encodings that already distinguish the words.
 """
@@ -52,7 +52,7 @@ _NAME = "text_encoder"
 
 
 class CaptionClassifier(nn.Module):
-    """The encoder with heads that classify the scene, for its last layer and the one before."""
+    """The encoder with heads that classify the scene, one for each of the last two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class CaptionClassifier(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(CONFIG["hidden_size"], classes) for _ in range(2))
 
     def forward(self, rows: Tensor) -> list[tuple[Tensor, ...]]:
-        """The logits of each property, once for each of the two layers."""
+        """Return the logits of each property, for each of the two layers."""
         return [
             head(encoded[:, -1]).split(CLASSES, dim=1)
             for head, encoded in zip(self.heads, encode(self.encoder, rows), strict=True)
@@ -81,7 +81,7 @@ CLASSES = (
 
 
 def small_encoder() -> CLIPTextModel:
-    """An encoder with embeddings for the trained tokens only; `with_all_tokens` adds the others."""
+    """Return an encoder with embeddings only for the trained tokens; see `with_all_tokens`."""
     small = CONFIG | {
         "vocab_size": vocabulary.trained_rows(),
         "bos_token_id": int(vocabulary.rows()[START]),
@@ -92,20 +92,20 @@ def small_encoder() -> CLIPTextModel:
 
 
 def with_all_tokens(small: CLIPTextModel) -> dict[str, Tensor]:
-    """The weights of an encoder for all tokens of CLIP; unknown tokens share one embedding."""
+    """Return weights with embeddings for all tokens of CLIP. Unknown tokens share an embedding."""
     state: dict[str, Tensor] = dict(small.state_dict())
     name = next(each for each in state if each.endswith("token_embedding.weight"))
     return state | {name: state[name][vocabulary.rows()]}
 
 
 def encode(encoder: CLIPTextModel, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The hidden states (n, 77, width) of the last layer, and those that clip_skip 2 takes."""
+    """Return the hidden states (n, 77, width) of the last layer, and the states for clip_skip 2."""
     output = encoder(rows, output_hidden_states=True)
     return output.last_hidden_state, encoder.final_layer_norm(output.hidden_states[-2])
 
 
 def captions_of(scenes: Scenes, rng: Random) -> Tensor:
-    """(n, 77): a new caption for each scene, as indices of trained tokens."""
+    """Return (n, 77): a new caption for each scene, as indices of trained tokens."""
     texts = [caption(scenes, row, rng) for row in range(len(scenes))]
     rows = vocabulary.rows()[vocabulary.tokens_of(texts)]
     for row in rows:
@@ -115,7 +115,7 @@ def captions_of(scenes: Scenes, rng: Random) -> Tensor:
 
 
 def _insert_unknown_tokens(row: Tensor, rng: Random) -> None:
-    """Insert them at one place after the start. Only end tokens are pushed out at the end."""
+    """Insert unknown tokens at one place after the start. Only end tokens are dropped."""
     length = int((row != vocabulary.rows()[END]).sum())
     at, count = rng.randint(1, length), rng.randint(1, _MOST_UNKNOWN_TOKENS)
     row[at + count :] = row[at:-count].clone()
@@ -123,7 +123,7 @@ def _insert_unknown_tokens(row: Tensor, rng: Random) -> None:
 
 
 def train_text_encoder(folder: Path, *, steps: int, seed: int) -> CLIPTextModel:
-    """A trained `small_encoder`, from whose encoding of a caption the scene can be recognised."""
+    """Return a `small_encoder` whose training makes its encodings show the scene of a caption."""
     torch.manual_seed(seed)
     classifier = CaptionClassifier()
     test = draw_scenes(np.random.default_rng((seed, 11)), 512)
@@ -153,7 +153,7 @@ def train_text_encoder(folder: Path, *, steps: int, seed: int) -> CLIPTextModel:
 
 
 def labels_of(scenes: Scenes) -> list[Tensor]:
-    """The class of each property of each scene; each tensor is (n,)."""
+    """Return the classes of each property, a tensor (n,) for each property."""
     present = np.arange(MOST_SHAPES) < scenes.count[:, None]
     shapes = np.where(present, scenes.shapes, len(SHAPE_NAMES))
     colours = np.where(present, scenes.colours, len(COLOUR_NAMES))

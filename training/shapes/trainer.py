@@ -1,7 +1,7 @@
 """Trains a model: steps with a learning rate schedule, an average of the weights, and a journal.
 
-The random numbers of a step depend only on the seed and the number of the step. So a training that
-was stopped continues as if it had not been.
+The random numbers of a step depend only on the seed and the number of the step. So an interrupted
+training gives the same result.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ class Trainer:
     model: nn.Module
     steps: int = field(kw_only=True)
     learning_rates: Mapping[str, float] = field(kw_only=True)
-    """The highest learning rate by the prefix of a parameter's name; the longest prefix counts."""
+    """The highest learning rates, by prefixes of the names of parameters. The longest prefix of a
+    name applies.
+    """
     save_s: float = field(default=60.0, kw_only=True)
-    """Seconds between two saves of the state, at each of which the journal gets a line."""
+    """The time between two saves of the state in seconds. Each save adds a line to the journal."""
     cpu_budget_s: float = field(default=math.inf, kw_only=True)
-    """The CPU time, of all threads, after which it ends even before `steps`. The learning rate
-    falls by what is nearer to its end: steps or CPU time."""
+    """The CPU time of all threads after which training ends, even before `steps`. The learning rate
+    depends on the limit that is closer: steps or CPU time.
+    """
     _step: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
     _cpu_s: float = field(default=0.0, init=False)
@@ -52,10 +55,10 @@ class Trainer:
         loss_of: Callable[[int], Tensor],
         scores_of: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
-        """Train to the end, from the state that is saved, and give the model the averaged weights.
+        """Train from the saved state to the end. The model then has the averaged weights.
 
         `loss_of` takes the number of a step. `scores_of` is called at each save, while the model
-        has the averaged weights; the journal gets its scores.
+        has the averaged weights. Its scores are written to the journal.
         """
         optimizer = torch.optim.AdamW(
             self._parameter_groups(), betas=(0.9, 0.99), weight_decay=1e-3
@@ -102,7 +105,7 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT_NORM)
         optimizer.step()
         self._step += 1
-        # The average forgets early weights soon, and spans a thousand steps later on.
+        # The average covers few steps at the beginning, and about a thousand steps later.
         decay = min(_EMA_DECAY, self._step / (self._step + 10))
         with torch.no_grad():
             for name, each in self.model.state_dict().items():
@@ -110,7 +113,7 @@ class Trainer:
         return loss.item()
 
     def _rate_factor(self) -> float:
-        """Rises linearly while warming up, and falls along half a cosine."""
+        """The factor of the learning rate. It rises linearly first, and then falls as a cosine."""
         warm_up = min(1.0, (self._step + 1) / _WARM_UP_STEPS)
         cosine = (1 + math.cos(math.pi * min(1.0, self._progress))) / 2
         return warm_up * (_FINAL_RATE_FACTOR + (1 - _FINAL_RATE_FACTOR) * cosine)
@@ -137,7 +140,7 @@ class Trainer:
             "cpu_s": self._cpu_s,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        # It is renamed when it is complete, so that a stop in between loses nothing.
+        # The file is renamed when it is complete, so that an interruption leaves the earlier state.
         unfinished = self._path.with_suffix(".unfinished")
         torch.save(state, unfinished)
         unfinished.replace(self._path)

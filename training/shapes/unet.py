@@ -40,7 +40,7 @@ _LEARNING_RATE = 1e-3
 _TEXT_LEARNING_RATE = 4e-4
 _DROPPED_PROMPTS = 0.1
 _CLIP_SKIPS = 0.1
-"""The share of rows that get the text encoder's layer before the last, as with clip_skip 2."""
+"""The share of rows with the states before the last layer of the text encoder (clip_skip 2)."""
 _MIN_SNR_GAMMA = 5.0
 _TEST_SCENES = 128
 _NAME = "unet"
@@ -68,7 +68,7 @@ class _Examples:
 def train_unet(
     folder: Path, vae: AutoencoderKL, encoder: CLIPTextModel, *, steps: int, scenes: int, seed: int
 ) -> Denoiser:
-    """The UNet and the text encoder, trained on the pictures of `scenes` scenes."""
+    """Return the UNet and the text encoder, trained on the pictures of `scenes` scenes."""
     torch.manual_seed(seed)
     denoiser = Denoiser(encoder)
     examples = _examples(folder / "latents.pt", vae, n=scenes, seed=seed)
@@ -92,7 +92,7 @@ def train_unet(
 
 
 def _examples(path: Path, vae: AutoencoderKL, *, n: int, seed: int) -> _Examples:
-    """Scenes with their latents, which are encoded once and then kept in `path`."""
+    """Return scenes with their latents, which are encoded once and then kept in `path`."""
     drawn = draw_scenes(np.random.default_rng((seed, 23)), n)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def _loss(denoiser: Denoiser, scheduler: DDPMScheduler, batch: _Examples, seed: 
 
 
 def _context(encoder: CLIPTextModel, scenes: Scenes, rng: Random) -> Tensor:
-    """(n, 77, width): encoded captions, some replaced by empty ones, some with clip_skip 2."""
+    """Return encoded captions (n, 77, width). Some are empty, and some have clip_skip 2."""
     rows = captions_of(scenes, rng)
     empty = vocabulary.rows()[vocabulary.tokens_of([""])]
     dropped = torch.tensor([rng.random() < _DROPPED_PROMPTS for _ in range(len(scenes))])

@@ -17,12 +17,13 @@ from training.shapes.scenes import Scenes, draw_scenes
 from training.shapes.trainer import Trainer
 
 SCALING_FACTOR = 0.18215
-"""That of Stable Diffusion. The weights are scaled so that it fits this model."""
+"""The factor of Stable Diffusion. The weights are scaled so that the factor fits this model."""
 CONFIG: dict[str, Any] = {
     "in_channels": 3,
     "out_channels": 3,
     "latent_channels": 4,
-    # With the usual 32 groups each of 32 channels is normalised alone: flat colours look alike.
+    # With the usual 32 groups, each of 32 channels would be normalised alone. Different plain
+    # colours would then have equal encodings.
     "norm_num_groups": 8,
     "block_out_channels": [32, 32, 64, 96],
     "layers_per_block": 1,
@@ -36,7 +37,8 @@ _LEARNING_RATE = 1.5e-3
 _SQUARED_ERROR_WEIGHT = 2.0
 _KL_WEIGHT = 2e-6
 _EDGE_WEIGHT = 2.0
-"""Added to the weight 1 of pixels near an edge, which are few but show the shape."""
+"""The weight that is added to the weight 1 of pixels near an edge. Such pixels are few.
+"""
 _HINT_STEPS = 1000
 _FIRST_LOG_VARIANCE = -8.0
 _TEST_PICTURES = 64
@@ -46,7 +48,7 @@ _NAME = "vae"
 
 
 def train_vae(folder: Path, *, steps: int, seed: int) -> AutoencoderKL:
-    """The trained autoencoder, whose latents times SCALING_FACTOR have unit variance."""
+    """Return the trained autoencoder. Its latents times SCALING_FACTOR have unit variance."""
     torch.manual_seed(seed)
     vae = AutoencoderKL(**CONFIG)
     with torch.no_grad():
@@ -68,7 +70,7 @@ def train_vae(folder: Path, *, steps: int, seed: int) -> AutoencoderKL:
 
 
 def pictures(scenes: Scenes, seed: int) -> Tensor:
-    """(n, 3, 64, 64) of -1..1: the pictures of scenes."""
+    """Return the pictures of scenes, (n, 3, 64, 64) of -1..1."""
     return to_tensor(draw(scenes, np.random.default_rng((seed, 4))))
 
 
@@ -77,7 +79,7 @@ def to_tensor(drawn: np.ndarray[Any, Any]) -> Tensor:
 
 
 def latents_of(vae: AutoencoderKL, scenes: Scenes, seed: int) -> Tensor:
-    """(n, 4, 8, 8): the mode of the encoding of each picture, not scaled."""
+    """Return the mode of the encoding of each picture, (n, channels, 8, 8), not scaled."""
     found = []
     with torch.no_grad():
         for start in range(0, len(scenes), _ENCODING_BATCH_SIZE):
@@ -87,7 +89,7 @@ def latents_of(vae: AutoencoderKL, scenes: Scenes, seed: int) -> Tensor:
 
 
 def psnr(one: Tensor, other: Tensor) -> float:
-    """Peak signal-to-noise ratio of pictures of -1..1, in dB."""
+    """Return the peak signal-to-noise ratio of pictures of -1..1, in dB."""
     error = functional.mse_loss(one.clamp(-1, 1) / 2, other / 2).item()
     return -10 * math.log10(error)
 
@@ -104,16 +106,16 @@ def _loss(vae: AutoencoderKL, batch: Tensor, step: int) -> Tensor:
 
 
 def _hint_loss(latents: Tensor, batch: Tensor) -> Tensor:
-    """The difference of the first latent channels to the picture made small.
+    """Return the difference of the first latent channels to the reduced picture.
 
-    At the beginning this shows encoder and decoder where the colours are.
+    At the beginning of the training, this term makes the latents contain the colours.
     """
     small = functional.avg_pool2d(batch, batch.shape[-1] // latents.shape[-1])
     return functional.mse_loss(latents[:, : small.shape[1]], small)
 
 
 def pixel_weights(batch: Tensor) -> Tensor:
-    """(n, 1, h, w) with a mean of 1."""
+    """Return the weights of pixels, (n, 1, h, w), with a mean of 1."""
     padded = functional.pad(batch, (1, 1, 1, 1), mode="replicate")
     highest = functional.max_pool2d(padded, 3, stride=1)
     lowest = -functional.max_pool2d(-padded, 3, stride=1)
@@ -123,9 +125,10 @@ def pixel_weights(batch: Tensor) -> Tensor:
 
 
 def scale_latents(vae: AutoencoderKL, latents: Tensor, *, std: float, mean: float = 0.0) -> None:
-    """Give each latent channel that mean and that standard deviation.
+    """Scale the weights so that each latent channel has that mean and that standard deviation.
 
-    The two 1x1 convolutions around the latents are changed, so the pictures stay the same.
+    The convolution before the latents and the convolution after them are both changed, so the
+    pictures stay the same.
     """
     channels = latents.shape[1]
     before = latents.mean(dim=(0, 2, 3))

@@ -1,4 +1,4 @@
-"""The tokens of CLIP that are trained: those of captions, and one for all others."""
+"""The trained tokens of CLIP: the tokens of captions, and one token for all other tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from training.shapes.captions import wordings
 
 SIZE = 49408
 UNKNOWN = 0
-"""The index of all tokens that no caption has."""
+"""The index of all tokens that occur in no caption."""
 
 
 @cache
@@ -25,14 +25,14 @@ def tokenizer() -> CLIPTokenizer:
 
 
 def tokens_of(texts: Sequence[str]) -> Tensor:
-    """(n, 77): the tokens of captions, as the engine makes them. A caption fits into one chunk."""
+    """Return the tokens of captions, (n, 77), as in the engine. A caption fits into one chunk."""
     chunks = [chunks_of(text, tokenizer())[0] for text in texts]
     return torch.tensor([[token for token, _ in chunk] for chunk in chunks])
 
 
 @cache
 def _used() -> tuple[int, ...]:
-    # With a comma too, because the tokens of a word may depend on what follows it.
+    # A comma after a word may change the tokens of the word.
     texts = [text for wording in wordings() for text in (wording, f"{wording},")]
     found = set(tokens_of(texts).flatten().tolist())
     return tuple(sorted(found | {START, END}))
@@ -40,7 +40,7 @@ def _used() -> tuple[int, ...]:
 
 @cache
 def rows() -> Tensor:
-    """(49408,): the index among the trained tokens for each token of CLIP."""
+    """Return (49408,): the index among the trained tokens, for each token of CLIP."""
     table = np.full(SIZE, UNKNOWN)
     table[list(_used())] = np.arange(1, len(_used()) + 1)
     return torch.from_numpy(table)

@@ -1,4 +1,4 @@
-"""`python -m docs.generate.asyncapi` writes docs/asyncapi.json anew."""
+"""`python -m docs.generate.asyncapi` writes docs/asyncapi.json."""
 
 from __future__ import annotations
 

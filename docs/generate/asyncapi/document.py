@@ -12,9 +12,9 @@ from docs.generate.asyncapi.examples import example_events
 from docs.generate.asyncapi.schemas import CLOUD_EVENT, HEADERS, data_schemas, envelope, headers
 from docs.generate.events import REFERENCE
 from events.bus.streams import JOBS, REPUBLISH_FROM, job_subject
+from events.cloud_events import CONTENT_TYPE, encode
 from events.ids import PARTITIONS
 from events.types import EVENT_TYPES, Event, JobEvent
-from events.wire.cloud_events import CONTENT_TYPE, encode
 
 Json = dict[str, Any]
 
@@ -24,23 +24,22 @@ _JOB_EVENTS = {name: each for name, each in EVENT_TYPES.items() if issubclass(ea
 
 _INFO = """\
 Every change of a job's state, as a CloudEvent in JSON. Subscribe to the channel `events` to follow
-jobs as they happen, and ask on the channel `replay` for what is stored. For examples and rules see
-`docs/events.md`. Events of callbacks are not for subscribers."""
+jobs as they happen, and use the channel `replay` to read stored events. For examples and rules see
+`docs/events.md`. Events of callbacks are not published."""
 _ACCOUNT = """\
-User and password of the reader, who is in a NATS account of its own, `READERS`. It may subscribe to
-`events.>` and to its own inboxes, and ask for stored events; it can make no consumer. `darkroom up`
-writes the address with both into `data/nats/reader.url`."""
+User and password of the reader. The reader has a NATS account of its own, `READERS`. It may
+subscribe to `events.>` and to its own inboxes, and request stored events, but cannot create a
+consumer. `darkroom up` writes the address with user and password into `data/nats/reader.url`."""
 _FOLLOW = """\
-Each event once it is stored. NATS delivers it at most once: who was away replays what is missing,
-from the highest `Nats-Sequence` that it has handled."""
+Each event after it was stored. NATS delivers it at most once. After an interruption a subscriber
+replays the missing events, beginning after the highest `Nats-Sequence` that it has handled."""
 _ASK = """\
-Asks for the next stored event at or behind a place, by
+Requests the first stored event at an offset or after it, by
 [direct get](https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-31.md).
-The answer comes to the reply subject of the request. With `batch` several come, the last of which
-has the status 204. Where the log is several streams, `JOBS_0`, `JOBS_1` and so on, ask each
-for its own, by its name in the place of `JOBS`; each numbers its own events."""
-_ANSWERS = "The inbox of whoever asked, which is the reply subject of the request."
-_END = "No event is stored there or behind it: the answer has no payload, and this status."
+The answer is sent to the reply subject of the request. With `batch` there are several answers, and
+the last one has the status 204."""
+_ANSWERS = "The inbox of the client, which is the reply subject of the request."
+_END = "No event is stored at the offset or after it: the answer has no payload, and this status."
 
 
 def asyncapi_document() -> Json:
@@ -69,7 +68,7 @@ def asyncapi_document() -> Json:
 
 
 def text() -> str:
-    """The document as it is checked in."""
+    """Return the content of docs/asyncapi.json."""
     return json.dumps(asyncapi_document(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -91,10 +90,10 @@ def _channels() -> Json:
             "messages": every_event,
             "parameters": {
                 "partition": {
-                    "description": "Follows from the id of the job; `*` stands for any",
+                    "description": "Computed from the id of the job; `*` is every partition",
                     "enum": [str(number) for number in range(PARTITIONS)],
                 },
-                "job_id": {"description": "Id of the job; `*` stands for any"},
+                "job_id": {"description": "Id of the job; `*` is every job"},
             },
         },
         "replay": {"address": _REPLAY, "messages": {"replay": _at("messages", "replay")}},
@@ -107,17 +106,17 @@ def _channels() -> Json:
 
 
 def _operations() -> Json:
-    """What the service does: it sends events, and takes questions."""
+    """Return the operations of the service: it sends events and answers direct gets."""
     return {
         "publishEvent": {
             "action": "send",
             "channel": {"$ref": "#/channels/events"},
-            "summary": "Tell of each event as it is stored",
+            "summary": "Publish each event after it was stored",
         },
         "replayEvents": {
             "action": "receive",
             "channel": {"$ref": "#/channels/replay"},
-            "summary": "Answer with what is stored",
+            "summary": "Answer with stored events",
             "description": _ASK,
             "reply": {"channel": {"$ref": "#/channels/answers"}},
         },
@@ -161,12 +160,16 @@ def _request_message() -> Json:
             "type": "object",
             "required": ["seq", "next_by_subj"],
             "properties": {
-                "seq": {"type": "integer", "minimum": 1, "description": "The place to begin at"},
+                "seq": {"type": "integer", "minimum": 1, "description": "The offset to begin at"},
                 "next_by_subj": {
                     "type": "string",
                     "description": f"`{REPUBLISH_FROM}`, or `jobs.*.` and the id of one job",
                 },
-                "batch": {"type": "integer", "minimum": 1, "description": "How many at most"},
+                "batch": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "description": "The largest number of events",
+                },
             },
         },
         "examples": [{"payload": {"seq": 43, "next_by_subj": REPUBLISH_FROM}}],

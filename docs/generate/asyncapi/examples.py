@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from events.job_cost import JobCost, Timing
 from events.result import FailureCode
 from events.types import (
     AttemptFailed,
@@ -17,10 +16,12 @@ from events.types import (
     Failed,
     Flavour,
     ImageStored,
+    JobCost,
     JobEvent,
     Started,
     Submitted,
     Terms,
+    Timing,
 )
 
 JOB_ID = "0199aaaa-0000-7000-8000-000000000001"
@@ -61,7 +62,9 @@ _DATA: tuple[JobEvent, ...] = (
 
 
 def example_events() -> dict[str, Event]:
-    """By the name of the type. They are no one job's history."""
+    """Return the examples by the name of the type. The examples do not form the history of one
+    job.
+    """
     return {
         data.type_name: Event(
             id=f"0199aaaa-0000-7000-8000-0000000000e{number:x}",

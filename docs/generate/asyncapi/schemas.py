@@ -1,4 +1,4 @@
-"""The JSON Schemas of what is in a message, from the models of the events."""
+"""The JSON Schemas of the messages, from the models of the events."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from docs.generate.events import REFERENCE, event_schemas
 from events.bus.streams import JOBS
+from events.cloud_events import SOURCE
 from events.types import EVENT_TYPES
-from events.wire.cloud_events import SOURCE
 
 CLOUD_EVENT = "CloudEvent"
 HEADERS = "StoredHeaders"
@@ -18,17 +18,24 @@ _NULL = {"type": "null"}
 
 
 def envelope() -> dict[str, Any]:
-    """Of every event. `data` is left open here: each type has its own."""
+    """Return the envelope of every event.
+
+    The envelope does not restrict `data`, because each type has its own data.
+    """
     return {
         "type": "object",
-        "description": "CloudEvents 1.0 in JSON. A field that is null is left out",
+        "description": "CloudEvents 1.0 in JSON. Fields that are null are omitted",
         "required": [
             *("specversion", "id", "source", "type", "subject", "time", "sequence", "data"),
             "datacontenttype",
         ],
         "properties": {
             "specversion": {"const": "1.0"},
-            "id": {**_TEXT, "description": "The same whenever the event is sent: drop repeats"},
+            "id": {
+                **_TEXT,
+                "description": "Id of the event, the same whenever the event is sent. Use it to "
+                "ignore repeated events",
+            },
             "source": {"const": SOURCE},
             "type": _TEXT,
             "subject": {**_TEXT, "format": "uuid", "description": "Id of the job"},
@@ -36,7 +43,7 @@ def envelope() -> dict[str, Any]:
             "sequence": {
                 **_TEXT,
                 "pattern": "^[0-9]{10,}$",
-                "description": "Place in the history of the job, from 1",
+                "description": "Number of the event in the history of the job, from 1",
             },
             "datacontenttype": {"const": "application/json"},
             "traceparent": {**_TEXT, "description": "https://www.w3.org/TR/trace-context"},
@@ -46,26 +53,30 @@ def envelope() -> dict[str, Any]:
 
 
 def headers() -> dict[str, Any]:
-    """Those that NATS adds to what is stored, and the id of the event."""
+    """Return the headers that NATS adds to stored messages, and the id of the event."""
     return {
         "type": "object",
         "required": ["Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp"],
         "properties": {
-            "Nats-Stream": {"type": "string", "pattern": rf"^{JOBS}(_[0-9]+)?$"},
-            "Nats-Subject": {**_TEXT, "description": "Where it is stored: `jobs.*.<job id>`"},
+            "Nats-Stream": {"type": "string", "const": JOBS},
+            "Nats-Subject": {
+                **_TEXT,
+                "description": "The subject under which the event is stored: `jobs.*.<job id>`",
+            },
             "Nats-Sequence": {
                 **_TEXT,
                 "pattern": "^[1-9][0-9]*$",
-                "description": "Place in the log, which rises: go on behind the last one handled",
+                "description": "Offset of the event in the log. Offsets increase: continue after "
+                "the last handled offset",
             },
-            "Nats-Time-Stamp": {**_TEXT, "description": "When it was stored"},
+            "Nats-Time-Stamp": {**_TEXT, "description": "The time at which the event was stored"},
             "Nats-Msg-Id": {**_TEXT, "description": "Id of the event"},
         },
     }
 
 
 def data_schemas(names: Collection[str]) -> dict[str, Any]:
-    """Of the event types `names` and of what they hold, by the names of the models."""
+    """Return the schemas of the event types `names` and of their models, by the models' names."""
     schemas = event_schemas()
     found: dict[str, Any] = {}
     missing = [EVENT_TYPES[name].__name__ for name in names]
@@ -87,7 +98,7 @@ def _named_in(schema: Any) -> list[str]:
 
 
 def _as_sent(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without null, which is never sent, and without the titles that Pydantic makes of names."""
+    """Return the schema without null, which is never sent, and without Pydantic's titles."""
     if "properties" not in schema:
         return schema
     properties = {name: _without_null(each) for name, each in schema["properties"].items()}
@@ -104,7 +115,7 @@ def _without_null(field: dict[str, Any]) -> dict[str, Any]:
     match choices:
         case []:
             return rest
-        case [{"$ref": _}]:  # nothing that stands beside a reference counts
+        case [{"$ref": _}]:  # other members beside a reference have no effect
             return {"allOf": choices, **rest} if rest else choices[0]
         case [only]:
             return {**only, **rest}

@@ -1,4 +1,4 @@
-"""Conditionings: encoded texts, with the area, the steps and the strength of each."""
+"""Conditionings: encoded texts, with the area, steps, strength and ControlNets of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.diffusion.control.control_net import Control
+from engine.diffusion.conditioning.control_net import Control
 from engine.diffusion.images.latents import Mask
 from engine.diffusion.vision.unclip import UnclipImage
 from engine.errors import EngineError
@@ -35,7 +35,7 @@ class AreaPercentage:
     x: float
 
     def on(self, height: int, width: int) -> Area:
-        """The rectangle on a latent of that size, rounded to cells, at least one by one."""
+        """Return the rectangle on a latent of that size, rounded to cells and at least 1 x 1."""
         return Area(
             max(1, round(self.height * height)),
             max(1, round(self.width * width)),
@@ -46,46 +46,54 @@ class AreaPercentage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
-    """One encoded text, and what limits it."""
+    """One encoded text, and where, when and how strongly it applies."""
 
     tokens: Tensor
     """(1, tokens, width) float32."""
     pooled: Tensor | None = None
-    """(1, width) float32 of the whole text, for models that take one (SDXL)."""
+    """(1, width) float32: one vector for the whole text, for models that need it (SDXL)."""
     size_conditioning: tuple[float, ...] | None = None
-    """SDXL's original size, crop and target size (the refiner's: aesthetic score), in pixels and in
-    the order of diffusers' `time_ids`. None: those of the latent.
+    """The original size, crop and target size of SDXL in pixels, in the order of diffusers'
+    `time_ids`. The SDXL refiner has an aesthetic score instead of the target size. None: the size
+    of the latent is used.
     """
     strength: float = 1.0
     area: Area | AreaPercentage | None = None
-    """The area that it applies to; None: everywhere."""
+    """The area where the condition applies. None: the whole latent."""
     mask: Mask | None = None
-    """Multiplies `strength` in each place; of any size."""
+    """A mask of any size, which multiplies `strength` in each place."""
     set_area_to_bounds: bool = False
-    """The bounding box of the mask replaces `area`."""
+    """Whether the bounding box of the mask replaces `area`."""
     sigma_range: tuple[float, float] = (float("inf"), 0.0)
-    """The largest and the smallest sigma that it applies at."""
+    """The largest and the smallest sigma at which the condition applies."""
     percent_range: tuple[float, float] = (0.0, 1.0)
-    """The same in percent (0..1) of the timesteps: see `NoiseLevels.percent_to_sigma`."""
+    """The start and the end of the condition, as fractions (0..1) of the timesteps.
+
+    See `NoiseLevels.percent_to_sigma`.
+    """
     controls: tuple[Control, ...] = ()
-    """The ControlNets that are applied with it."""
+    """The ControlNets that are applied with the condition."""
     unclip: tuple[UnclipImage, ...] = ()
-    """Images that a model of unCLIP is told beside the text."""
+    """Images that condition a unCLIP model beside the text."""
     class_labels: Tensor | None = None
-    """(1, width): what is made of them once the seed of a sampler is known."""
+    """(1, width): class labels. They are computed from `unclip` when a sampler's seed is known."""
     guidance: float | None = None
-    """The scale of guidance that a distilled model is told; None: what is usual for it."""
+    """The guidance scale that a distilled model gets as an input. None: the model's usual scale."""
 
     def concatenated(self, other: Condition) -> Condition:
-        """The tokens of both, one after the other. Raises EngineError for those of other models."""
+        """Return a condition with the tokens of both, one after the other.
+
+        Raises EngineError if the texts were encoded for different models.
+        """
         self._require_alike(other)
         return replace(self, tokens=torch.cat([self.tokens, other.tokens], dim=1))
 
     def averaged(self, other: Condition, weight: float) -> Condition:
-        """The mean with the other, where `weight` (0..1) is the weight of this one.
+        """Return the weighted mean of this condition and `other`.
 
-        The tokens of the other are cut, or padded with zeros, to the length of this one. Raises
-        EngineError for those of other models.
+        `weight` (0..1) is the weight of this condition. The tokens of `other` are cut, or padded
+        with zeros, to the length of this condition's tokens. Raises EngineError if the texts were
+        encoded for different models.
         """
         self._require_alike(other)
         length = self.tokens.shape[1]
@@ -117,16 +125,49 @@ class Condition:
         return replace(self, strength=strength)
 
     def with_percent_range(self, start: float, end: float) -> Condition:
-        """The condition limited to a range of the timesteps, in percent (0..1)."""
+        """The condition limited to a range of the timesteps, as fractions (0..1)."""
         return replace(self, percent_range=(start, end))
 
 
 def _require_equal(width: int, other: int) -> None:
     if width != other:
         raise EngineError(
-            f"the texts were encoded for different models: one is {width} wide, the other {other}"
+            f"the texts were encoded for different models: one has the width {width}, and the "
+            f"other {other}"
         )
 
 
 Conditioning: TypeAlias = tuple[Condition, ...]
-"""Conditions that apply together: x0 is the mean of their x0s, weighted by strength."""
+"""Conditions that apply together. The x0 of a conditioning is the mean of the x0s of its
+conditions, weighted by strength.
+"""
+
+
+def controlled(conditioning: Conditioning, control: Control) -> Conditioning:
+    """The conditioning with one more ControlNet."""
+    return tuple(replace(each, controls=(*each.controls, control)) for each in conditioning)
+
+
+def with_shared_controls(positive: Conditioning, negative: Conditioning) -> Conditioning:
+    """Return `negative` with the ControlNets of `positive` that apply to both, as in ComfyUI.
+
+    Only conditions without an area share ControlNets. If such a condition of `negative` has a
+    ControlNet already, `negative` is returned unchanged.
+    """
+    places = [place for place, each in enumerate(negative) if _is_whole(each)]
+    shared = [
+        each.controls
+        for each in positive
+        if _is_whole(each) and each.controls and each.controls[-1].applies_to_uncond
+    ]
+    if not places or any(negative[place].controls for place in places):
+        return negative
+    found = list(negative)
+    for number, controls in enumerate(shared):
+        place = places[number % len(places)]
+        found[place] = replace(negative[place], controls=controls)
+    return tuple(found)
+
+
+def _is_whole(condition: Condition) -> bool:
+    return condition.area is None and not condition.set_area_to_bounds

@@ -13,9 +13,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from engine.diffusion.conditioning.condition import Area, AreaPercentage, Condition, Conditioning
-from engine.diffusion.conditioning.controls import with_shared_controls
-from engine.diffusion.conditioning.feathering import ramp
+from engine.diffusion.conditioning.condition import (
+    Area,
+    AreaPercentage,
+    Condition,
+    Conditioning,
+    with_shared_controls,
+)
+from engine.diffusion.images.compositing import ramp
 from engine.diffusion.inpainting import fitted_mask
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 
@@ -30,20 +35,20 @@ class PlacedCondition:
 
     condition: Condition
     area: Area | None
-    """Inside the latent; None: all of it."""
+    """The area inside the latent. None: the whole latent."""
     weight: Tensor | None
-    """(batch or 1, 1, height, width) of the area; None: 1 everywhere."""
+    """The weight in the area, (batch or 1, 1, height, width). None: 1 everywhere."""
     sigma_range: tuple[float, float]
-    """The largest and the smallest sigma that it applies at."""
+    """The largest and the smallest sigma at which the condition applies."""
     is_negative: bool = False
-    """Whether it belongs to the conditioning that guidance leads away from."""
+    """Whether the condition belongs to the negative conditioning."""
 
     def applies_at(self, sigma: float) -> bool:
         sigma_max, sigma_min = self.sigma_range
         return sigma_min <= sigma <= sigma_max
 
     def window(self, whole: Tensor) -> Tensor:
-        """The part of a latent that it applies to."""
+        """Return the part of a latent where the condition applies."""
         return whole if self.area is None else _window(whole, self.area)
 
 
@@ -59,10 +64,11 @@ def placed_conditionings(
     *,
     more: Sequence[Conditioning] = (),
 ) -> tuple[PlacedConditioning, ...]:
-    """All conditionings on the latent `like` (batch, 4, h, w): cond, uncond and `more`.
+    """Place `positive`, `negative` and `more` on the latent `like` (batch, channels, h, w).
 
-    For each area of one of them, the others get a condition for the same area, so that guidance
-    compares estimates of the same window. Raises ValueError for an area outside of the latent.
+    For each area of a conditioning, the other conditionings get a condition for the same area.
+    Guidance then compares estimates of the same window. Raises ValueError for an area outside of
+    the latent.
     """
     negative = with_shared_controls(positive, negative)
     found = [[_placed(each, like, levels) for each in one] for one in (positive, negative, *more)]
@@ -125,7 +131,7 @@ def _weight(
 
 
 def _feathered(area: Area, like: Tensor) -> Tensor:
-    """A weight of 1 that falls off towards the edges of the area, except at the latent's edges."""
+    """Return a weight of 1 that falls towards the area's edges, except at the latent's edges."""
     height, width = like.shape[2:]
     down = _side(area.height, first=area.y > 0, last=area.y + area.height < height)
     across = _side(area.width, first=area.x > 0, last=area.x + area.width < width)
@@ -141,7 +147,10 @@ def _window(whole: Tensor, area: Area) -> Tensor:
 
 
 def _add_counterparts(ones: Sequence[PlacedCondition], others: list[PlacedCondition]) -> None:
-    """For each area of `ones`, adds the text of `others` that covers it most closely."""
+    """Add a condition to `others` for each area in `ones`.
+
+    The new condition has the text of the smallest area in `others` that covers the area.
+    """
     for one in list(ones):
         covering = [other for other in others if _covers(other.area, one.area)]
         if one.area is None or not covering:

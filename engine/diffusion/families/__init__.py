@@ -1,1 +1,1 @@
-"""Families of models beyond Stable Diffusion: one module each."""
+"""The families of models: how each family loads, conditions and calls its network."""

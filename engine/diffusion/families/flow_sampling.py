@@ -1,9 +1,10 @@
-"""Samplers on flow models.
+"""Sampling of flow models with samplers for models that predict noise.
 
-The path from noise to picture is dx/dsigma = (x - x0) / sigma, as it is of other models, so
-samplers that follow it alone work unchanged. One that adds noise takes x to be x0 and noise of
-sigma, which the x of a flow is not. It runs in y = x / (1 - sigma), whose level of noise is
-sigma / (1 - sigma): there its paper's equations hold.
+For both kinds of model, the path from noise to picture is dx/dsigma = (x - x0) / sigma. Samplers
+that only follow this path work unchanged. A sampler that adds noise assumes that x is x0 plus noise
+of level sigma, but this is not true for the x of a flow model. Such a sampler works on
+y = x / (1 - sigma) instead. The noise level of y is sigma / (1 - sigma), and the equations of the
+sampler's paper are valid for y.
 """
 
 from __future__ import annotations
@@ -18,31 +19,32 @@ from engine.diffusion.samplers.runge_kutta import Sampling
 from engine.errors import EngineError
 
 _MOST = 1 - 1e-4
-"""All noise would be an infinite level."""
+"""The largest sigma that is used. A sigma of 1 would be an infinite noise level."""
 
 
 def require_flow_sigmas(sigmas: Tensor) -> None:
-    """Raises EngineError for sigmas that are none of a flow model."""
+    """Raise EngineError for sigmas above 1, which no flow model has."""
     if bool((sigmas > 1.0 + 1e-6).any()):
         raise EngineError(
-            f"the sigmas of this model are 0 to 1, and the schedule has {float(sigmas.max()):g}: "
-            "take one that is made for the model, such as BasicScheduler"
+            "the sigmas of this model are from 0 to 1, but the schedule contains "
+            f"{float(sigmas.max()):g}: use a schedule that is made for the model, such as "
+            "BasicScheduler"
         )
 
 
 def levels_of(sigmas: Tensor) -> Tensor:
-    """The levels of noise of y."""
+    """Return the noise levels of y for these sigmas."""
     held = sigmas.clamp(max=_MOST)
     return held / (1 - held)
 
 
 def sigmas_of(levels: Tensor) -> Tensor:
-    """The sigmas of levels of noise of y."""
+    """Return the sigmas for noise levels of y."""
     return levels / (1 + levels)
 
 
 def in_levels(noise: NoiseSampler) -> NoiseSampler:
-    """The noise between two levels, which is drawn by sigmas."""
+    """Return a noise sampler that takes levels of y instead of sigmas."""
 
     def draw(level: Tensor, level_next: Tensor) -> Tensor:
         return noise(sigmas_of(level), sigmas_of(level_next))
@@ -51,7 +53,7 @@ def in_levels(noise: NoiseSampler) -> NoiseSampler:
 
 
 def by_levels(sampler: Callable[[Tensor, Tensor], Sampling], x: Tensor, sigmas: Tensor) -> Sampling:
-    """The steps of `sampler` along the levels, on y."""
+    """Run `sampler` on y along the noise levels of y."""
     levels = levels_of(sigmas)
     steps = sampler(x * (1 + levels[0]), levels)
     try:
@@ -67,10 +69,11 @@ def by_levels(sampler: Callable[[Tensor, Tensor], Sampling], x: Tensor, sigmas: 
 def euler_ancestral(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """Euler steps beyond the next sigma, and back to it with new noise.
+    """Ancestral sampling for flow models: Euler steps below the next sigma, and new noise.
 
-    A step goes to sigma_next (1 + eta (sigma_next / sigma - 1)). Scaling the signal back to
-    1 - sigma_next scales the noise that is left, and as much is added as makes it sigma_next.
+    A step goes to sigma_next (1 + eta (sigma_next / sigma - 1)). The signal is then scaled back to
+    1 - sigma_next. This also scales the remaining noise. New noise then raises the noise level to
+    sigma_next.
     """
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
@@ -84,4 +87,4 @@ def euler_ancestral(
 
 
 FLOW_SAMPLERS: dict[str, Callable[..., Sampling]] = {"euler_ancestral": euler_ancestral}
-"""Those that have a form of their own for flow models, by their names."""
+"""Samplers that have a special form for flow models, by name."""

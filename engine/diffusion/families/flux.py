@@ -1,19 +1,24 @@
-"""Flux.1: two streams of text and picture, then one (Labs et al. 2025, arXiv:2506.15742)."""
+"""Flux.1 (Labs et al. 2025, arXiv:2506.15742).
+
+In the first blocks, text and picture are two streams. In the later blocks, they are one stream.
+A text is encoded as the hidden states of T5 and the pooled vector of CLIP.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from diffusers import FluxTransformer2DModel
-from torch import Tensor
+from tokenizers import Tokenizer
+from torch import Tensor, nn
 
-from engine.diffusion.conditioning.condition import Condition
-from engine.diffusion.families.flow_levels import FlowLevels, flow_levels
-from engine.diffusion.families.flux_texts import FluxTexts
+from engine.batcher import Work
+from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.families.transformer import (
     Shapes,
     TransformerFamily,
@@ -22,15 +27,75 @@ from engine.diffusion.families.transformer import (
     rows_of,
 )
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
-from engine.diffusion.text.language_models import T5
+from engine.diffusion.samplers.noise_levels import FlowLevels, flow_levels
+from engine.diffusion.text.encoding import Clip, FamilyTexts, chunks_of, encode, weigh_from_empty
+from engine.diffusion.text.language_models import T5, Ids, encode_texts
 from engine.diffusion.text.text_encoders import EncodingCache
+from engine.diffusion.text.weighting import weighted_segments
 from engine.errors import EngineError
-from engine.families.flux import FLUX
+from engine.families.table import FLUX
+
+_END, _PAD = 1, 0
+_LEAST_TOKENS = 256
+"""A shorter text is padded to this number of tokens. Attention includes this padding."""
+_MOST_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FluxTexts(FamilyTexts):
+    title = FLUX.title
+    clip: Clip
+    encoder: T5
+    tokenizer: Tokenizer
+    cache: EncodingCache
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        return (*self.clip.networks, self.encoder)
+
+    def with_networks(self, networks: Sequence[Any]) -> Self:
+        *clip, encoder = networks
+        return replace(self, clip=self.clip.with_networks(clip), encoder=encoder)
+
+    def encode(self, text: str) -> Work[Conditioning]:
+        return self.encode_pair(text, text)
+
+    def encode_pair(self, first: str, second: str) -> Work[Conditioning]:
+        """Return the conditioning of the text `first` for CLIP and the text `second` for T5."""
+        chunks = chunks_of(first, self.clip.tokenizer, self.clip.embeddings)
+        (condition,) = yield from encode(self.clip, chunks)
+        states = yield from self._states(second)
+        return (replace(condition, tokens=states[None]),)
+
+    def _states(self, text: str) -> Work[Tensor]:
+        ids, weights = self._weighted(text)
+        if all(weight == 1.0 for weight in weights):
+            (states,) = yield from encode_texts(self.encoder, self.cache, [ids])
+            return states
+        empty: Ids = (_END, *[_PAD] * (len(ids) - 1))
+        states, nothing = yield from encode_texts(self.encoder, self.cache, [ids, empty])
+        return weigh_from_empty(states, states.new_tensor(weights)[:, None], nothing)
+
+    def _weighted(self, text: str) -> tuple[Ids, list[float]]:
+        """Return the tokens of a text and their weights, with the end token and the padding."""
+        ids: list[int] = []
+        weights: list[float] = []
+        for segment, weight in weighted_segments(text):
+            own = self.tokenizer.encode(segment, add_special_tokens=False).ids
+            ids += own
+            weights += [weight] * len(own)
+        ids.append(_END)
+        if len(ids) > _MOST_TOKENS:
+            raise EngineError(
+                f"the text has {len(ids)} tokens, but at most {_MOST_TOKENS} are allowed"
+            )
+        ids += [_PAD] * (_LEAST_TOKENS - len(ids))
+        return tuple(ids), weights + [1.0] * (len(ids) - len(weights))
+
 
 LEVELS = 10_000
-"""How many levels schedules see."""
+"""The number of noise levels of the dev model that schedules can use."""
 CLIP_L = "clip_l"
-"""The kind of its second text encoder."""
 _DEV_MU = 1.15
 _GUIDANCE = 3.5
 _MLP_RATIO = 4
@@ -85,7 +150,7 @@ _BLOCK = re.compile(r"(single_)?transformer_blocks\.(\d+)\.(.+)$")
 
 
 class Flux(TransformerFamily):
-    """Dev, which is told a scale of guidance, and schnell, which is not."""
+    """Flux.1 dev, which has a guidance scale as an input, and schnell, which does not."""
 
     traits = FLUX
     network = FluxTransformer2DModel
@@ -134,7 +199,7 @@ class Flux(TransformerFamily):
         super().require_own(network, condition)
         pooled, own = condition.pooled, network.config.pooled_projection_dim
         if pooled is None or pooled.shape[-1] != own:
-            raise EngineError(f"Flux.1 takes a text of CLIP with a pooled vector of {own}")
+            raise EngineError(f"Flux.1 needs a text of CLIP with a pooled vector of {own}")
 
     def velocity(
         self, network: Any, x: Tensor, sigmas: Tensor, conditions: Sequence[Condition]
@@ -165,18 +230,18 @@ class Flux(TransformerFamily):
 
 
 def _pooled(condition: Condition) -> Tensor:
-    assert condition.pooled is not None  # see `require_own`
+    assert condition.pooled is not None  # `require_own` has checked this.
     return condition.pooled
 
 
 def _patches(planes: Tensor) -> Tensor:
-    """(rows, patches, 4 * channels) of 2 x 2 cells each."""
+    """Return the patches of 2 x 2 cells as (rows, patches, 4 * channels)."""
     cells: Tensor = planes.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
     return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def _places(down: int, across: int) -> Tensor:
-    """(patches, 3): 0, row and column."""
+    """Return (patches, 3): for each patch 0, its row and its column."""
     rows, columns = torch.meshgrid(torch.arange(down), torch.arange(across), indexing="ij")
     return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(-1, 3).float()
 
@@ -187,7 +252,7 @@ def _stored(name: str, shapes: Shapes) -> StoredTensor:
     found = _BLOCK.match(name)
     if found is None:
         stem, _, end = name.rpartition(".")
-        # The file has shift before scale, and the network scale before shift.
+        # In the file, shift comes before scale. In the network, scale comes before shift.
         return StoredTensor(f"{_TOP[stem]}.{end}", swapped=stem == "norm_out.linear")
     is_single, at, rest = found.groups()
     if is_single:
@@ -211,7 +276,7 @@ def _in_single(block: str, rest: str, shapes: Shapes) -> StoredTensor:
     stem, _, end = rest.rpartition(".")
     if stem in _SINGLE:
         return StoredTensor(f"{block}.{_SINGLE[stem]}.{end}")
-    # Query, key, value and the first layer of the perceptron follow one another in one tensor.
+    # One tensor holds query, key, value and the first layer of the perceptron, in this order.
     key = f"{block}.linear1.{end}"
     width = shapes[key][0] // (3 + _MLP_RATIO)
     first, last = _JOINED.get(stem, (3, 3 + _MLP_RATIO))

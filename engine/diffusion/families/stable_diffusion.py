@@ -1,31 +1,132 @@
-"""Stable Diffusion 1 and 2."""
+"""Families whose network is a UNet that attends to texts encoded by CLIP.
+
+These families are Stable Diffusion 1, Stable Diffusion 2, Stable Diffusion XL and its refiner
+(Podell et al. 2023, arXiv:2307.01952).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from engine.diffusion.conditioning.condition import Condition
-from engine.diffusion.families.family import Call
-from engine.diffusion.families.unet import UNetFamily, has_sizes
+from engine.diffusion.adapters import updated
+from engine.diffusion.conditioning.condition import Condition, Conditioning
+from engine.diffusion.conditioning.control_net import residuals
+from engine.diffusion.families.model_family import Call, ModelFamily
+from engine.diffusion.images.latents import PIXELS_PER_LATENT
+from engine.diffusion.loading.layers import CrossAttentionCache, join_texts
+from engine.diffusion.loading.lora_layers import Known, unet_layers
 from engine.diffusion.loading.weights import Weights
-from engine.diffusion.text.text_encoders import CLIP_H, CLIP_L
+from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.text.text_encoders import CLIP_G, CLIP_H, CLIP_L, SDXL_CLIP_L, TextEncoderSpec
+from engine.diffusion.vision.row_prompts import prompted
 from engine.diffusion.vision.unclip import class_labels
-from engine.families import stable_diffusion
+from engine.errors import EngineError
+from engine.families import table
 from engine.families.family import UNET
+
+_INPAINTING_CHANNELS = 9
+_SHARED_TOKENS = 4 * 77
+"""Prompts with more tokens share calls only with prompts of equal length, because a long prompt
+slows down the shorter prompts of its call.
+"""
+_HAS_SIZES = "text_time"
+"""The `addition_embed_type` of UNets with size conditioning."""
+
+
+class UNetFamily(ModelFamily):
+    """A family whose network is a UNet. A subclass defines the text encoders and the sizes."""
+
+    predicts_flow = False
+    repeats_texts = True
+    encoders: ClassVar[tuple[tuple[str, TextEncoderSpec], ...]]
+    """The folder of the configuration of each text encoder, and the text encoder."""
+    sizes: ClassVar[str]
+    """The folder of `configs/` with the sizes of the published model."""
+
+    def sizes_of(self, weights: Weights) -> str:  # noqa: ARG002 - used by subclasses
+        """Return the folder of `configs/` for a checkpoint that is a single file."""
+        return self.sizes
+
+    def further_sizes(self, weights: Weights) -> dict[str, Any]:  # noqa: ARG002 - used by subclasses
+        """Return further sizes of the UNet, read from a checkpoint that is a single file."""
+        return {}
+
+    @abstractmethod
+    def is_folder(self, unet: Mapping[str, Any], encoders: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Whether a diffusers folder with these configurations belongs to the family."""
+
+    def output(self, network: Any, call: Call) -> Tensor:
+        x, dtype = call.x, call.x.dtype
+        tokens = _joined_texts(network, call).to(dtype)
+        inputs = self.further_inputs(network, call)
+        controls = [each.controls for each in call.parts]
+        inputs |= residuals(
+            controls, call.counts, x=x, timesteps=call.times, tokens=tokens, inputs=inputs
+        )
+        # All rows use the same network, so either all rows or no rows have these channels.
+        if extra := [each.concat_latent for each in call.parts if each.concat_latent is not None]:
+            x = torch.cat([x, torch.cat(extra).to(dtype)], dim=1)
+        adapters = [each.adapters for each in call.parts]
+        prompts = [each.prompts for each in call.parts]
+        with updated(network, adapters, call.counts), prompted(network, prompts, call.counts):
+            found: Tensor = network(x, call.times, tokens, return_dict=False, **inputs)[0]
+        return found
+
+    def further_inputs(self, network: Any, call: Call) -> dict[str, Any]:  # noqa: ARG002 - used by subclasses
+        """Return the inputs of the UNet besides latents, times and tokens."""
+        return {}
+
+    def sharing(self, levels: NoiseLevels, tokens: int) -> Hashable:
+        return id(levels), tokens if tokens > _SHARED_TOKENS else None
+
+    def require_own(self, network: Any, condition: Condition) -> None:
+        width, own = condition.tokens.shape[-1], network.config.cross_attention_dim
+        if width != own or not self.is_complete(condition):
+            raise EngineError(
+                f"the text was encoded for another model: it has the width {width}, but this model "
+                f"({self}) needs {own}; encode it with the CLIP of the same checkpoint"
+            )
+
+    def is_complete(self, condition: Condition) -> bool:  # noqa: ARG002 - used by subclasses
+        """Whether the condition has all inputs that the network needs."""
+        return True
+
+    def layers(self, network: Any) -> Known:
+        return unet_layers(network)
+
+    def inpaints(self, network: Any) -> bool:
+        return bool(network.config.in_channels == _INPAINTING_CHANNELS)
+
+
+def has_sizes(unet: Mapping[str, Any]) -> bool:
+    """Whether a UNet of that configuration has size conditioning as an input."""
+    return unet.get("addition_embed_type") == _HAS_SIZES
+
+
+def _joined_texts(network: Any, call: Call) -> Tensor:
+    texts = [each.condition.tokens for each in call.parts]
+    cache: CrossAttentionCache | None = getattr(network, "cross_attention_cache", None)
+    if cache is None:
+        return join_texts(texts, call.counts, call.text_length)
+    adapters = [each.adapters for each in call.parts]
+    return cache.join_texts(texts, call.counts, call.text_length, adapters=adapters)
+
 
 _LAST_NORM_BIAS = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
 _LEAST_V_DEVIATION = 0.09
 _CLASS_EMBEDDING = f"{UNET}label_emb.0.0.weight"
 _PROJECTED = "projection"
-"""The `class_embed_type` of UNets that are told of images."""
+"""The `class_embed_type` of UNets that are conditioned on images."""
 
 
 class SD1(UNetFamily):
-    traits = stable_diffusion.SD1
+    traits = table.SD1
     encoders = (("text_encoder", CLIP_L),)
     sizes = "sd15"
 
@@ -34,9 +135,12 @@ class SD1(UNetFamily):
 
 
 class SD2(UNetFamily):
-    """Predicts noise, or v in the models of 768 pixels. Those of unCLIP are told of images."""
+    """Stable Diffusion 2. Most models predict noise; the models for 768 pixels predict v.
 
-    traits = stable_diffusion.SD2
+    unCLIP models are also conditioned on images.
+    """
+
+    traits = table.SD2
     encoders = (("text_encoder", CLIP_H),)
     sizes = "sd20"
 
@@ -52,7 +156,7 @@ class SD2(UNetFamily):
             "projection_class_embeddings_input_dim": width,
         }
 
-    def told_of_images(self, network: Any, condition: Condition, seed: int) -> Condition:
+    def with_images(self, network: Any, condition: Condition, seed: int) -> Condition:
         width = _label_width(network)
         if not condition.unclip or width is None:
             return condition
@@ -72,7 +176,7 @@ class SD2(UNetFamily):
 
 
 def _label_width(network: Any) -> int | None:
-    """The width of what a UNet of unCLIP is told of images; None for another one."""
+    """Return the width of the image input of a unCLIP UNet, or None for any other UNet."""
     if network.config.class_embed_type != _PROJECTED:
         return None
     width: int = network.config.projection_class_embeddings_input_dim
@@ -84,10 +188,11 @@ def _has_open_clip(encoders: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def _predicts_velocity(weights: Weights) -> bool:
-    """Whether a Stable Diffusion 2 predicts v, which its keys and shapes do not say.
+    """Whether a model of Stable Diffusion 2 predicts v.
 
-    One bias has a much larger standard deviation in the 768 px models, which were trained on v.
-    ComfyUI decides by the same bias. Those of unCLIP are made of the 768 px models.
+    The keys and shapes of the weights do not show this. The models for 768 pixels predict v, and
+    one bias has a much larger standard deviation in these models. ComfyUI uses the same bias.
+    unCLIP models were made from the models for 768 pixels.
     """
     if _CLASS_EMBEDDING in weights.shapes:
         return True
@@ -96,3 +201,83 @@ def _predicts_velocity(weights: Weights) -> bool:
     with weights.opened() as read:
         deviation = read(_LAST_NORM_BIAS).to(torch.float32).std(correction=0)
     return bool(deviation > _LEAST_V_DEVIATION)
+
+
+class _SizeConditioned(UNetFamily):
+    """A UNet with two more inputs: the pooled vector of a text, and the size conditioning.
+
+    The size conditioning is described in section 2.2 of Podell et al. 2023.
+    """
+
+    scores: ClassVar[tuple[float, float] | None] = None
+    """The aesthetic scores of a positive and a negative text, in place of the target size."""
+
+    def further_inputs(self, network: Any, call: Call) -> dict[str, Any]:  # noqa: ARG002 - the method is inherited
+        pooled, time_ids = [], []
+        for part in call.parts:
+            assert part.condition.pooled is not None  # `is_complete` has checked this.
+            pooled.append(part.condition.pooled.expand(part.count, -1))
+            time_ids += [part.condition.size_conditioning] * part.count
+        added = {
+            "text_embeds": torch.cat(pooled).to(call.x.device, call.x.dtype),
+            "time_ids": torch.tensor(time_ids, device=call.x.device),
+        }
+        return {"added_cond_kwargs": added}
+
+    def is_complete(self, condition: Condition) -> bool:
+        return condition.pooled is not None
+
+    def with_size_conditioning(
+        self, conditioning: Conditioning, latent: Tensor, *, negative: bool
+    ) -> Conditioning:
+        """Add the size of `latent` (batch, 4, h, w), without a crop, to texts that have no size."""
+        height, width = (float(side * PIXELS_PER_LATENT) for side in latent.shape[2:])
+        size = (height, width)
+        last = size if self.scores is None else (self.scores[negative],)
+        whole = (*size, 0.0, 0.0, *last)
+        return tuple(
+            replace(each, size_conditioning=self._size_conditioning(each, whole))
+            for each in conditioning
+        )
+
+    def _size_conditioning(
+        self, condition: Condition, whole: tuple[float, ...]
+    ) -> tuple[float, ...]:
+        """Return the size inputs of the text, or `whole` if the text has no size inputs.
+
+        If the text is for the base model and this is the refiner, the score is added. If the text
+        is for the refiner and this is the base model, the target size is added.
+        """
+        given = condition.size_conditioning
+        if given is None or len(given) == len(whole):
+            return given or whole
+        return (*given[:4], *(given[:2] if self.scores is None else whole[4:]))
+
+
+class SDXL(_SizeConditioned):
+    traits = table.SDXL
+    encoders = (("text_encoder", SDXL_CLIP_L), ("text_encoder_2", CLIP_G))
+    sizes = "sdxl_base"
+
+    def with_images(self, network: Any, condition: Condition, seed: int) -> Condition:  # noqa: ARG002 - the method is inherited
+        """Return the condition with the encoded image in place of the pooled text."""
+        pooled = condition.pooled
+        if not condition.unclip or pooled is None:
+            return condition
+        width = pooled.shape[1]
+        labels = class_labels(condition.unclip, seed, width=2 * width)
+        return replace(condition, pooled=labels[:, :width].to(pooled))
+
+    def is_folder(self, unet: Mapping[str, Any], encoders: Mapping[str, Mapping[str, Any]]) -> bool:
+        return has_sizes(unet) and "text_encoder" in encoders
+
+
+class Refiner(_SizeConditioned):
+    traits = table.SDXL_REFINER
+    encoders = (("text_encoder_2", CLIP_G),)
+    sizes = "sdxl_refiner"
+    scores = (6.0, 2.5)
+    """The same values as in diffusers and ComfyUI."""
+
+    def is_folder(self, unet: Mapping[str, Any], encoders: Mapping[str, Mapping[str, Any]]) -> bool:
+        return has_sizes(unet) and "text_encoder" not in encoders

@@ -1,4 +1,4 @@
-"""Families whose network is a transformer that predicts a flow: their sizes and noise levels."""
+"""Families whose network is a transformer that predicts a flow."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.diffusion.adapters import updated
 from engine.diffusion.conditioning.condition import Condition
-from engine.diffusion.families.family import Call, ModelFamily
-from engine.diffusion.families.flow_levels import FlowLevels
-from engine.diffusion.loading.changes.layers import Known, transformer_layers
+from engine.diffusion.families.model_family import Call, ModelFamily
 from engine.diffusion.loading.layout import KeyMap
-from engine.diffusion.row_updates import updated
-from engine.diffusion.samplers.noise_levels import NoiseLevels
-from engine.diffusion.text.family_texts import FamilyTexts
+from engine.diffusion.loading.lora_layers import Known, transformer_layers
+from engine.diffusion.samplers.noise_levels import FlowLevels, NoiseLevels
+from engine.diffusion.text.encoding import FamilyTexts
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
 
@@ -29,20 +28,21 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LatentFormat:
-    """The latents of a family: the network gets (latent - shift) * scale."""
+    """The format of a family's latents: the network gets (latent - shift) * scale."""
 
     scale: float
     shift: float
 
 
 _SHORT_TOKENS = 512
-"""Longer texts, which are padded to the longest, share calls with those of up to twice their
-length."""
+"""Texts up to this length share calls. Texts in a call are padded to the longest text. So a longer
+text shares a call only with texts whose lengths are between the same two powers of 2.
+"""
 FLUX_LATENT = LatentFormat(0.3611, 0.1159)
 
 
 class TransformerFamily(ModelFamily):
-    """A subclass says how its files are read, and calls its network."""
+    """A family whose network is a transformer. A subclass reads the files and calls the network."""
 
     predicts_flow = True
     repeats_texts = False
@@ -50,33 +50,37 @@ class TransformerFamily(ModelFamily):
     network: ClassVar[type[Any]]
     """The class of the network in diffusers."""
     encoders: ClassVar[tuple[str, ...]]
-    """The kinds of its text encoders."""
+    """The kinds of the family's text encoders."""
 
     @abstractmethod
     def texts(self, encoders: Mapping[str, Any], cache: EncodingCache) -> FamilyTexts:
-        """What encodes its texts, with the encoders by their kinds: CLIP-L as a `Clip`, a language
-        model with its tokenizer.
+        """Return the object that encodes texts with the given encoders.
+
+        The keys are the kinds of the encoders. The value for CLIP-L is a `Clip`; the value for a
+        language model is a pair of the model and its tokenizer.
         """
 
     @abstractmethod
     def config(self, shapes: Shapes) -> dict[str, Any]:
-        """The configuration of the network, by the shapes of its weights in either layout.
+        """Return the configuration of the network from the shapes of its weights.
 
-        Raises LookupError, ArithmeticError where they are not those of the family.
+        The weights may be in diffusers' layout or in the layout of the first publisher. Raises
+        LookupError or ArithmeticError if the shapes do not belong to the family.
         """
 
     @abstractmethod
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
-        """The tensors of a file, without its prefix, for the network's weights."""
+        """Return the tensor in a file, without its prefix, for each weight of the network."""
 
-    def file_keys(self, network: Any, names: Sequence[str]) -> KeyMap:  # noqa: ARG002 - Flux's sizes
-        """The tensors that the first publisher's layout has for those weights of a network."""
+    def file_keys(self, network: Any, names: Sequence[str]) -> KeyMap:  # noqa: ARG002 - used by subclasses
+        """Return the tensor for each weight in the layout of the first publisher."""
         return self.key_map(names, {})
 
-    def joined_tokens(self, call: Call) -> Mapping[str, Sequence[int]]:  # noqa: ARG002 - of some
-        """The layers that get the tokens of all rows one after the other, and how many of each row.
+    def joined_tokens(self, call: Call) -> Mapping[str, Sequence[int]]:  # noqa: ARG002 - used by subclasses
+        """Return the number of tokens of each row, for layers that get the rows' tokens joined.
 
-        All others get rows as the first axis.
+        In these layers, the first axis has the tokens of all rows one after the other. In all other
+        layers, the first axis has the rows.
         """
         return {}
 
@@ -85,19 +89,20 @@ class TransformerFamily(ModelFamily):
 
     @abstractmethod
     def levels(self, network: Any) -> FlowLevels:
-        """The noise levels that the network was trained on."""
+        """Return the noise levels on which the network was trained."""
 
     @abstractmethod
     def text_width(self, network: Any) -> int:
-        """The width of the texts that it takes."""
+        """Return the width (number of features) of an encoded token that the network takes."""
 
     @abstractmethod
     def velocity(
         self, network: Any, x: Tensor, sigmas: Tensor, conditions: Sequence[Condition]
     ) -> Tensor:
-        """noise - x0 of each row of x (rows, channels, h, w), by its sigma and its condition.
+        """Return noise - x0 for each row of x (rows, channels, h, w).
 
-        Rows with texts of different length share the call: what pads a text is not attended to.
+        Each row has a sigma and a condition. Texts of different lengths are padded to share the
+        call, and attention ignores this padding.
         """
 
     def output(self, network: Any, call: Call) -> Tensor:
@@ -105,7 +110,7 @@ class TransformerFamily(ModelFamily):
         with updated(network, adapters, call.counts, self.joined_tokens(call)):
             return self.velocity(network, call.x, call.times, call.conditions)
 
-    def sharing(self, levels: NoiseLevels, tokens: int) -> Hashable:  # noqa: ARG002 - each row has its sigma
+    def sharing(self, levels: NoiseLevels, tokens: int) -> Hashable:  # noqa: ARG002 - the method is inherited
         return max(0, tokens - 1).bit_length() if tokens > _SHORT_TOKENS else 0
 
     def require_own(self, network: Any, condition: Condition) -> None:
@@ -113,21 +118,23 @@ class TransformerFamily(ModelFamily):
         if width != own or condition.size_conditioning is not None:
             title = self.traits.title
             raise EngineError(
-                f"the text was encoded for another model: it is {width} wide, and {title} "
-                f"takes {own}; encode it with the text encoders of {title}"
+                f"the text was encoded for another model: it has the width {width}, but {title} "
+                f"needs {own}; encode it with the text encoders of {title}"
             )
         if condition.controls:
-            raise EngineError(f"{self.traits.title} takes no ControlNets of Stable Diffusion")
+            raise EngineError(
+                f"{self.traits.title} does not support ControlNets of Stable Diffusion"
+            )
 
 
 def padded_to_patches(x: Tensor) -> Tensor:
-    """Latents with even sides: an odd one is continued from the opposite edge."""
+    """Return latents with even sides. An odd side is continued from the opposite edge."""
     down, across = (side % 2 for side in x.shape[2:])
     return functional.pad(x, (0, across, 0, down), mode="circular") if down or across else x
 
 
 def count_of(shapes: Shapes, prefix: str) -> int:
-    """How many numbers follow a prefix: the layers of a list."""
+    """Return the number of layers in a list: the number of different numbers after the prefix."""
     numbers = (
         key.removeprefix(prefix).partition(".")[0] for key in shapes if key.startswith(prefix)
     )
@@ -135,7 +142,7 @@ def count_of(shapes: Shapes, prefix: str) -> int:
 
 
 def rows_of(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Texts (n, width) padded to the longest, and which of their tokens are their own."""
+    """Return texts (n, width) padded to the longest, and a mask that is false at the padding."""
     length = max(map(len, tensors))
     padded = [functional.pad(each, (0, 0, 0, length - len(each))) for each in tensors]
     lengths = torch.tensor([len(each) for each in tensors], device=tensors[0].device)

@@ -1,34 +1,71 @@
-"""Z-Image: one stream of text and picture (Z-Image team 2025, arXiv:2511.22699)."""
+"""Z-Image (Z-Image team 2025, arXiv:2511.22699).
+
+Text and picture are one stream. A text is encoded by Qwen3 as the user's message in a chat.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from diffusers import ZImageTransformer2DModel
 from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
-from torch import Tensor, stack
+from tokenizers import Tokenizer
+from torch import Tensor, nn, stack
 
-from engine.diffusion.conditioning.condition import Condition
-from engine.diffusion.families.family import Call
-from engine.diffusion.families.flow_levels import FlowLevels, flow_levels
+from engine.batcher import Work
+from engine.diffusion.conditioning.condition import Condition, Conditioning
+from engine.diffusion.families.model_family import Call
 from engine.diffusion.families.transformer import (
     Shapes,
     TransformerFamily,
     count_of,
     padded_to_patches,
 )
-from engine.diffusion.families.z_image_texts import ZImageTexts
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
-from engine.diffusion.text.language_models import Qwen3
+from engine.diffusion.samplers.noise_levels import FlowLevels, flow_levels
+from engine.diffusion.text.encoding import FamilyTexts
+from engine.diffusion.text.language_models import Qwen3, encode_texts
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import EngineError
-from engine.families.z_image import Z_IMAGE
+from engine.families.table import Z_IMAGE
+
+CHAT = "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+_MOST_CHAT_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ZImageTexts(FamilyTexts):
+    """The text encoder of Z-Image. Parentheses set no weights: they are part of the text."""
+
+    title = Z_IMAGE.title
+    encoder: Qwen3
+    tokenizer: Tokenizer
+    cache: EncodingCache
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        return (self.encoder,)
+
+    def with_networks(self, networks: Sequence[Any]) -> Self:
+        (encoder,) = networks
+        return replace(self, encoder=encoder)
+
+    def encode(self, text: str) -> Work[Conditioning]:
+        ids = tuple(self.tokenizer.encode(CHAT.format(text=text), add_special_tokens=False).ids)
+        if len(ids) > _MOST_CHAT_TOKENS:
+            raise EngineError(
+                f"the text has {len(ids)} tokens, but at most {_MOST_CHAT_TOKENS} are allowed"
+            )
+        (states,) = yield from encode_texts(self.encoder, self.cache, [ids])
+        return (Condition(states[None]),)
+
 
 _SHIFT = 3.0
 _MOST_TOKENS = 8192
 _MOST_PATCHES = 2048
-"""Of a side. The network looks its positions up in tables of these lengths."""
+"""The largest number of patches along a side: the length of the network's tables of positions."""
 _PROJECTIONS = ("to_q", "to_k", "to_v")
 _RENAMED = {
     "all_final_layer.2-1.": "final_layer.",
@@ -76,7 +113,7 @@ class ZImage(TransformerFamily):
             "cap_embedder.1": [_padded(each.tokens.shape[1]) for each in call.conditions],
         }
 
-    def levels(self, network: Any) -> FlowLevels:  # noqa: ARG002 - Flux has two kinds
+    def levels(self, network: Any) -> FlowLevels:  # noqa: ARG002 - the method is inherited
         return flow_levels(_SHIFT)
 
     def text_width(self, network: Any) -> int:
@@ -86,23 +123,27 @@ class ZImage(TransformerFamily):
     def require_own(self, network: Any, condition: Condition) -> None:
         super().require_own(network, condition)
         if (tokens := condition.tokens.shape[1]) > _MOST_TOKENS:
-            raise EngineError(f"Z-Image takes {_MOST_TOKENS} tokens at most, the text has {tokens}")
+            raise EngineError(
+                f"the text has {tokens} tokens, but Z-Image allows at most {_MOST_TOKENS}"
+            )
 
     def velocity(
         self, network: Any, x: Tensor, sigmas: Tensor, conditions: Sequence[Condition]
     ) -> Tensor:
         height, width = x.shape[2:]
         if max(height, width) > 2 * _MOST_PATCHES:
-            raise EngineError(f"Z-Image takes sides of {16 * _MOST_PATCHES} pixels at most")
+            raise EngineError(
+                f"the sides of an image of Z-Image may have at most {16 * _MOST_PATCHES} pixels"
+            )
         planes = padded_to_patches(x)[:, :, None]
         texts = [each.tokens[0].to(x.device, x.dtype) for each in conditions]
         found = network(list(planes), 1 - sigmas, texts, return_dict=False)[0]
-        # The network's time runs from noise to picture, and so does what it predicts.
+        # The network's time and prediction go from noise to picture, so both are reversed.
         return -stack(list(found))[:, :, 0, :height, :width]
 
 
 def _padded(tokens: int) -> int:
-    """How many there are once the network has padded them."""
+    """Return the number of tokens after the network has padded them."""
     return -(-tokens // SEQ_MULTI_OF) * SEQ_MULTI_OF
 
 

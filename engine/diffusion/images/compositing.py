@@ -1,4 +1,4 @@
-"""Images and latents over others."""
+"""Pastes and blends images and latents, with soft edges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.errors import EngineError
 
 
 def repeated_to(batch: Tensor, count: int) -> Tensor:
-    """As many as `count`, from the first again where there are fewer."""
+    """Return the first `count` items of a batch. A smaller batch is repeated from its start."""
     if len(batch) >= count:
         return batch[:count]
     return batch[torch.arange(count) % len(batch)]
@@ -21,9 +21,9 @@ def repeated_to(batch: Tensor, count: int) -> Tensor:
 def pasted(
     below: Tensor, above: Tensor, *, x: int, y: int, mask: Mask | None, resized: bool
 ) -> Tensor:
-    """`above` over `below` from `x`, `y` on, as much as the mask says; both are planes.
+    """Return `below` with `above` pasted over it at `x`, `y`, weighted by the mask.
 
-    (batch, channels, height, width). The mask has the size of `above`, or is brought to it.
+    Both images are (batch, channels, height, width). The mask is resized to the size of `above`.
     """
     if resized:
         above = functional.interpolate(above, size=below.shape[-2:], mode="bilinear")
@@ -44,7 +44,7 @@ def pasted(
 
 
 def blended(first: Images, second: Images, *, factor: float, mode: str) -> Images:
-    """The first images, and by `factor` what a mode of blending makes of both."""
+    """Mix the first images with the result of a blending mode; `factor` is the result's weight."""
     if first.shape[1:3] != second.shape[1:3]:
         height, width = first.shape[1:3]
         planes = second.movedim(-1, 1)
@@ -56,7 +56,7 @@ def blended(first: Images, second: Images, *, factor: float, mode: str) -> Image
 
 
 def _mode(a: Images, b: Images, mode: str) -> Images:
-    """Each pair of values by a mode of blending: W3C, Compositing and Blending, section 9.1."""
+    """Blend each pair of values (W3C, Compositing and Blending, section 9.1)."""
     match mode:
         case "multiply":
             return a * b
@@ -72,3 +72,17 @@ def _mode(a: Images, b: Images, mode: str) -> Images:
             return a - b
         case _:
             return b
+
+
+def ramp(length: int, feather: int, *, first: bool, last: bool) -> Tensor:
+    """Return weights (length,) of 1. At a soft end, they rise to 1 over `feather` places.
+
+    `first` and `last` specify which ends are soft.
+    """
+    weights = torch.ones(length)
+    rise = (torch.arange(1, feather + 1) / max(1, feather))[:length]
+    if first:
+        weights[: len(rise)] *= rise
+    if last:
+        weights[length - len(rise) :] *= rise.flip(0)
+    return weights

@@ -1,29 +1,33 @@
-"""Filters of images."""
+"""Filters of images: blur, sharpening, quantization and edges.
+
+The edges are computed as in Canny 1986, "A computational approach to edge detection".
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 from PIL import Image
+from scipy import ndimage  # type: ignore[import-untyped]  # it ships no types
 from torch import Tensor
 from torch.nn import functional
 
-from engine.batcher import Turn, Work
-from engine.diffusion.images.latents import Images
+from engine.batcher import Work, YieldRequest
+from engine.diffusion.images.latents import Images, Mask
 from engine.diffusion.images.masks import VALUES_IN_A_TURN
 from engine.errors import EngineError
 
 _SPREAD = 512.0
-"""What a threshold map spans with one colour; with more, as much less."""
+"""The range of a threshold map is this number, divided by the number of colours."""
 _SHARPENING = 10.0
-"""What a strength of 1 adds of the difference to the blurred image."""
+"""At a strength of 1, the difference to the blurred image is multiplied by this factor."""
 
 
 def blurred(images: Images, radius: int, sigma: float) -> Work[Images]:
-    """The images blurred by a Gauss function within `radius` pixels, reflected at the sides.
+    """Blur images by a Gaussian function within `radius` pixels; images are reflected at the sides.
 
-    The radius counts as a distance of 1 for `sigma`. Others have their turns meanwhile. Raises
-    EngineError for a radius that is not below both sides.
+    `sigma` is measured in units of the radius. Other runs may proceed during the computation.
+    Raises EngineError if the radius is not smaller than both sides.
     """
     height, width = images.shape[1:3]
     if radius >= min(height, width):
@@ -43,13 +47,13 @@ def _along(planes: Tensor, weights: Tensor, side: int) -> Work[Tensor]:
         total.add_(planes.narrow(side, place, length), alpha=weight)
         done += total.numel()
         if done > VALUES_IN_A_TURN:
-            yield Turn()
+            yield YieldRequest()
             done = 0
     return total
 
 
 def sharpened(images: Images, radius: int, sigma: float, *, strength: float) -> Work[Images]:
-    """The images, and so much more of what a blur takes from them (unsharp masking)."""
+    """Sharpen images by adding their difference to the blurred images (unsharp masking)."""
     if strength == 0:
         return images
     difference = images - (yield from blurred(images, radius, sigma))
@@ -57,15 +61,15 @@ def sharpened(images: Images, radius: int, sigma: float, *, strength: float) -> 
 
 
 def quantized(images: Images, colours: int, *, dither: str) -> Work[Images]:
-    """The images with at most so many colours, which are chosen for each of them.
+    """Reduce each image to at most `colours` colours, which are chosen for each image.
 
-    Others have their turns between two images. `dither` is "none", "floyd-steinberg" or "bayer-n"
-    with the side of the matrix.
+    Other runs may proceed between two images. `dither` is "none", "floyd-steinberg" or "bayer-n",
+    where n is the side of the matrix.
     """
     found: list[Tensor] = []
     for image in images:
         found.append(_quantized(image, colours, dither=dither))
-        yield Turn()
+        yield YieldRequest()
     return torch.stack(found)
 
 
@@ -83,7 +87,7 @@ def _quantized(image: Tensor, colours: int, *, dither: str) -> Tensor:
 
 
 def _ordered(levels: Tensor, side: int, spread: float) -> Tensor:
-    """Levels (height, width, 3) with a threshold map added, whose values span `spread`."""
+    """Add a threshold map, whose values span `spread`, to levels (height, width, 3)."""
     height, width = levels.shape[:2]
     thresholds = _bayer(side) * spread + 0.5
     tiles = thresholds.repeat(-(-height // side), -(-width // side))[:height, :width]
@@ -91,9 +95,97 @@ def _ordered(levels: Tensor, side: int, spread: float) -> Tensor:
 
 
 def _bayer(side: int) -> Tensor:
-    """(side, side): Bayer 1973, "An optimum method for two-level rendition", around 0."""
+    """Return a threshold map (side, side) with values around 0.
+
+    The map is from Bayer 1973, "An optimum method for two-level rendition".
+    """
     places = torch.zeros(1, 1)
     while len(places) < side:
         rows = torch.cat([places * 4, places * 4 + 2], dim=1)
         places = torch.cat([rows, torch.cat([places * 4 + 3, places * 4 + 1], dim=1)])
     return (places + 0.5) / side**2 - 0.5
+
+
+_LUMA = (0.299, 0.587, 0.114)
+_RADIUS = 2
+_SIGMA = 1.0
+_SOBEL = (-1.0, 0.0, 1.0), (1.0, 2.0, 1.0)
+_LEAST = 1e-6
+_EIGHTH = torch.pi / 4
+_WAYS = ((0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (-1, 1))
+"""The step in rows and columns to the next pixel, for each direction of a gradient."""
+
+
+def canny_edges(images: Images, *, low: float, high: float) -> Work[Mask]:
+    """Return 1 at edges: gradients above `high`, and gradients above `low` connected to these.
+
+    Other runs may proceed between two images. Raises EngineError for images that are too small to
+    be smoothed.
+    """
+    height, width = images.shape[1:3]
+    if min(height, width) <= _RADIUS:
+        raise EngineError(f"An image of {width} x {height} pixels is too small for edges.")
+    found: list[Mask] = []
+    for image in images.split(1):
+        ridges = _ridges((image * torch.tensor(_LUMA)).sum(-1)[:, None])
+        found.append(_joined(ridges > low, ridges > high))
+        yield YieldRequest()
+    return torch.stack(found)
+
+
+def _ridges(grey: Tensor) -> Tensor:
+    """Return (height, width): the gradient where it is largest across the edge, and 0 elsewhere."""
+    across, down = _gradient(_smoothed(grey))
+    strength = (across.square() + down.square() + _LEAST).sqrt()
+    found: Tensor = (strength * _is_largest(strength, torch.atan2(down, across)))[0, 0]
+    return found
+
+
+def _smoothed(grey: Tensor) -> Tensor:
+    places = torch.arange(-_RADIUS, _RADIUS + 1).float()
+    weights = (-places.square() / (2 * _SIGMA**2)).exp()
+    weights /= weights.sum()
+    padded = functional.pad(grey, (_RADIUS,) * 4, mode="reflect")
+    return functional.conv2d(
+        functional.conv2d(padded, weights.view(1, 1, 1, -1)), weights.view(1, 1, -1, 1)
+    )
+
+
+def _gradient(grey: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the horizontal and the vertical gradient by Sobel's operator."""
+    change, mean = map(torch.tensor, _SOBEL)
+    padded = functional.pad(grey, (1,) * 4, mode="replicate")
+    across = mean[:, None] * change
+    return (
+        functional.conv2d(padded, across[None, None]),
+        functional.conv2d(padded, across.T[None, None]),
+    )
+
+
+def _is_largest(strength: Tensor, angle: Tensor) -> Tensor:
+    """Whether the strength is largest along the gradient, in one of 8 directions.
+
+    If two positions are equal, as beside a straight edge, the position on the dark side counts.
+    """
+    direction = (angle / _EIGHTH).round().long() % len(_WAYS)
+    padded = functional.pad(strength, (1,) * 4)
+    height, width = strength.shape[2:]
+
+    def beside(rows: int, columns: int) -> Tensor:
+        return padded[..., 1 + rows : 1 + rows + height, 1 + columns : 1 + columns + width]
+
+    found = torch.zeros_like(strength, dtype=torch.bool)
+    for number, (rows, columns) in enumerate(_WAYS):
+        is_peak = (strength >= beside(rows, columns)) & (strength > beside(-rows, -columns))
+        found |= is_peak & (direction == number)
+    return found
+
+
+def _joined(weak: Tensor, strong: Tensor) -> Tensor:
+    """Return 1 at weak positions that are connected to a strong position, also by corners."""
+    numbers, count = ndimage.label(weak.numpy(), structure=[[1] * 3] * 3)
+    numbers = torch.from_numpy(numbers).long()
+    keeps = torch.zeros(count + 1)
+    keeps[numbers[strong]] = 1.0
+    keeps[0] = 0.0
+    return keeps[numbers]

@@ -1,6 +1,7 @@
-"""Operations on latents. Lengths are in pixels, as in the nodes, unless a name says cells.
+"""Operations on latents.
 
-A cell is one element of a latent; it stands for 8 x 8 pixels.
+As in the nodes, lengths are in pixels unless a name or a docstring contains "cells". A cell is one
+position of a latent, which corresponds to 8 x 8 pixels.
 """
 
 from __future__ import annotations
@@ -10,19 +11,79 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.diffusion.conditioning.feathering import ramp
-from engine.diffusion.images.latent_arithmetic import joined
+from engine.diffusion.images.compositing import ramp, repeated_to
 from engine.diffusion.images.latents import CHANNELS, PIXELS_PER_LATENT, Latent, empty_latent
 from engine.diffusion.images.resampling import kept_ratio, resampled
 from engine.errors import EngineError
 from engine.graph.limits import Limits
+
+_LEAST_CELLS = 8
+
+
+def added(first: Latent, second: Latent, factor: float = 1.0) -> Latent:
+    """Return the first latent plus `factor` times the second latent."""
+    return replace(first, samples=first.samples + _fitted(first, second) * factor)
+
+
+def interpolated(first: Latent, second: Latent, share: float) -> Latent:
+    """Return the mean of two latents: the mean of the directions times the mean of the lengths.
+
+    The channels of each cell are one vector. `share` is the weight of the first latent.
+    """
+    a, b = first.samples, _fitted(first, second)
+    lengths = [each.norm(dim=1, keepdim=True) for each in (a, b)]
+    ways = [(each / length).nan_to_num() for each, length in zip((a, b), lengths, strict=True)]
+    way = ways[0] * share + ways[1] * (1 - share)
+    way = (way / way.norm(dim=1, keepdim=True)).nan_to_num()
+    return replace(first, samples=way * (lengths[0] * share + lengths[1] * (1 - share)))
+
+
+def blended(first: Latent, second: Latent, share: float) -> Latent:
+    """Return a weighted mean of both latents; `share` is the weight of the first latent."""
+    other = second.samples.to(first.samples)
+    if other.shape != first.samples.shape:
+        height, width = first.samples.shape[2:]
+        other = resampled(other, width, height, method="bicubic", crop="center")
+    return replace(first, samples=first.samples * share + other * (1 - share))
+
+
+def cut(latent: Latent, *, x: int, y: int, width: int, height: int) -> Latent:
+    """Return the part of a latent that begins at `x`, `y`. All lengths are in cells.
+
+    As in ComfyUI, the part begins at least 8 cells before the end of each side.
+    """
+    rows, columns = latent.samples.shape[2:]
+    x, y = min(x, max(0, columns - _LEAST_CELLS)), min(y, max(0, rows - _LEAST_CELLS))
+    return replace(latent, samples=latent.samples[..., y : y + height, x : x + width])
+
+
+def joined(first: Latent, second: Latent) -> Latent:
+    """Join both batches. The second latents are resized to the size of the first latents."""
+    other = _resized(second.samples, first.samples).to(first.samples)
+    draws = [each.batch_index or tuple(range(len(each.samples))) for each in (first, second)]
+    samples = torch.cat([first.samples, other])
+    return replace(first, samples=samples, batch_index=(*draws[0], *draws[1]))
+
+
+def _fitted(first: Latent, second: Latent) -> Tensor:
+    """Return the second latents, resized and repeated to the size and number of the first."""
+    other = _resized(second.samples, first.samples)
+    return repeated_to(other, len(first.samples)).to(first.samples)
+
+
+def _resized(samples: Tensor, like: Tensor) -> Tensor:
+    height, width = like.shape[2:]
+    if samples.shape[2:] == like.shape[2:]:
+        return samples
+    return resampled(samples, width, height, method="bilinear", crop="center")
+
 
 _LEAST_SIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LatentOperations:
-    """Make latents from latents; all raise TooLarge if the result would exceed `limits`."""
+    """Operations that make latents. They raise TooLarge if the result would exceed `limits`."""
 
     limits: Limits
 
@@ -34,10 +95,14 @@ class LatentOperations:
         return empty_latent(width, height, batch_size, channels)
 
     def scaled(self, latent: Latent, width: int, height: int, *, method: str, crop: str) -> Latent:
-        """Resize to `width` x `height`; if one is 0, in proportion; if both are, not at all."""
+        """Resize to `width` x `height`.
+
+        If one side is 0, it is computed from the other in proportion. If both sides are 0, the
+        latent is returned unchanged.
+        """
         if width == height == 0:
             return latent
-        # As in ComfyUI, a side counts as at least 64 before the other is computed from it.
+        # As in ComfyUI, a shorter side is made 64 before the other side is computed from it.
         width, height = (side and max(_LEAST_SIDE, side) for side in (width, height))
         width, height = kept_ratio(width, height, of=latent.samples, least=_LEAST_SIDE)
         return self._to_cells(
@@ -54,7 +119,7 @@ class LatentOperations:
         return self._to_cells(latent, *cells, method=method, crop="disabled")
 
     def cropped(self, latent: Latent, width: int, height: int) -> Latent:
-        """The middle `width` x `height` pixels; a side that is no longer than that stays."""
+        """Return the middle `width` x `height` pixels. A side that is shorter is not cropped."""
         samples = latent.samples
         for axis, side in ((2, height), (3, width)):
             cells = min(side // PIXELS_PER_LATENT, samples.shape[axis])
@@ -73,13 +138,13 @@ class LatentOperations:
         return Latent(samples.repeat(amount, 1, 1, 1), mask, index)
 
     def joined(self, first: Latent, second: Latent) -> Latent:
-        """One batch of both; the second are brought to the size of the first."""
+        """Join both batches. The second latents are resized to the size of the first latents."""
         count = len(first.samples) + len(second.samples)
         self._require(count, first.samples.shape[-1], first.samples.shape[-2])
         return joined(first, second)
 
     def batch_slice(self, latent: Latent, start: int, length: int) -> Latent:
-        """A part of the batch, which keeps the noise that it had in it."""
+        """Return a part of the batch. Each latent keeps the noise that it has in the batch."""
         samples, mask = latent.samples, latent.noise_mask
         start = min(len(samples) - 1, start)
         part = slice(start, min(len(samples), start + length))
@@ -96,8 +161,8 @@ class LatentOperations:
         source = above.samples[..., : window.shape[-2], : window.shape[-1]].to(target.device)
         if len(source) not in {1, len(window)}:
             raise EngineError(
-                f"A batch of {len(source)} latents goes over a batch of 1 or as many, "
-                f"not over {len(window)}."
+                f"A batch of {len(source)} latents can be pasted over a batch of 1 latent or of "
+                f"the same size, but not over a batch of {len(window)}."
             )
         bottom, right = y + window.shape[-2], x + window.shape[-1]
         share = torch.outer(
@@ -120,5 +185,5 @@ class LatentOperations:
 
 
 def _cycled(masks: Tensor, count: int) -> Tensor:
-    """As many masks as latents; if there are fewer, they start again from the first."""
+    """Return at least `count` masks. Fewer masks are repeated from the first."""
     return masks[torch.arange(count) % len(masks)] if len(masks) < count else masks

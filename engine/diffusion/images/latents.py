@@ -13,7 +13,7 @@ from torch import Tensor
 PIXELS_PER_LATENT = 8
 CHANNELS = 4
 DEEP_CHANNELS = 16
-"""Those of Stable Diffusion's latents, and of the later families'."""
+"""Latents of Stable Diffusion have 4 channels; latents of later families have 16."""
 
 Images: TypeAlias = Tensor
 """(batch, height, width, 3) float32 of 0..1."""
@@ -23,29 +23,29 @@ Mask: TypeAlias = Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Latent:
-    """Latents with the mask and the noise draws for sampling; change with `dataclasses.replace`."""
+    """Latents with the mask and the noise draws for sampling."""
 
     samples: Tensor
-    """(batch, 4 or 16, height/8, width/8) float32, scaled as the VAE decodes them."""
+    """(batch, 4 or 16, height/8, width/8) float32, in the scale of the VAE."""
     noise_mask: Tensor | None = None
-    """(batch or 1, height, width) of 0..1 in any size; 1 where the latent is to be sampled."""
+    """(batch or 1, height, width) of 0..1, in any size. It is 1 where the latent is sampled."""
     batch_index: tuple[int, ...] | None = None
-    """The index of the noise draw for each latent of the batch; None: 0, 1, 2, …"""
+    """The index of the noise draw for each latent of the batch. None: 0, 1, 2, …"""
 
 
 def empty_latent(width: int, height: int, batch_size: int, channels: int = CHANNELS) -> Latent:
-    """Latents of zeros for images of `width` x `height` pixels."""
+    """Return latents of zeros for images of `width` x `height` pixels."""
     side = (height // PIXELS_PER_LATENT, width // PIXELS_PER_LATENT)
     return Latent(torch.zeros(batch_size, channels, *side))
 
 
 def noise_like(samples: Tensor, seed: int) -> Tensor:
-    """Normal noise for the whole batch, drawn on the CPU and so the same for every device."""
+    """Return normal noise for the whole batch. The CPU draws it, so it is equal for all devices."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(samples.shape, generator=generator, dtype=torch.float32)
 
 
 def to_pixels(images: Images) -> list[NDArray[np.uint8]]:
-    """Each image as (height, width, 3) of 0..255, truncated and not rounded, as in ComfyUI."""
+    """Return each image as (height, width, 3) of 0..255. Values are truncated, as in ComfyUI."""
     levels = (images * 255.0).clamp(0, 255).to(torch.uint8).cpu()
     return [np.ascontiguousarray(image.numpy()) for image in levels]

@@ -1,31 +1,34 @@
-"""Operations on masks, (batch, height, width) of 0..1 on the CPU."""
+"""Operations on masks. A mask is (batch, height, width) of 0..1 on the CPU."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from engine.batcher import Turn, Work
-from engine.diffusion.conditioning.feathering import ramp
+from engine.batcher import Work, YieldRequest
+from engine.diffusion.images.compositing import ramp
 from engine.diffusion.images.latents import Images, Mask
 from engine.errors import EngineError
 
 VALUES_IN_A_TURN = 4_000_000
-"""After so many that are made anew, others have their turn."""
+"""Other runs are served after this number of values has been computed."""
 
 
 def planes(mask: Mask) -> Mask:
-    """The mask as (batch, height, width), however it came."""
+    """Return the mask as (batch, height, width), with all leading dimensions in one."""
     return mask.reshape(-1, *mask.shape[-2:])
 
 
 def composed(below: Mask, above: Mask, *, x: int, y: int, operation: str) -> Mask:
-    """`below` with `above` over it from `x`, `y` on, by an operation on each pair of values."""
+    """Combine `below` with `above` at `x`, `y`, by an operation on each pair of values."""
     result, above = planes(below).clone(), planes(above)
     window = result[:, y : y + above.shape[1], x : x + above.shape[2]]
     source = above[:, : window.shape[1], : window.shape[2]]
     if len(source) not in {1, len(result)}:
-        raise EngineError(f"{len(source)} masks go over one or as many, not over {len(result)}.")
+        raise EngineError(
+            f"{len(source)} masks can be combined with one mask or with the same number of masks, "
+            f"but not with {len(result)}."
+        )
     match operation:
         case "multiply":
             found = window * source
@@ -48,24 +51,24 @@ def _is_set(mask: Mask) -> Tensor:
 
 
 def cropped(mask: Mask, *, x: int, y: int, width: int, height: int) -> Mask:
-    """A rectangle of the mask. Raises EngineError if it lies outside."""
+    """Return a rectangle of the mask. Raises EngineError if the result is empty."""
     part = planes(mask)[:, y : y + height, x : x + width]
     if not part.numel():
-        raise EngineError(f"A crop from {x}, {y} on lies outside of the mask.")
+        raise EngineError(f"A crop that begins at {x}, {y} is outside of the mask.")
     return part
 
 
 def feathered(mask: Mask, *, left: int, top: int, right: int, bottom: int) -> Mask:
-    """The mask, which falls softly over so many pixels towards its sides."""
+    """Return the mask with soft sides: values fall over the given number of pixels at each side."""
     mask = planes(mask)
     height, width = mask.shape[1:]
     return mask * _soft_ends(width, left, right) * _soft_ends(height, top, bottom)[:, None]
 
 
 def _soft_ends(length: int, first: int, last: int) -> Tensor:
-    """(length,) weights that rise over `first` places, and fall over `last`.
+    """Return (length,) weights that rise over `first` places and fall over `last` places.
 
-    As in ComfyUI, the fall ends one place too late, and its end falls on the first place.
+    As in ComfyUI, the fall is one position too late, so its last value is at the first position.
     """
     rise = ramp(length, min(first, length), first=True, last=False)
     fall = ramp(length, min(last, length), first=False, last=True).roll(1)
@@ -73,16 +76,17 @@ def _soft_ends(length: int, first: int, last: int) -> Tensor:
 
 
 def of_colour(images: Images, colour: int) -> Mask:
-    """1 where the images have that colour, 0xRRGGBB, exactly."""
+    """Return a mask of 1 where the images have exactly that colour, 0xRRGGBB."""
     levels = (images.clamp(0, 1) * 255.0).round().int()
     wanted = torch.tensor([colour >> shift & 0xFF for shift in (16, 8, 0)], dtype=torch.int32)
     return (levels == wanted).all(dim=-1).float()
 
 
 def grown(mask: Mask, by: int, *, tapered: bool) -> Work[Mask]:
-    """The mask grown by so many pixels, or shrunk by a negative number of them.
+    """Grow the mask by that many pixels. A negative number shrinks the mask.
 
-    The shape is a square, or with `tapered` corners a diamond. Others have their turns meanwhile.
+    A single pixel grows to a square, or to a diamond if `tapered`. Other runs may proceed during
+    the computation.
     """
     mask = planes(mask)
     if by < 0:
@@ -93,14 +97,14 @@ def grown(mask: Mask, by: int, *, tapered: bool) -> Work[Mask]:
     for _ in range(min(by, sum(mask.shape[1:]))):
         done += mask.numel()
         if done > VALUES_IN_A_TURN:
-            yield Turn()
+            yield YieldRequest()
             done = 0
         mask = torch.maximum(_along(mask, 1, 1), _along(mask, 1, 2))
     return mask
 
 
 def _along(mask: Mask, by: int, side: int) -> Mask:
-    """The largest value of up to `by` places away, on either side."""
+    """Return the largest value within `by` places on either side."""
     by, reached = min(by, mask.shape[side] - 1), 0
     while reached < by:
         step = min(reached + 1, by - reached)

@@ -18,7 +18,7 @@ _GREY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ImageOperations:
-    """Make images from images; all raise TooLarge if the result would exceed `limits`."""
+    """Operations that make images. They raise TooLarge if the result would exceed `limits`."""
 
     limits: Limits
 
@@ -34,7 +34,11 @@ class ImageOperations:
         return torch.full((1, height, width), value)
 
     def scaled(self, images: Images, width: int, height: int, *, method: str, crop: str) -> Images:
-        """Resize to `width` x `height`; if one is 0, in proportion; if both are, not at all."""
+        """Resize to `width` x `height`.
+
+        If one side is 0, it is computed from the other in proportion. If both sides are 0, the
+        images are returned unchanged.
+        """
         if width == height == 0:
             return images
         samples = images.movedim(-1, 1)
@@ -48,7 +52,7 @@ class ImageOperations:
         return self.scaled(images, *sides, method=method, crop="disabled")
 
     def joined(self, first: Images, second: Images) -> Images:
-        """One batch of both; the second images are resized to the size of the first."""
+        """Join both batches. The second images are resized to the size of the first images."""
         _, height, width, _ = first.shape
         self.limits.require_batch(len(first) + len(second), width=width, height=height)
         if first.shape[1:] != second.shape[1:]:
@@ -56,7 +60,7 @@ class ImageOperations:
         return torch.cat((first, second))
 
     def repeated(self, images: Images, amount: int) -> Images:
-        """The batch, so many times."""
+        """The batch, repeated `amount` times."""
         _, height, width, _ = images.shape
         self.limits.require_batch(len(images) * amount, width=width, height=height)
         return images.repeat(amount, 1, 1, 1)
@@ -64,9 +68,9 @@ class ImageOperations:
     def padded(
         self, images: Images, *, left: int, top: int, right: int, bottom: int, feathering: int
     ) -> tuple[Images, Mask]:
-        """The images in a grey frame, and the mask of the frame, which has a soft inner edge.
+        """Return the images in a grey frame, and the mask of the frame.
 
-        All lengths are in pixels.
+        The mask has a soft inner edge. All lengths are in pixels.
         """
         count, height, width, channels = images.shape
         whole = (height + top + bottom, width + left + right)
@@ -86,7 +90,10 @@ class ImageOperations:
         return framed, mask
 
     def to_mask(self, images: Images, channel: str) -> Mask:
-        """A channel as masks, (batch, height, width); raises EngineError if there is none."""
+        """Return a channel as masks, (batch, height, width).
+
+        Raises EngineError if there is no such channel.
+        """
         if channel not in _CHANNELS:
             raise EngineError(f"The image has no channel {channel}: it has {', '.join(_CHANNELS)}.")
         return images[..., _CHANNELS.index(channel)]
@@ -99,7 +106,10 @@ class ImageOperations:
 def _soft_edge(
     height: int, width: int, feathering: int, *, left: bool, top: bool, right: bool, bottom: bool
 ) -> Tensor:
-    """(height, width): falls from 1 at the named sides to 0 at `feathering` pixels from them."""
+    """Return (height, width) values that fall from 1 at the chosen sides to 0.
+
+    The value is 0 at a distance of `feathering` pixels from these sides.
+    """
     if feathering == 0 or 2 * feathering >= min(height, width):
         return torch.zeros(height, width)
     rows, columns = torch.arange(height), torch.arange(width)

@@ -29,7 +29,7 @@ _NEARLY_PARALLEL = 1 - 1e-5
 def resampled(samples: Tensor, width: int, height: int, *, method: str, crop: str) -> Tensor:
     """Resize (batch, channels, height, width) by one of the methods and crops above.
 
-    With the crop "center", what does not fit the new proportions is cut off first.
+    The crop "center" first cuts off the parts that do not fit the new proportions.
     """
     if crop == "center":
         samples = _centre(samples, width / height)
@@ -47,7 +47,7 @@ def resampled(samples: Tensor, width: int, height: int, *, method: str, crop: st
 
 
 def kept_ratio(width: int, height: int, *, of: Tensor, least: int = 1) -> tuple[int, int]:
-    """Width and height; one that is 0 is computed from the proportions of `of`."""
+    """Return width and height. A side that is 0 is computed from the proportions of `of`."""
     old_height, old_width = of.shape[-2:]
     if width == 0:
         width = max(least, round(old_width * height / old_height))
@@ -65,14 +65,14 @@ def _centre(samples: Tensor, ratio: float) -> Tensor:
 
 
 def _lanczos(samples: Tensor, width: int, height: int) -> Tensor:
-    """Converts to 8 bits per channel first, as ComfyUI does."""
+    """Resize by Lanczos' filter. As in ComfyUI, values are first converted to 8 bits."""
     levels = (samples.movedim(0, -1) * 255.0).clamp(0, 255).to(torch.uint8).cpu().numpy()
     resized = Image.fromarray(levels).resize((width, height), Image.Resampling.LANCZOS)
     return torch.from_numpy(np.array(resized, dtype=np.float32) / 255.0).movedim(-1, 0)
 
 
 def _along_rows(samples: Tensor, width: int) -> Tensor:
-    """Resize one axis by spherical linear interpolation: Shoemake 1985, "Animating rotation"."""
+    """Resize one axis by spherical linear interpolation (Shoemake 1985, "Animating rotation")."""
     old_width = samples.shape[-1]
     places = torch.arange(old_width, dtype=torch.float32)[None, None]
     places = functional.interpolate(places, size=width, mode="linear")[0, 0].to(samples.device)

@@ -1,1 +1,1 @@
-"""Reads model files, and keeps the models that are loaded from them."""
+"""Reads model files and keeps the loaded models in memory."""

@@ -1,7 +1,8 @@
-"""What a checkpoint on disk is: a single file or a diffusers folder, found out without a network.
+"""Inspects checkpoints on disk without building a network.
 
-A single file does not say everything, for instance the number of attention heads. The rest comes
-from `name.config/` beside the file, or else from `configs/` in this package.
+A checkpoint is a single file or a diffusers folder. In a single file, some information is missing,
+for instance the number of attention heads. The missing information is read from `name.config/`
+beside the file or, if this folder does not exist, from `configs/` in this package.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from engine.diffusion.families.lookup import unet_families, unet_family
-from engine.diffusion.families.unet import UNetFamily
+from engine.diffusion.families.family_lookup import unet_families, unet_family
+from engine.diffusion.families.stable_diffusion import UNetFamily
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.layout import KeyMap
 from engine.diffusion.loading.weights import Weights, component_files, read_json
@@ -44,7 +45,7 @@ _VAE_PREFIXES = ("", VAE, "vae.")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Component:
-    """One model of a checkpoint: its configuration, its weights and where the file keeps them."""
+    """One model of a checkpoint: its configuration, its weights and their names in the file."""
 
     config: dict[str, Any]
     weights: Weights
@@ -53,27 +54,29 @@ class Component:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckpointInfo:
-    """What a checkpoint is. Its weights are not read yet."""
+    """The description of a checkpoint. It is made before the weights are read."""
 
     family: Family
     prediction: Prediction
     has_zero_terminal_snr: bool
-    """Whether it was trained up to a noise level at which nothing of the picture is left."""
+    """Whether the model was trained up to a noise level that leaves nothing of the picture."""
     unet: Component
     vae: Component
     text_encoders: tuple[tuple[Component, TextEncoderSpec], ...]
 
 
 def inspect(path: Path) -> CheckpointInfo:
-    """Inspect a checkpoint; raises CheckpointUnavailable, which says what is wrong with it."""
+    """Inspect a checkpoint. Raises CheckpointUnavailable, with the reason."""
     return _folder(path) if path.is_dir() else _single_file(path)
 
 
 def inspect_vae(path: Path) -> Component:
-    """Inspect the file of a VAE alone, in the layout of a checkpoint or in that of diffusers.
+    """Inspect the file of a VAE, in the layout of a checkpoint or in the layout of diffusers.
 
-    Its configuration is `name.config/config.json`, else `config.json` in the same folder, else that
-    of Flux's, which has 16 channels, or of Stable Diffusion 1.5's. Raises CheckpointUnavailable.
+    The configuration is read from the first of these files that exists:
+    `name.config/config.json`, then `config.json` in the same folder, then a built-in file. There
+    are two built-in files: one for Flux, which is used if the VAE has 16 channels, and one for
+    Stable Diffusion 1.5. Raises CheckpointUnavailable.
     """
     files = component_files(path / "vae") if path.is_dir() else (path,)
     path, weights = files[0], Weights(*files)
@@ -86,7 +89,9 @@ def inspect_vae(path: Path) -> Component:
     prefix = next((p for p in _VAE_PREFIXES if f"{p}{_SINGLE_FILE_VAE_KEY}" in keys), "")
     if f"{prefix}{_SINGLE_FILE_VAE_KEY}" in keys:
         return Component(config, weights, lambda names: layout.vae(names, config, prefix))
-    raise CheckpointUnavailable(f"{path.name} is no VAE of Stable Diffusion 1, 2 or XL, or of Flux")
+    raise CheckpointUnavailable(
+        f"{path.name} is not a VAE of Stable Diffusion 1, 2 or XL, or of Flux"
+    )
 
 
 def _input_shape(weights: Weights) -> tuple[int, ...]:
@@ -124,7 +129,10 @@ def _single_file(path: Path) -> CheckpointInfo:
 def _encoder_in_file(
     weights: Weights, prefix: str, config: dict[str, Any], spec: TextEncoderSpec
 ) -> tuple[Component, TextEncoderSpec]:
-    """With as many layers as the file has: some of Stable Diffusion 2 lack the last, unused one."""
+    """Return a text encoder with the number of layers in the file.
+
+    Some files of Stable Diffusion 2 do not have the last layer, because it is not used.
+    """
     is_open_clip = prefix.endswith("model.")
     layers_key = "resblocks." if is_open_clip else "encoder.layers."
     own = (key for key in weights.shapes if key.startswith(prefix) and layers_key in key)
@@ -169,8 +177,8 @@ def _folder_family(
 ) -> UNetFamily:
     if unet.get("in_channels") != 4:
         raise CheckpointUnavailable(
-            f"{path.name} is a model of {unet.get('in_channels')} input channels, "
-            "which is not supported yet"
+            f"{path.name} is a model with {unet.get('in_channels')} input channels, which is not "
+            "supported yet"
         )
     family = next(each for each in unet_families() if each.is_folder(unet, encoders))
     for folder, _ in family.encoders:
@@ -184,7 +192,7 @@ def _encoder_in_folder(
 ) -> tuple[Component, TextEncoderSpec]:
     weights = Weights(*component_files(path))
     keys = weights.shapes.keys()
-    # diffusers' folders of Stable Diffusion 2 lack the last, unused layer.
+    # Folders of diffusers for Stable Diffusion 2 do not have the last layer, which is not used.
     spec = spec.without_last_layer() if spec is CLIP_H else spec
     return Component(config, weights, lambda names: layout.clip(names, keys)), spec
 

@@ -1,8 +1,8 @@
 """Maps the names of weights in diffusers and transformers to the keys of checkpoint files.
 
 A single file has the keys of the latent diffusion code base (CompVis). The larger text encoders
-of Stable Diffusion 2 and XL have those of open_clip. All functions take the names of a module's
-weights and give the tensor of the file for each.
+of Stable Diffusion 2 and XL have the keys of open_clip. Every function takes the names of a
+module's weights and returns the tensor in the file for each weight.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a file, and how a weight is extracted from it."""
+    """A tensor in a file, and how a weight is extracted from it."""
 
     key: str
     third: int | None = None
-    """Which third of the rows, if query (0), key (1) and value (2) are stored as one tensor."""
+    """The third of the rows that is extracted, if the file stores query (0), key (1) and value (2)
+    as one tensor.
+    """
     transposed: bool = False
     rows: tuple[int, int] | None = None
-    """The rows of it alone, if the file stores more in one tensor."""
+    """The start and the end of the extracted rows, if the tensor holds several weights."""
     swapped: bool = False
-    """Whether its two halves have changed places."""
+    """Whether the two halves of the tensor are swapped."""
 
     def extracted_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The shape of what is extracted of a tensor of that shape; None if nothing can be."""
+        """Return the shape of the weight in a tensor of that shape, or None for an unfit shape."""
         if self.transposed:
             return shape[::-1] if len(shape) == 2 else None
         first, *rest = shape or (0,)
@@ -40,7 +42,7 @@ class StoredTensor:
 
 
 KeyMap: TypeAlias = Mapping[str, StoredTensor]
-"""The tensor of the file for each weight, by the weight's name in the module."""
+"""The tensor in the file for each weight, by the weight's name in the module."""
 
 _RESNET = {
     "norm1": "in_layers.0",
@@ -91,18 +93,18 @@ _PROJECTION = re.compile(r"\.([qkv]_proj)\.(weight|bias)$")
 
 
 def same(names: Iterable[str]) -> KeyMap:
-    """The key map of a file that has the names of the module."""
+    """Return the key map of a file whose keys are the names in the module."""
     return {name: StoredTensor(name) for name in names}
 
 
 def unet(names: Iterable[str], config: Mapping[str, Any], prefix: str = "") -> KeyMap:
-    """The key map of a UNet in a single file, whose keys begin with `prefix`."""
+    """Return the key map of a UNet in a single file. The UNet's keys begin with `prefix`."""
     found = unet_names(names, config)
     return {name: StoredTensor(f"{prefix}{key}") for name, key in found.items()}
 
 
 def unet_names(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, str]:
-    """The keys of a single file by the names of a UNet's weights or modules."""
+    """Return the key in a single file for each name of a UNet's weight or module."""
     blocks = _unet_blocks(config)
     found = {}
     for name in names:
@@ -150,7 +152,10 @@ def _unet_blocks(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def vae(names: Iterable[str], config: Mapping[str, Any], prefix: str = "") -> KeyMap:
-    """The key map of a VAE in a single file, where attention projections are 1x1 convolutions."""
+    """Return the key map of a VAE in a single file.
+
+    In such a file, the projections of attention are 1x1 convolutions.
+    """
     top = len(config["block_out_channels"]) - 1
     return {name: StoredTensor(f"{prefix}{_vae_key(name, top)}") for name in names}
 
@@ -177,7 +182,10 @@ def _vae_key(name: str, top: int) -> str:
 
 
 def diffusers_vae(names: Iterable[str], keys: Collection[str]) -> KeyMap:
-    """The key map of a VAE that diffusers wrote, possibly with the old names of its attention."""
+    """Return the key map of a VAE that diffusers wrote.
+
+    The attention layers may have the names of an old version.
+    """
     found = {}
     for name in names:
         key = name
@@ -189,7 +197,10 @@ def diffusers_vae(names: Iterable[str], keys: Collection[str]) -> KeyMap:
 
 
 def clip(names: Iterable[str], keys: Collection[str], prefix: str = "") -> KeyMap:
-    """The key map of a text encoder in transformers' layout, with or without `text_model.`."""
+    """Return the key map of a text encoder in transformers' layout.
+
+    The keys may begin with `text_model.`.
+    """
     found = {}
     for name in names:
         key = f"{prefix}{name}"
@@ -200,12 +211,12 @@ def clip(names: Iterable[str], keys: Collection[str], prefix: str = "") -> KeyMa
 
 
 def open_clip(names: Iterable[str], prefix: str) -> KeyMap:
-    """The key map of a text encoder in open_clip's layout."""
+    """Return the key map of a text encoder in open_clip's layout."""
     return _open_clip(names, prefix, _OPEN_CLIP)
 
 
 def open_clip_vision(names: Iterable[str], prefix: str) -> KeyMap:
-    """The key map of a vision encoder in open_clip's layout, which is OpenAI's as well."""
+    """Return the key map of a vision encoder in open_clip's layout. OpenAI's layout is the same."""
     return _open_clip(names, prefix, _OPEN_CLIP_VISION)
 
 

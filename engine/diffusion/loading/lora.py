@@ -1,5 +1,9 @@
-"""LoRAs applied to the networks of a model: added by row in the one that denoises, merged into text
-encoders.
+"""LoRAs applied to the networks of a model: added by row in the denoising network, or merged.
+
+A LoRA changes a weight W to W + strength * alpha / rank * up @ down (Hu et al. 2021,
+arXiv:2106.09685). `lora_file` describes the other kinds. A kind that rotates a weight rotates the
+result of the LoRAs before it. LoRAs of text encoders, and LoRAs that cannot be added by row, are
+merged into copies of the changed weights.
 """
 
 from __future__ import annotations
@@ -7,48 +11,178 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from diffusers import UNet2DConditionModel
+from torch import Tensor, nn
 
-from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, Update, key_of
-from engine.diffusion.families.family import ModelFamily
-from engine.diffusion.loading.changes.layers import Known, layers_of, text_layers
-from engine.diffusion.loading.lora_file import LoraFile
-from engine.diffusion.loading.merging import AppliedLora, is_merged, merged
-from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.row_updates import RowUpdates
+from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, RowUpdates, Update, key_of
+from engine.diffusion.families.model_family import ModelFamily
+from engine.diffusion.loading.lora_file import Change, LoraFile, Part
+from engine.diffusion.loading.lora_layers import Known, Places, layers_of, text_layers
+from engine.diffusion.loading.networks import prepared
+from engine.diffusion.loading.store import Identity, ModelStore
+from engine.diffusion.loading.streaming import stream, streamed
+from engine.diffusion.patches.variants import sharing_copy
+from engine.diffusion.text.text_encoders import TextEncoder
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import LORAS
 
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedLora:
+    path: Path
+    identity: Identity
+    strength: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """The base of a merged module, and the LoRAs that were merged into the base.
+
+    To add a LoRA, all LoRAs are merged into the base again, so that weights are rounded only once.
+    """
+
+    base: Any
+    loras: tuple[AppliedLora, ...]
+    merged: weakref.ref[nn.Module]
+
+    def __deepcopy__(self, _memo: Any) -> Origin:
+        return self
+
+
+def is_merged(module: nn.Module) -> bool:
+    """Whether LoRAs are merged into a module. A changed copy of a merged module is a new base."""
+    origin: Origin | None = getattr(module, "origin", None)
+    return origin is not None and origin.merged() is module
+
+
+def merged(store: ModelStore, module: M, loras: tuple[AppliedLora, ...], known: Known) -> M:
+    """Return the module with more LoRAs, from the store if the LoRAs were merged before.
+
+    If the files have no layers for the module, the module itself is returned.
+    """
+    if not any(LoraFile(lora.path).changes(known) for lora in loras):
+        return module
+    base: Any = module
+    if is_merged(module):
+        origin: Origin = base.origin
+        base, loras = origin.base, (*origin.loras, *loras)
+
+    def create() -> Any:
+        made = _merge(store, base, loras, known)
+        return prepared(made, store.unets) if isinstance(made, UNet2DConditionModel) else made
+
+    found: M = store.get_or_create(("lora", id(base), loras), create)
+    return found
+
+
+def _merge(store: ModelStore, base: Any, loras: tuple[AppliedLora, ...], known: Known) -> Any:
+    files = [LoraFile(lora.path) for lora in loras]
+    ahead = Counter(name for file in files for name in _touched(base, file, known))
+    store.make_room(sum(base.get_parameter(name).nbytes for name in ahead))
+    copied = sharing_copy(base)
+    # Weights stay in float32 until their last difference is added, so each is rounded once.
+    changing: dict[str, Tensor] = {}
+
+    def current(name: str) -> Tensor:
+        return changing[name] if name in changing else base.get_parameter(name).float()
+
+    for lora, file in zip(loras, files, strict=True):
+        for name, difference in _differences(
+            base, file, known, current=current, strength=lora.strength
+        ):
+            changing[name] = current(name) + difference
+            ahead[name] -= 1
+            if not ahead[name]:
+                _set(copied, name, changing.pop(name))
+    copied.origin = Origin(base, loras, weakref.ref(copied))
+    return copied if (mark := streamed(base)) is None else stream(copied, mark.device)
+
+
+def _set(module: Any, name: str, weight: Tensor) -> None:
+    """Replace a weight of a module. The new weight has the data type of the old weight."""
+    layer, _, last = name.rpartition(".")
+    dtype = module.get_parameter(name).dtype
+    rounded = weight.to(torch.float16) if isinstance(module, TextEncoder) else weight
+    setattr(module.get_submodule(layer), last, nn.Parameter(rounded.to(dtype), requires_grad=False))
+
+
+def _differences(
+    base: nn.Module,
+    file: LoraFile,
+    known: Known,
+    *,
+    current: Callable[[str], Tensor],
+    strength: float,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names of the weights that the file changes, and the changes in float32."""
+    with file.opened() as read:
+        for change, places in file.changes(known):
+            for part, names in _parts(base, change, places):
+                rows = zip(places, map(current, names), strict=True)
+                whole = torch.cat([place.stored(weight) for place, weight in rows])
+                tensors = read(change, whole.device)
+                with file.fitting(change, whole.shape):
+                    difference = change.difference(part, tensors, whole, strength)
+                file.require_finite(change, [difference])
+                for place, name in zip(places, names, strict=True):
+                    yield name, place.own(difference)
+
+
+def _touched(base: nn.Module, file: LoraFile, known: Known) -> Iterator[str]:
+    """Yield the name of a weight once for each change that the file makes to it."""
+    for change, places in file.changes(known):
+        for _, names in _parts(base, change, places):
+            yield from names
+
+
+def _parts(base: nn.Module, change: Change, places: Places) -> Iterator[tuple[Part, list[str]]]:
+    """Yield the parameters that a change applies to. A bias is left out if a layer has no bias."""
+    for part in change.parts:
+        layers = [base.get_submodule(place.layer) for place in places]
+        if all(getattr(layer, part, None) is not None for layer in layers):
+            yield part, [f"{place.layer}.{part}" for place in places]
+
+
 _log = logging.getLogger(__name__)
 _MOST_SHARE = 0.25
-"""The most that the tensors of a model's adapters may take, as a share of the weights that they
-change. Beyond it they are merged: they would cost much of what the base costs."""
+"""The largest size of a model's adapters together, as a share of the weights that they change.
+
+Larger adapters are merged, because their products would cost nearly as much as the base.
+"""
 _MOST_BY_ROW = 8
-"""Each adapter reads and writes the outputs of its layers once more, however low its rank: eight of
-rank 1 cost 1.6 times the layer alone. The rows of neighbours wait for that."""
+"""The largest number of adapters of a model that are added by row. Each adapter reads and writes
+the outputs of its layers once more, even if its rank is low. A layer with eight adapters of rank 1
+takes 1.6 times as long as the layer alone, and other rows of the call wait for these adapters.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The networks that a LoRA changes. They are equal only if they are the same objects."""
+    """The networks that a LoRA changes. Networks are equal only if they are the same objects."""
 
     unet: Any
-    """The network that denoises."""
+    """The denoising network."""
     family: ModelFamily
     text_encoders: tuple[nn.Module, ...] = ()
     adapters: Adapters = ()
-    """Those that are added to that network by row."""
+    """The adapters that are added to the denoising network by row."""
 
     @property
     def key(self) -> Hashable:
-        """Equal for the same networks and adapters; it does not keep them in memory."""
+        """A key that is equal for the same networks and adapters.
+
+        The key does not keep the networks and adapters in memory.
+        """
         modules = tuple(weakref.ref(each) for each in (self.unet, *self.text_encoders))
         return modules, key_of(self.adapters)
 
@@ -61,9 +195,10 @@ def with_lora(
     unet_strength: float,
     text_strength: float,
 ) -> Networks:
-    """The networks changed by the LoRA of that name; one for which it has no layers stays the same.
+    """Return the networks changed by the LoRA of that name.
 
-    Raises CheckpointUnavailable if the file is missing, damaged or has layers for none of them.
+    If the LoRA has no layers for a network, the network stays the same. Raises
+    CheckpointUnavailable if the file is missing or damaged, or has no layers for any network.
     """
     path = store.models.path(LORAS, name)
     identity = store.identity(path)
@@ -82,7 +217,7 @@ def with_lora(
 
 
 def _known(networks: Networks) -> tuple[Known, list[Known]]:
-    """The layers of the network that denoises, and of each text encoder."""
+    """Return the layers of the denoising network and of each text encoder."""
     texts = [
         layers_of(encoder, partial(text_layers, at=at))
         for at, encoder in enumerate(networks.text_encoders)
@@ -91,16 +226,19 @@ def _known(networks: Networks) -> tuple[Known, list[Known]]:
 
 
 def _require_some(file: LoraFile, known: set[str]) -> None:
-    """Raises CheckpointUnavailable if the model has none of the layers; logs how many it lacks."""
+    """Raise CheckpointUnavailable if the model has none of the layers.
+
+    Logs the number of layers that the model does not have.
+    """
     unknown = sum(name not in known for name in file.layers)
     if unknown == len(file.layers):
         raise CheckpointUnavailable(
-            f"none of the {unknown} layers of {file.name} is one of this model: "
-            "it was made for a model of another family"
+            f"none of the {unknown} layers of {file.name} is a layer of this model: the LoRA was "
+            "made for a model of another family"
         )
     if unknown:
         _log.info(
-            "layers of a LoRA left out: the model has no such",
+            "layers of a LoRA were left out, because the model has no such layers",
             extra={"action": "lora", "file": file.name, "count": unknown},
         )
 
@@ -113,7 +251,10 @@ def _with_unet(
     file: LoraFile,
     known: Known,
 ) -> Networks:
-    """The networks with one more LoRA in the one that denoises: added by row, or all merged."""
+    """Return the networks with one more LoRA in the denoising network.
+
+    If the LoRA cannot be added by row, all LoRAs of the network are merged.
+    """
     unet = networks.unet
     if not file.changes(known):
         return networks
@@ -136,7 +277,7 @@ def _can_have(unet: Any, layers: Iterable[str]) -> bool:
 
 
 def _is_low(networks: Networks, sizes: Mapping[str, int]) -> bool:
-    """Whether all adapters are few, and small beside the weights that they change."""
+    """Whether the adapters are few, and small in comparison with the weights that they change."""
     applied = [each.adapter for each in networks.adapters]
     if len(applied) >= _MOST_BY_ROW:
         return False
@@ -152,7 +293,7 @@ def _shapes(unet: Any, layers: Iterable[str]) -> dict[str, torch.Size]:
 def _adapter(
     store: ModelStore, unet: Any, lora: AppliedLora, *, file: LoraFile, known: Known
 ) -> Adapter:
-    """What a file adds, from the store if a network of the same shapes has asked for it."""
+    """Return the adapter of a file, from the store if it was made for the same shapes before."""
     sizes: Mapping[str, int] = file.row_sizes(known, unet) or {}
     shapes = _shapes(unet, sizes)
 

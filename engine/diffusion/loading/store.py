@@ -1,33 +1,36 @@
-"""Keeps all loaded models within one memory limit and drops the least recently used ones first.
+"""Keeps all loaded models within one memory limit and drops the least recently used models first.
 
-A node loads a model of another kind with a function that reads it:
+A node can load a model of any other kind with a function that reads the model:
 
     def read_upscaler(path: Path, device: torch.device) -> Upscaler: ...
 
     upscaler: Upscaler = yield from context.model("upscale_models", name, read_upscaler)
 
-The function must return the very object that users will hold: a module, a tensor, or a dataclass of
-them with `weakref_slot=True`. The store looks at the references to it to see whether it is in use.
+The function returns a module, a tensor, or a dataclass of these with `weakref_slot=True`. A model
+is in use while this object is referenced outside the store. So all users must hold this object, not
+a copy.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 import torch
+from torch import Tensor, nn
 
 from engine.activity import ActivityKind, ModelUse
 from engine.batcher import Request
-from engine.diffusion.loading.memory.entries import Entry
-from engine.diffusion.loading.memory.streaming import Room, pinned_bytes, stream, streamed
-from engine.diffusion.loading.weights import SUFFIX, damage_told
-from engine.diffusion.out_of_memory import memory_checked
+from engine.diffusion.device_error import memory_checked
+from engine.diffusion.loading.streaming import Room, pinned_bytes, stream, streamed
+from engine.diffusion.loading.weights import SUFFIX, damage_reported
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import ModelsUnavailable
 from engine.families.family import Preview
@@ -35,23 +38,91 @@ from engine.graph.models_folder import CONFIG_SUFFIX, ModelsFolder
 from engine.options import UnetOptions
 from engine.stages import Stage
 
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    value: Any
+    label: str
+    sizes: dict[int, int] = field(init=False)
+    """The number of bytes on the device, by the address of each tensor. A streamed model has one
+    entry.
+    """
+
+    def __post_init__(self) -> None:
+        self.measure()
+
+    def measure(self) -> None:
+        if (mark := streamed(self.value)) is not None:
+            self.sizes = {id(self.value): mark.resident_bytes}
+        else:
+            self.sizes = {each.data_ptr(): each.nbytes for each in tensors_of(self.value)}
+
+    @property
+    def is_streamable(self) -> bool:
+        """Whether the model can be streamed and is not streamed yet."""
+        return streamed(self.value) is None and bool(getattr(self.value, "is_streamable", False))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+    def drop(self) -> bool:
+        """Drop the value if nothing else holds it. Returns whether it was dropped."""
+        # The reference count is the usage count. When this entry's reference is removed, the weak
+        # reference becomes invalid at once unless a job holds the model.
+        held = weakref.ref(self.value)
+        holds_itself = streamed(self.value) is not None
+        self.value = None
+        # If the model is streamed, the hooks of its layers refer to it. Only the garbage collector
+        # can then free the model.
+        if holds_itself:
+            gc.collect()
+        self.value = held()
+        return self.value is None
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield all tensors in a module, a dataclass, a mapping or a sequence."""
+    match value:
+        case Tensor():
+            yield value
+        case nn.Module():
+            yield from value.parameters()
+            yield from value.buffers()
+        case Mapping():
+            for each in value.values():
+                yield from tensors_of(each)
+        case list() | tuple():
+            for each in value:
+                yield from tensors_of(each)
+        case _ if is_dataclass(value):
+            for each in fields(value):
+                yield from tensors_of(getattr(value, each.name))
+
+
 T = TypeVar("T")
 Read: TypeAlias = Callable[[Path, torch.device], T]
-"""Reads a file or folder onto a device; raises CheckpointUnavailable."""
+"""Reads a file or folder onto a device. Raises CheckpointUnavailable."""
 Identity: TypeAlias = tuple[str, int, int]
-"""Path, size and time of the last change, so that a file that was replaced is another model. What
-lies in the folder of its configuration counts, too."""
+"""The path, the size in bytes and the time of the last change in nanoseconds. The size and the time
+include the files in the folder or in the configuration folder. A replaced file has a new identity,
+so it counts as another model.
+"""
 
 _log = logging.getLogger(__name__)
+_TEXT_CACHE_BYTES = 128 * 2**20
+"""The largest size of all cached encodings of texts together."""
 _MOST_INSPECTED = 128
-"""What is known of a file of many tensors takes a megabyte."""
+"""The largest number of kept results of `inspect_once`. For a large file, the result takes a
+megabyte of memory.
+"""
 
 
 class ModelStore:
-    """Models in memory, which take up to `cache_bytes`; shared tensors count once.
+    """Models in memory, with a limit of `cache_bytes`. Shared tensors count once.
 
-    A model in use is never dropped: that would free no memory, and the next user would load a
-    second copy. Neither is the newest one.
+    A model in use is never dropped: the drop would free no memory, and the next user would load a
+    second copy. The newest model is never dropped either.
     """
 
     def __init__(
@@ -60,42 +131,46 @@ class ModelStore:
         device: torch.device,
         cache_bytes: int,
         *,
-        text_cache_bytes: int = 128 * 2**20,
-        unets: UnetOptions = UnetOptions(),  # noqa: B008 - frozen
+        unets: UnetOptions = UnetOptions(),  # noqa: B008 - the default is frozen
         room: Room | None = None,
     ) -> None:
         self.models = models
         self.device = device
         self.unets = unets
         self.room = room
-        """What is free, where weights are streamed that do not fit; None streams nothing."""
-        self.encoding_cache = EncodingCache(text_cache_bytes)
+        """The free memory, for streaming weights that do not fit. None: streaming is disabled."""
+        self.encoding_cache = EncodingCache(_TEXT_CACHE_BYTES)
         """The texts that the loaded text encoders have encoded."""
         self.previews: dict[int, Preview] = {}
-        """Maps that were fitted to VAEs, by the channels of their latents."""
+        """The preview maps that were fitted to VAEs, by the number of latent channels."""
         self.use = ModelUse()
-        """Any thread may read it."""
+        """The use of models. Any thread may read this attribute."""
         self._cache_bytes = cache_bytes
         self._inspected: OrderedDict[Hashable, Identity] = OrderedDict()
-        """What each path was when it was inspected last, by function and path, latest last."""
+        """The identity of the path when `inspect_once` last called `read`, by (`read`, path). The
+        most recently used item is last.
+        """
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the models in memory, each once."""
+        """The labels of the models in memory, without duplicates."""
         labels = (entry.label for entry in list(self._entries.values()))
         return tuple(dict.fromkeys(label for label in labels if label))
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the device that all models take together."""
+        """The device memory that all models use together, in bytes."""
         sizes: dict[int, int] = {}
         for entry in list(self._entries.values()):
             sizes |= entry.sizes
         return sum(sizes.values())
 
     def get(self, kind: str, name: str, read: Read[T]) -> T:
-        """The model of that name in the folder of that kind, from memory or read by `read`."""
+        """Return the model of that name in the folder of that kind.
+
+        `read` reads the model if it is not in memory.
+        """
         path = self.models.path(kind, name)
         identity = self.identity(path)
 
@@ -106,20 +181,23 @@ class ModelStore:
         return self.get_or_create((kind, identity, read), create)
 
     def identity(self, path: Path) -> Identity:
-        """The identity of a file, or of a folder with all files in it."""
+        """Return the identity of a file, or of a folder with all files in it."""
         return self.inspect(_identity_of, path)
 
     def inspect(self, read: Callable[[Path], T], path: Path) -> T:
-        """What `read` finds at a path; while the models folder is silent, what it found before.
+        """Return the result of `read` for a path.
 
-        So what is in memory can be used meanwhile. Raises ModelsUnavailable, and what `read` does.
+        While the models folder does not respond, the previous result is returned, so that models in
+        memory can still be used. Raises ModelsUnavailable if there is no previous result, and the
+        errors of `read`.
         """
         return self.models.reads.read((read, path), partial(read, path), ttl_s=0)
 
     def inspect_once(self, read: Callable[[Path], T], path: Path, identity: Identity) -> T:
-        """The same, but it is not looked for again as long as the identity of the path is the same.
+        """Like `inspect`, but the result is kept as long as the path has the same identity.
 
-        To go through the names of all tensors takes a millisecond or more of every job's start.
+        So the names of all tensors are read once per file and not at the start of every job, which
+        would take a millisecond or more.
         """
         key, reads = (read, path), self.models.reads
         if self._inspected.get(key) == identity:
@@ -128,7 +206,8 @@ class ModelStore:
         try:
             found = reads.read_now(key, partial(read, path), ttl_s=0)
         except ModelsUnavailable:
-            return self.inspect(read, path)  # what was found of another identity
+            # The folder does not answer. `inspect` returns the last known result, if there is one.
+            return self.inspect(read, path)
         self._inspected[key] = identity
         self._inspected.move_to_end(key)
         if len(self._inspected) > _MOST_INSPECTED:
@@ -137,9 +216,14 @@ class ModelStore:
         return found
 
     def get_or_create(self, key: Hashable, create: Callable[[], T], *, label: str = "") -> T:
-        """The object under `key`. `create` calls `make_room` as soon as it knows the size."""
+        """Return the object under `key`. If there is no such object, `create` makes the object.
+
+        `create` should call `make_room` before it allocates memory for the object.
+        """
         if key not in self._entries:
-            self.models.require_answer()  # it is read on the device thread, which others need
+            # This raises ModelsUnavailable if the folder does not answer. A slow read would block
+            # the device thread, which other runs need.
+            self.models.require_answer()
             self._entries[key] = entry = Entry(create(), label)
             self._note(loaded=1, loaded_bytes=entry.size_bytes)
             self._evict(0, spared=1)
@@ -151,31 +235,34 @@ class ModelStore:
         return value
 
     def make_room(self, size_bytes: int) -> None:
-        """Drop models until there is room for `size_bytes`, or until all others are in use."""
+        """Drop models until there is room for `size_bytes`, or until all remaining are in use."""
         self._evict(size_bytes, spared=0)
 
     def free_unused(self) -> bool:
-        """Drop every model that is not in use, and all encoded texts. Returns whether any was."""
+        """Drop all models that are not in use, and all encoded texts.
+
+        Returns whether anything was dropped.
+        """
         count = len(self._entries)
         self._evict(self._cache_bytes, spared=0)
         return self.encoding_cache.clear() or len(self._entries) < count
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether so much fits on the device; what no run uses is dropped if it does not else."""
+        """Whether `size_bytes` fit on the device. Unused models are dropped if needed."""
         if self.room is None or self.room.fits(size_bytes):
             return True
         self.free_unused()
         return self.room.fits(size_bytes)
 
     def free_memory(self, *, may_stream: bool = True) -> bool:
-        """Make more memory free after it ran out. Returns whether there was any to be had.
+        """Free memory after it ran out. Returns whether any memory was freed.
 
-        Models that no run uses are dropped. Where there are none, the largest one that can be is
-        streamed from now on.
+        Models that no run uses are dropped. If nothing could be dropped and `may_stream` is true,
+        the largest streamable model is streamed from now on.
         """
         freed = self.free_unused()
         for key, entry in list(self._entries.items()):
-            if streamed(entry.value):  # the call that broke off may have left layers there
+            if streamed(entry.value):  # An interrupted call may have left layers on the device.
                 self._stream(key, entry)
         return freed or (may_stream and self.room is not None and self._stream_largest(self.room))
 
@@ -189,19 +276,20 @@ class ModelStore:
             return False
         self._note()
         _log.warning(
-            "a model is streamed from now on, because memory ran out",
+            "memory ran out, so a model is streamed from now on",
             extra={"action": "stream", "model": largest.label, "held_bytes": self.size_bytes},
         )
         return True
 
     def _stream(self, key: Hashable, entry: Entry) -> bool:
-        """Stream its weights from now on. Returns whether that could be done.
+        """Stream the model's weights from now on. Returns whether this succeeded.
 
-        Where it could not, a part of them is streamed, so no other run gets the model.
+        After a failure, only a part of the weights is streamed. The model is then removed from the
+        store, so that no other run uses the model.
         """
         try:
             stream(entry.value, self.device)
-        except Exception:  # noqa: BLE001 - torch raises whatever it ran out of, and all runs wait
+        except Exception:  # noqa: BLE001 - torch raises many kinds of errors, and all runs need this thread
             _log.exception(
                 "a model cannot be streamed", extra={"action": "stream", "model": entry.label}
             )
@@ -212,6 +300,8 @@ class ModelStore:
         return True
 
     def _evict(self, room_bytes: int, *, spared: int) -> None:
+        # The entries are in the order of their last use. Weights that several models share count
+        # once, so the total size is computed again after each drop.
         for key in list(self._entries)[: len(self._entries) - spared]:
             if self.size_bytes + room_bytes <= self._cache_bytes:
                 return
@@ -228,7 +318,7 @@ class ModelStore:
         size_bytes = self.size_bytes
         if size_bytes > self._cache_bytes:
             _log.warning(
-                "models in use take more than the cache",
+                "the models in use take more than the cache",
                 extra={
                     "action": "evict",
                     "size_bytes": size_bytes,
@@ -245,7 +335,7 @@ def _identity_of(path: Path) -> Identity:
 
 @dataclass(slots=True, eq=False)
 class Load(Request):
-    """Loads models into memory; one call serves all runs that wait for the same ones."""
+    """Loads models into memory. One call serves all runs that wait for the same models."""
 
     activity: ClassVar[ActivityKind] = ActivityKind.LOAD
     stage: ClassVar[Stage | None] = Stage.LOAD
@@ -260,13 +350,13 @@ class Load(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Any]:
-        with memory_checked(), damage_told(_named(requests[0].what)):
+        with memory_checked(), damage_reported(_named(requests[0].what)):
             loaded = requests[0].load()
             return [loaded for _ in requests]
 
 
 def _named(what: Hashable) -> str:
-    """The files that are loaded, as far as they say it."""
+    """Return the names of the loaded files, or "the model" if no name is known."""
     parts = [each for each in _flat(what) if isinstance(each, str) and each.endswith(SUFFIX)]
     return " and ".join(parts) or "the model"
 

@@ -1,4 +1,8 @@
-"""Reads weights from safetensors files into modules, a few tensors at a time, to save memory."""
+"""Reads weights from safetensors files into modules, a few tensors at a time to save memory.
+
+Some files have weights of eight bits with a scale, in one of the two formats of ComfyUI. These
+weights are multiplied by their scale while they are read.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,55 @@ from torch import Tensor, nn
 
 from engine.diffusion.device_error import is_device_error
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
-from engine.diffusion.loading.scaled import unscaled
-from engine.errors import CheckpointUnavailable, is_out_of_memory
+from engine.errors import CheckpointUnavailable, is_machine_error, is_out_of_memory
 from engine.graph.safetensors_header import Header, read_header
-from engine.machine_error import is_machine_error
+
+_WEIGHT = ".weight"
+_SCALES = (".scale_weight", ".weight_scale")
+_FORMAT = ".comfy_quant"
+_MOST_BYTES = 4096
+_SHOWN_FORMAT_CHARS = 40
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FORMATS = {"float8_e4m3fn", "float8_e5m2"}
+
+
+def unscaled(
+    key: str, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Tensor]
+) -> Tensor:
+    """Return the tensor of that name, multiplied by its scale if there is a scale.
+
+    Raises CheckpointUnavailable if the tensor has an unknown format.
+    """
+    stem = key.removesuffix(_WEIGHT)
+    if stem == key:
+        return read(key)
+    if f"{stem}{_FORMAT}" in shapes:
+        _require_format(read(f"{stem}{_FORMAT}"), key)
+    tensor = read(key)
+    scales = [f"{stem}{each}" for each in _SCALES if f"{stem}{each}" in shapes]
+    if not scales:
+        return tensor
+    scale = read(scales[0]).float()
+    if tensor.dtype not in _EIGHT_BITS or scale.numel() != 1:
+        raise CheckpointUnavailable(
+            f"{key} is {tensor.dtype} with {scale.numel()} scales: only fp8 with one scale is "
+            "supported"
+        )
+    return tensor.float() * scale.reshape(())
+
+
+def _require_format(content: Tensor, key: str) -> None:
+    try:
+        described = content.flatten()[:_MOST_BYTES].to(torch.uint8).tolist()
+        found = str(json.loads(bytes(described))["format"])
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointUnavailable(f"{key} has no readable format of its weight") from error
+    if found not in _FORMATS:
+        raise CheckpointUnavailable(
+            f"{key} is stored as {found[:_SHOWN_FORMAT_CHARS]}: only fp8 with one scale is "
+            "supported"
+        )
+
 
 _log = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
@@ -38,27 +87,27 @@ _OF_CONTENT = (
     ValueError,
 )
 _READS_AT_ONCE = 8
-"""A disk is as fast as it can be only if several reads are under way."""
+"""A disk reaches its full speed only with several concurrent reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """The device and the type that weights get."""
+    """The device and the data type for loaded weights."""
 
     device: torch.device
     dtype: torch.dtype
     rounded_to: torch.dtype | None = None
-    """A type that the values are rounded to before they get `dtype`."""
+    """If set, values are rounded to this type before they are converted to `dtype`."""
     is_streamed: bool = False
-    """Whether they stay in the machine's memory, from where they are streamed to the device."""
+    """Whether the weights stay in the machine's memory and are streamed to the device."""
 
     def convert(self, tensor: Tensor) -> Tensor:
-        """A copy of the tensor, which stays the same when the file changes."""
+        """Return a copy of the tensor. The copy does not change when the file changes."""
         if self.is_streamed:
             rounded = tensor if self.rounded_to is None else tensor.to(self.rounded_to)
             kept = rounded.to(dtype=self.dtype, copy=True)
             return kept.pin_memory() if self.device.type == "cuda" else kept
-        # From pinned memory a GPU copies by itself, while the next tensors are read.
+        # A GPU can copy from pinned memory while the next tensors are read.
         staged = (
             tensor.pin_memory().to(self.device, non_blocking=True)
             if self.device.type == "cuda"
@@ -69,7 +118,7 @@ class LoadTarget:
 
 
 class Weights:
-    """The tensors of one file, or of all shards of one model, by their names."""
+    """The tensors of one file, or of all shards of one model, by name."""
 
     def __init__(self, *paths: Path) -> None:
         self.name = paths[0].name
@@ -82,12 +131,15 @@ class Weights:
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[str], Tensor]]:
-        """Gives a function that reads a tensor by its name; raises CheckpointUnavailable."""
+        """Within this context, the yielded function reads a tensor by its name.
+
+        Raises CheckpointUnavailable.
+        """
         try:
             with ExitStack() as stack:
                 files: dict[str, Any] = {}
                 for path, header in self._headers.items():
-                    # The file is memory-mapped: only the tensors that are read are loaded.
+                    # The file is memory-mapped, so only tensors that are read use memory.
                     file = stack.enter_context(safe_open(path, framework="pt"))
                     files |= dict.fromkeys(header.shapes, file)
                 yield lambda key: files[key].get_tensor(key)
@@ -97,12 +149,12 @@ class Weights:
             ) from error
 
     def require(self, wanted: Mapping[str, Tensor], key_map: KeyMap) -> None:
-        """Raises CheckpointUnavailable unless there are tensors for all these weights."""
+        """Raise CheckpointUnavailable unless there are tensors for all weights in `wanted`."""
         for name, tensor in wanted.items():
             self._require(key_map.get(name, StoredTensor(name)), tuple(tensor.shape))
 
     def load_into(self, module: M, key_map: KeyMap, target: LoadTarget) -> M:
-        """Give a module that was made on the meta device its weights; returns it, ready to use."""
+        """Load the weights of a module that is on the meta device. Returns the module."""
         wanted = module.state_dict()
         self.require(wanted, key_map)
         with self.opened() as read, ThreadPoolExecutor(_READS_AT_ONCE) as threads:
@@ -112,8 +164,8 @@ class Weights:
                 whole = unscaled(stored.key, self.shapes, read)
                 if not whole.is_floating_point():
                     raise CheckpointUnavailable(
-                        f"{self.name}: {stored.key} is stored as {whole.dtype}, which is no type "
-                        "that weights are read in"
+                        f"{self.name}: {stored.key} is stored as {whole.dtype}, which is not a "
+                        "supported type of weights"
                     )
                 return target.convert(_extracted(whole, stored).view(shape))
 
@@ -123,19 +175,19 @@ class Weights:
         return module.eval().requires_grad_(False)
 
     def _require(self, stored: StoredTensor, wanted: tuple[int, ...]) -> None:
-        """Raises CheckpointUnavailable unless the tensor is there and gives a weight that shape."""
+        """Raise CheckpointUnavailable unless the tensor exists and yields the `wanted` shape."""
         shape = self.shapes.get(stored.key)
         if shape is None:
             raise CheckpointUnavailable(
-                f"{self.name} has no {stored.key}: it is incomplete, or its sizes are not those of "
-                "its configuration"
+                f"{self.name} has no {stored.key}: the file is incomplete, or its sizes differ "
+                "from its configuration"
             )
         found = stored.extracted_shape(shape)
-        # A 1x1 convolution has the weights of a linear layer, with two more axes.
+        # A 1x1 convolution has the same weight as a linear layer, but with two more axes.
         if found is None or (wanted not in {found, (*found, 1, 1)} and found != (*wanted, 1, 1)):
             raise CheckpointUnavailable(
-                f"{self.name}: {stored.key} is {_dimensions(shape)} and should be "
-                f"{_dimensions(wanted)} by its configuration"
+                f"{self.name}: {stored.key} has the shape {_dimensions(shape)}, but its "
+                f"configuration needs {_dimensions(wanted)}"
             )
 
 
@@ -154,7 +206,7 @@ def _dimensions(shape: tuple[int, ...]) -> str:
 
 
 def component_files(folder: Path) -> tuple[Path, ...]:
-    """The weights in the folder of a diffusers component: one file, or all shards."""
+    """Return the file with the weights of a diffusers component, or all shards of the weights."""
     found = sorted(folder.glob(f"*{SUFFIX}"))
     if not found:
         is_pickled = any(folder.glob("*.bin"))
@@ -162,36 +214,36 @@ def component_files(folder: Path) -> tuple[Path, ...]:
         raise CheckpointUnavailable(
             f"{folder.parent.name} has {why if is_pickled else 'no weights'} in {folder.name}/"
         )
-    # A variant (`.fp16`) only if there is nothing else.
+    # A variant such as `.fp16` is used only if there is no other file.
     plain = [path for path in found if "." not in path.stem] or found
     whole = [path for path in plain if "-of-" not in path.stem]
     return tuple(whole[:1] or plain)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file; raises CheckpointUnavailable."""
+    """Return all tensors of a file. Raises CheckpointUnavailable."""
     weights = Weights(path)
     with weights.opened() as read:
         return {key: read(key).clone() for key in weights.shapes}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A configuration; raises CheckpointUnavailable."""
+    """Return a configuration. Raises CheckpointUnavailable."""
     name = "/".join(path.parts[-3:])
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, RecursionError, ValueError) as error:
         raise CheckpointUnavailable(f"{name} cannot be read: {first_line(error)}") from error
     if not isinstance(found, dict):
-        raise CheckpointUnavailable(f"{name} is no configuration: it is not an object")
+        raise CheckpointUnavailable(f"{name} is not a configuration, because it is not an object")
     return found
 
 
 @contextmanager
-def damage_told(name: str) -> Iterator[None]:
-    """Raises CheckpointUnavailable for what a library makes of a file that is not as it should be.
+def damage_reported(name: str) -> Iterator[None]:
+    """Raise CheckpointUnavailable instead of a library's error about a damaged file.
 
-    What is wrong with the memory, the device or the machine stays what it is.
+    Errors of the memory, the device or the machine are passed on unchanged.
     """
     try:
         yield
@@ -204,5 +256,5 @@ def damage_told(name: str) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a library's error, without its details."""
+    """Return the first line of a library's error, without the details."""
     return str(error).strip().split("\n")[0]

@@ -1,1 +1,1 @@
-"""Changes of a UNet that share its weights, and guidance by what it makes of itself."""
+"""Changes of a UNet that share the UNet's weights, and guidance by the UNet's own attention."""

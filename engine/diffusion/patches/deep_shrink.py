@@ -1,8 +1,8 @@
-"""Deep shrink: the inner layers of a UNet on a smaller latent, for large images.
+"""Deep shrink: for large images, the inner layers of a UNet run on a smaller latent.
 
-By kohya (https://gist.github.com/kohya-ss/3f774da220df102548093a7abc8538ed): in the first steps the
-latent is made smaller behind one of the blocks, and as large as before where its skip connection
-joins again.
+The method is by kohya (https://gist.github.com/kohya-ss/3f774da220df102548093a7abc8538ed). In a
+range of the timesteps, the latent is made smaller after one of the encoder's blocks. The latent
+gets its size back where the skip connection of this block joins the decoder.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from engine.diffusion.images.resampling import resampled
 
 @dataclass(frozen=True, slots=True)
 class DeepShrink:
-    """Behind which block of the encoder the latent is made smaller, when, and how."""
+    """Settings of deep shrink: where, when and how the latent is made smaller."""
 
     percent_range: tuple[float, float]
-    """From where to where of the timesteps."""
+    """The range of the timesteps in which the latent is made smaller."""
     block: int
-    """Counted as in the single files: the first convolution is 0."""
+    """The index of the encoder's block, as in single files: the first convolution is 0."""
     factor: float
     after_skip: bool
     down: str
     up: str
 
     def patch(self, unet: Any) -> None:
-        """Make the layers of a UNet, which has them for itself, resize what they pass on."""
+        """Make the layers of a UNet resize their outputs.
+
+        The UNet must not share its layers with another UNet.
+        """
         encoder, decoder = list(_encoder(unet)), list(_decoder(unet))
         if self.block >= len(encoder):
             return
@@ -51,7 +54,7 @@ class DeepShrink:
             self._join(before, skip, sizes)
 
     def _join(self, before: nn.Module, skip: int, sizes: list[tuple[int, ...]]) -> None:
-        """Bring what a layer passes on to the size of the skip connection that it is joined to."""
+        """Resize the output of a layer to the size of the skip connection that joins it."""
 
         def fitted(hidden: Tensor) -> Tensor:
             height, width = sizes[skip]
@@ -84,7 +87,7 @@ def _noted(hidden: Tensor, sizes: list[tuple[int, ...]]) -> Tensor:
 
 
 def _encoder(unet: Any) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """The first and the last layer of each block of the encoder, as single files count them."""
+    """Yield the first and the last layer of each block of the encoder, in single files' order."""
     yield unet.conv_in, unet.conv_in
     for block in unet.down_blocks:
         attentions = getattr(block, "attentions", block.resnets)
@@ -94,7 +97,7 @@ def _encoder(unet: Any) -> Iterator[tuple[nn.Module, nn.Module]]:
 
 
 def _decoder(unet: Any) -> Iterator[nn.Module]:
-    """The layer before each next block of the decoder."""
+    """Yield the last layer of each block of the decoder."""
     for block in unet.up_blocks:
         layers = list(getattr(block, "attentions", block.resnets))
         if block.upsamplers:

@@ -1,21 +1,152 @@
-"""Hypernetworks in the attention layers of a UNet.
+"""Hypernetworks: small networks that change the keys and values of a UNet's attention layers.
 
-Each changes what keys and values are made of, of texts and of the picture itself, by the width of
-that: as in the WebUI, which is where they come from.
+Hypernetworks are a method of the WebUI. The width of the context (text or picture) selects a pair
+of networks: one for the keys and one for the values. The files are pickled dictionaries. They are
+read with torch's `weights_only`, which creates only tensors, numbers and texts, and calls no code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from engine.diffusion.loading.attention import PlainAttention, use_plain_attention
-from engine.diffusion.loading.hypernetworks import Hypernetwork
+from engine.diffusion.loading.layers import PlainAttention, use_plain_attention
+from engine.diffusion.loading.weights import first_line
 from engine.diffusion.model import Model
 from engine.diffusion.patches.variants import variant_of
-from engine.errors import EngineError
+from engine.errors import CheckpointUnavailable, EngineError
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leakyrelu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "swish": nn.Hardswish,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "softsign": nn.Softsign,
+    "mish": nn.Mish,
+}
+_NO_ACTIVATION = "linear"
+_MOST_LAYERS = 64
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Hypernetwork:
+    """The networks for keys and for values, by the width of their inputs."""
+
+    by_width: Mapping[int, tuple[nn.Module, nn.Module]]
+
+
+def read_hypernetwork(path: Path, device: torch.device) -> Hypernetwork:
+    """Read the networks to the device. Raises CheckpointUnavailable, with the reason."""
+    stored, dtype = _stored(path), torch.float16 if device.type == "cuda" else torch.float32
+    form = _Form.of(path.name, stored)
+    found: dict[int, tuple[nn.Module, nn.Module]] = {}
+    for width, pair in stored.items():
+        if not isinstance(width, int):
+            continue
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise CheckpointUnavailable(f"{path.name} has no two networks for the width {width}")
+        keys, values = (form.network(each, width) for each in pair)
+        found[width] = keys.to(device, dtype), values.to(device, dtype)
+    if not found:
+        raise CheckpointUnavailable(
+            f"{path.name} is not a hypernetwork: it has no networks by width"
+        )
+    return Hypernetwork(found)
+
+
+def _stored(path: Path) -> Mapping[Any, Any]:
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds of errors for a damaged file.
+        raise CheckpointUnavailable(
+            f"{path.name} cannot be read as a hypernetwork. It is damaged or incomplete: "
+            f"{first_line(error)}"
+        ) from error
+    if not isinstance(stored, Mapping):
+        raise CheckpointUnavailable(f"{path.name} is not a hypernetwork: it is not a dictionary")
+    return stored
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The structure that all networks of one file share."""
+
+    name: str
+    activation: type[nn.Module] | None
+    activates_output: bool
+
+    @classmethod
+    def of(cls, name: str, stored: Mapping[Any, Any]) -> Self:
+        activation = stored.get("activation_func") or _NO_ACTIVATION
+        if activation != _NO_ACTIVATION and activation not in _ACTIVATIONS:
+            known = ", ".join((_NO_ACTIVATION, *_ACTIVATIONS))
+            raise CheckpointUnavailable(
+                f"{name} has the activation {str(activation)[:40]!r}; {known} are supported"
+            )
+        return cls(name, _ACTIVATIONS.get(activation), bool(stored.get("activate_output")))
+
+    def network(self, weights: object, width: int) -> nn.Sequential:
+        """Return the linear layers and norms of a network, in the order in which they are stored.
+
+        An activation follows each linear layer except the last one. If `activates_output`, an
+        activation follows the last one too.
+        """
+        layers: list[nn.Module] = []
+        pairs = list(_pairs(weights, f"{self.name}, width {width}"))
+        last = max((at for at, (weight, _) in enumerate(pairs) if weight.ndim == 2), default=0)
+        given = width
+        for at, (weight, bias) in enumerate(pairs):
+            if weight.shape[-1] != given or bias.shape != weight.shape[:1]:
+                raise CheckpointUnavailable(
+                    f"{self.name}: a layer for the width {width} has the shape "
+                    f"{tuple(weight.shape)}, but the layer before it returns {given}"
+                )
+            taken, given = given, len(weight)
+            if weight.ndim == 1:
+                layers.append(_with(nn.LayerNorm(given, device="meta"), weight, bias))
+                continue
+            layers.append(_with(nn.Linear(taken, given, device="meta"), weight, bias))
+            if self.activation and (at != last or self.activates_output):
+                layers.append(self.activation())
+        if given != width:
+            raise CheckpointUnavailable(
+                f"{self.name}: a network for the width {width} returns {given}"
+            )
+        return nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+def _with(layer: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
+    layer.load_state_dict({"weight": weight.float(), "bias": bias.float()}, assign=True)
+    return layer
+
+
+def _pairs(weights: object, where: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield weight and bias of each layer, in the order in which they are stored."""
+    if not isinstance(weights, Mapping) or not all(map(_is_tensor, weights.values())):
+        raise CheckpointUnavailable(
+            f"{where}: the weights of a network must be a dictionary of floating-point tensors"
+        )
+    names = [str(each) for each in weights if str(each).endswith(".weight")]
+    if not 0 < len(names) <= _MOST_LAYERS:
+        raise CheckpointUnavailable(
+            f"{where}: a network has {len(names)} layers, but must have 1 to {_MOST_LAYERS}"
+        )
+    for name in names:
+        weight, bias = weights[name], weights.get(f"{name.removesuffix('weight')}bias")
+        if bias is None or weight.ndim not in {1, 2}:
+            raise CheckpointUnavailable(f"{where}: {name[:40]} is not a layer with a bias")
+        yield weight, bias
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +175,10 @@ class _Applied:
 
 
 def with_hypernetwork(model: Model, network: Hypernetwork, strength: float) -> Model:
-    """The model with a UNet that shares the weights; equal settings give the same UNet.
+    """Return the model with a changed UNet, which shares its weights with the UNet of `model`.
 
-    Raises EngineError for a hypernetwork that changes nothing of the width of the model's texts.
+    Equal settings give the same UNet. With the strength 0, `model` is returned. Raises EngineError
+    if the hypernetwork has no networks for the width of the model's texts.
     """
     if not strength:
         return model
@@ -56,7 +188,7 @@ def with_hypernetwork(model: Model, network: Hypernetwork, strength: float) -> M
     if width not in network.by_width:
         widths = ", ".join(map(str, sorted(network.by_width)))
         raise EngineError(
-            f"the hypernetwork is for another model: it changes what is {widths} wide, and the "
-            f"texts of this model ({model.family}) are {width} wide"
+            f"the hypernetwork is for another model: it changes inputs of width {widths}, but the "
+            f"texts of this model ({model.family}) have the width {width}"
         )
     return replace(model, unet=unet)

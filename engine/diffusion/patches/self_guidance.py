@@ -1,4 +1,4 @@
-"""Guidance by what the model itself makes of an image that is spoilt on purpose."""
+"""Guidance away from an estimate that the model makes with a degraded input or network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.diffusion.loading.attention import PlainAttention
+from engine.diffusion.loading.layers import PlainAttention
 
 _BLUR_RADIUS = 4
 _LEAST_CELLS = 4
@@ -18,7 +18,7 @@ _THRESHOLD = 1.0
 
 
 class SelfAttentionLayer(PlainAttention):
-    """One that is never given texts."""
+    """A self-attention layer, which never gets texts."""
 
     def forward(
         self,
@@ -31,32 +31,32 @@ class SelfAttentionLayer(PlainAttention):
         return self.attend(hidden_states)
 
     def attend(self, hidden_states: Tensor) -> Tensor:
-        """(batch, places, width) of the same."""
+        """Return the layer's output, (batch, places, width), for states of the same shape."""
         return super().forward(hidden_states)
 
     def projections(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, (batch, places, width) each."""
+        """Return query, key and value, (batch, places, width) each."""
         keys, values = self.sources(hidden_states)
         return self.to_q(hidden_states), self.to_k(keys), self.to_v(values)
 
     def compared(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """(batch, places, width), where each head attends by its part of the width."""
+        """Return the attended values (batch, places, width). Each head uses a part of the width."""
         parts = (
             each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (query, key, value)
         )
         return functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
 
     def output(self, found: Tensor) -> Tensor:
-        """What the layer makes of what was attended to."""
+        """Project the attended values to the layer's output."""
         projection, dropout = self.to_out
         projected: Tensor = dropout(projection(found))
         return projected
 
 
 class ValueAttention(SelfAttentionLayer):
-    """Self-attention where each place attends to itself alone.
+    """Self-attention in which each place attends only to itself.
 
-    Ahn et al. 2024 (arXiv:2403.17377), equation 15.
+    This is equation 15 of Ahn et al. 2024 (arXiv:2403.17377).
     """
 
     def attend(self, hidden_states: Tensor) -> Tensor:
@@ -65,14 +65,15 @@ class ValueAttention(SelfAttentionLayer):
 
 
 def perturb(unet: Any) -> None:
-    """Let each place of the middle block attend to itself alone."""
+    """Make each place in the middle block of a UNet attend only to itself."""
     for name, layer in _middle_self_attention(unet):
         unet.set_submodule(name, ValueAttention(layer))
-    unet.watched = None  # which it was where the model has self-attention guidance as well
+    # `watch` may have set `watched` to the name of a layer that has now been replaced.
+    unet.watched = None
 
 
 class WatchedAttention(SelfAttentionLayer):
-    """Self-attention that keeps how much is attended to each place, until the next call."""
+    """Self-attention that keeps the attention to each place until the next call."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
@@ -86,7 +87,7 @@ class WatchedAttention(SelfAttentionLayer):
             for each in (self.to_q(hidden_states), self.to_k(keys))
         )
         query = query / math.sqrt(query.shape[-1])
-        # Head by head, for the scores of a large image take much memory.
+        # The heads are computed one after the other, because their scores need much memory.
         sums = [
             (one @ other.transpose(-1, -2)).float().softmax(-1).sum(1)
             for one, other in zip(query.unbind(1), key.unbind(1), strict=True)
@@ -96,7 +97,7 @@ class WatchedAttention(SelfAttentionLayer):
 
 
 def watch(unet: Any) -> None:
-    """Let the first self-attention of the middle block keep what it attends to."""
+    """Make the first self-attention layer of the middle block keep its attention map."""
     for name, layer in _middle_self_attention(unet)[:1]:
         unet.set_submodule(name, WatchedAttention(layer))
         unet.watched = name
@@ -110,9 +111,10 @@ class SelfAttention:
     blur_sigma: float
 
     def degraded(self, x0: Tensor, attended: Tensor) -> Tensor:
-        """x0 (batch, 4, h, w) blurred where the model attends most.
+        """Return x0 (batch, channels, h, w), blurred where the model attends most.
 
-        `attended`: (batch, places) of a level whose sides are whole parts of those of x0.
+        `attended` is (batch, places) of a level of the UNet. The sides of x0 are multiples of the
+        sides of this level.
         """
         height, width = x0.shape[2:]
         part = math.ceil(math.sqrt(height * width / attended.shape[1]))
@@ -132,12 +134,12 @@ class SelfAttention:
 
     @staticmethod
     def suits(x0: Tensor) -> bool:
-        """Whether it is large enough to be blurred."""
+        """Whether x0 is large enough to be blurred."""
         return min(x0.shape[2:]) > _LEAST_CELLS
 
 
 def self_attention(unet: Any) -> list[tuple[str, Any]]:
-    """The layers of self-attention with their names, in the order in which they run."""
+    """Return the names and layers of self-attention, in the order in which the layers run."""
     return [
         (f"{part}.{name}", layer)
         for part in ("down_blocks", "mid_block", "up_blocks")

@@ -1,19 +1,61 @@
-"""Networks that share the weights of another one and work otherwise."""
+"""Networks that share the weights of another network but compute differently.
+
+FreeU (Si et al. 2023, arXiv:2309.11497) gives more weight to the backbone of a UNet and less weight
+to its skip connections. Seamless networks have circular padding: the image continues at the
+opposite edge, so copies of the image can be placed side by side without a seam.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any
+import copy
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from engine.diffusion.loading.merging import sharing_copy
-from engine.diffusion.loading.unets import require_unet
+import torch
+from diffusers.utils.torch_utils import fourier_filter
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.diffusion.loading.networks import require_unet
+from engine.diffusion.loading.streaming import end_streaming, stream
+from engine.diffusion.model import Model
+from engine.diffusion.text.language_models import LanguageModel
+from engine.diffusion.text.text_encoders import TextEncoder
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def sharing_copy(module: M) -> M:
+    """Copy a module but share its weights, so that single weights can be replaced in the copy.
+
+    The copy of a streamed module is not streamed. Call `stream` to stream the copy.
+    """
+    shared: dict[int, Any] = {id(each): each for each in module.parameters()}
+    shared |= {id(each): each for each in module.buffers()}
+    device = end_streaming(module)
+    try:
+        copied = copy.deepcopy(module, shared)
+    # This also runs after an error, because calls of the module need the streamed weights.
+    finally:
+        if device is not None:
+            stream(module, device)
+    if device is None:
+        both: tuple[Any, Any] = module, copied
+        for each in both:
+            # The modules share weights, so streaming one module would also move the weights of the
+            # other.
+            each.is_streamable = False
+    if isinstance(copied, TextEncoder | LanguageModel):
+        copied.renew_serial()
+    return copied
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Origin:
-    """It keeps the network alive, and with it its id from being given to another."""
+    """Keeps the network in memory, so that its id is not reused for another object."""
 
     network: Any
 
@@ -22,14 +64,14 @@ class _Origin:
 
 
 _VARIANTS: WeakValueDictionary[tuple[int, Hashable], Any] = WeakValueDictionary()
-"""Those that jobs use now, so that equal ones share their calls."""
+"""The variants that are in use. Jobs with equal settings get the same variant and share calls."""
 
 
 def variant_of(network: Any, settings: Hashable, change: Callable[[Any], None]) -> Any:
-    """The network with layers of its own, which `change` alters; equal settings give the same one
-    as long as anybody uses that.
+    """Return a copy of the network with its own layers, changed by `change`.
 
-    Raises EngineError for a transformer: what changes layers here knows those of UNets and VAEs.
+    Equal settings return the same copy as long as the copy is in use. Raises EngineError for a
+    transformer, because the changes are made for UNets and VAEs.
     """
     require_unet(network)
     key = id(network), settings
@@ -40,3 +82,107 @@ def variant_of(network: Any, settings: Hashable, change: Callable[[Any], None]) 
         change(found)
         _VARIANTS[key] = found
     return found
+
+
+def seamless(network: M) -> M:
+    """Return the network with circular padding instead of zero padding.
+
+    A network that is already seamless is returned unchanged.
+    """
+    if getattr(network, "is_seamless", False):
+        return network
+    found: M = variant_of(network, "seamless", _pad_around)
+    return found
+
+
+def _pad_around(network: Any) -> None:
+    network.is_seamless = True
+    for layer in network.modules():
+        if not isinstance(layer, nn.Conv2d) or layer.padding in ((0, 0), "valid"):
+            continue
+        high, wide = (int(side) for side in layer.padding)
+        layer.padding = (0, 0)
+
+        def pad(
+            _layer: nn.Module,
+            inputs: tuple[Any, ...],
+            _sides: tuple[Any, ...] = (wide, wide, high, high),
+        ) -> tuple[Tensor, ...]:
+            x, *rest = inputs
+            return functional.pad(x, _sides, mode="circular"), *rest
+
+        layer.register_forward_pre_hook(pad)
+
+
+_LOW_FREQUENCIES = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FreeU:
+    """Factors for the backbone (b) and the skip connections (s) of a UNet.
+
+    `b1` and `s1` apply to layers with four times as many channels as the first level. `b2` and `s2`
+    apply to layers with twice as many channels as the first level.
+    """
+
+    b1: float
+    b2: float
+    s1: float
+    s2: float
+    follows_mean: bool = False
+    """Whether to use the second version of FreeU. In this version, the factor has more effect at
+    places where the mean over the channels is high.
+    """
+
+    def scaled(self, hidden: Tensor, factor: float) -> Tensor:
+        """Scale the first half of the channels of the backbone (batch, channels, h, w)."""
+        weight: float | Tensor = factor
+        if self.follows_mean:
+            mean = hidden.mean(1, keepdim=True)
+            least, most = mean.amin((2, 3), keepdim=True), mean.amax((2, 3), keepdim=True)
+            span = torch.where(most > least, most - least, 1.0)
+            weight = 1 + (factor - 1) * (mean - least) / span
+        first, second = hidden.chunk(2, dim=1)
+        return torch.cat([first * weight, second], dim=1)
+
+
+def with_free_u(model: Model, settings: FreeU) -> Model:
+    """Return the model with a changed UNet, which shares its weights with the UNet of `model`.
+
+    Equal settings give the same UNet.
+    """
+    unet = variant_of(model.unet, settings, partial(_patch, settings=settings))
+    return replace(model, unet=unet)
+
+
+def _patch(unet: Any, settings: FreeU) -> None:
+    fewest = unet.config.block_out_channels[0]
+    factors = {4 * fewest: (settings.b1, settings.s1), 2 * fewest: (settings.b2, settings.s2)}
+
+    def hook(channels: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+        backbone_factor, skip_factor = factors[channels]
+
+        def scale(_layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            joined, *rest = inputs
+            hidden, skip = joined[:, :channels], joined[:, channels:]
+            # The library diffusers types the factor as an int, but it is a float.
+            skip = fourier_filter(skip, _LOW_FREQUENCIES, skip_factor)  # type: ignore[arg-type]
+            return torch.cat([settings.scaled(hidden, backbone_factor), skip], dim=1), *rest
+
+        return scale
+
+    for layer, channels in _layers_after_skips(unet):
+        if channels in factors:
+            layer.register_forward_pre_hook(hook(channels))
+
+
+def _layers_after_skips(unet: Any) -> Iterator[tuple[nn.Module, int]]:
+    """Yield the decoder's layers whose input is the backbone joined with a skip connection.
+
+    The number is the number of channels of the backbone in the layer's input.
+    """
+    channels = unet.config.block_out_channels[-1]
+    for block in unet.up_blocks:
+        for layer in block.resnets:
+            yield layer, channels
+            channels = layer.out_channels

@@ -1,1 +1,1 @@
-"""Samplers, and the sigmas and the noise that they work with."""
+"""Samplers, sigmas and noise."""

@@ -1,4 +1,4 @@
-"""Samplers that add independent noise after each step: reverse diffusion as a Markov chain."""
+"""Samplers that add independent noise after each step. Their reverse process is a Markov chain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _MOST_CHURN = math.sqrt(2) - 1
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """The noise before each step of a sampler that uses no past one: S_churn, S_tmin, S_tmax."""
+    """The settings of the noise that is added before each step: S_churn, S_tmin, S_tmax.
+
+    Only samplers that use no past steps support this noise.
+    """
 
     amount: float = 0.0
     sigma_min: float = 0.0
@@ -36,8 +39,9 @@ def churned(
     *,
     churn: Churn,
 ) -> Sampling:
-    """The steps of `sampler`, each from a higher sigma: Karras et al. 2022 (arXiv:2206.00364),
-    algorithm 2.
+    """Run the steps of `sampler`, each from a higher sigma.
+
+    This is algorithm 2 of Karras et al. 2022 (arXiv:2206.00364).
     """
     gamma = min(churn.amount / (len(sigmas) - 1), _MOST_CHURN)
     for sigma, sigma_next in pairwise(sigmas):
@@ -51,10 +55,11 @@ def churned(
 
 
 def ancestral_step(sigma: Tensor, sigma_next: Tensor, eta: float = 1.0) -> tuple[Tensor, Tensor]:
-    """sigma_down, to which a step denoises, and sigma_up, whose noise then leads to `sigma_next`.
+    """Return sigma_down and sigma_up for an ancestral step.
 
-    The posterior of Ho et al. 2020 (arXiv:2006.11239), equation 7, in variance-exploding form;
-    `eta` is the share of its noise that is added.
+    The step denoises to sigma_down. Noise of sigma_up is then added, which raises the noise to
+    `sigma_next`. This is the posterior of Ho et al. 2020 (arXiv:2006.11239), equation 7, in
+    variance-exploding form. `eta` is the share of the posterior's noise that is added.
     """
     sigma_up = (sigma_next**2 * (sigma**2 - sigma_next**2) / sigma**2).sqrt()
     sigma_up = (eta * sigma_up).minimum(sigma_next)
@@ -64,7 +69,7 @@ def ancestral_step(sigma: Tensor, sigma_next: Tensor, eta: float = 1.0) -> tuple
 def euler_ancestral(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """Ancestral sampling: Song et al. 2021 (arXiv:2011.13456), appendix F, in Euler steps."""
+    """Ancestral sampling with Euler steps (Song et al. 2021, arXiv:2011.13456, appendix F)."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         sigma_down, sigma_up = ancestral_step(sigma, sigma_next, eta)
@@ -107,12 +112,15 @@ def dpm_2_ancestral(
 def dpmpp_2s_ancestral(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """DPM-Solver++(2S): Lu et al. 2022 (arXiv:2211.01095), algorithm 1, r = 1/2, ancestral."""
+    """DPM-Solver++(2S) with ancestral steps (Lu et al. 2022, arXiv:2211.01095, algorithm 1).
+
+    r is 1/2.
+    """
     return (yield from _dpmpp_2s_ancestral(x, sigmas, noise_sampler, eta=eta))
 
 
 def dpmpp_2s_ancestral_cfg_pp(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
-    """`dpmpp_2s_ancestral` with CFG++ (arXiv:2406.08070): x keeps the unconditional noise."""
+    """`dpmpp_2s_ancestral` with CFG++ (arXiv:2406.08070), which keeps the unconditional noise."""
     return (yield from _dpmpp_2s_ancestral(x, sigmas, noise_sampler, cfg_pp=True))
 
 
@@ -134,7 +142,8 @@ def _dpmpp_2s_ancestral(
             x_mid = sigma_mid / sigma * (x + (x0 - x0_uncond)) - (-h / 2).expm1() * x0
             denoised = yield x_mid, sigma_mid
             x0_mid, x0_uncond = denoised if cfg_pp else (denoised, x0)
-            # ComfyUI takes the newer unconditional x0 here, too.
+            # With CFG++, x0_uncond is now the unconditional x0 of the second call, as in ComfyUI.
+            # Otherwise it is x0 of the first call.
             x = sigma_down / sigma * (x + (x0 - x0_uncond)) - (-h).expm1() * x0_mid
         else:
             x = x0
@@ -144,7 +153,7 @@ def _dpmpp_2s_ancestral(
 
 
 def lcm(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
-    """Multistep consistency sampling: Luo et al. 2023 (arXiv:2310.04378), algorithm 3."""
+    """Multistep consistency sampling (Luo et al. 2023, arXiv:2310.04378, algorithm 3)."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         x = x0
@@ -154,7 +163,7 @@ def lcm(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
 
 
 def ddpm(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
-    """DDPM: Ho et al. 2020 (arXiv:2006.11239), algorithm 2, with the posterior's variance."""
+    """DDPM (Ho et al. 2020, arXiv:2006.11239, algorithm 2) with the variance of the posterior."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         alpha_bar, alpha_bar_next = 1 / (sigma**2 + 1), 1 / (sigma_next**2 + 1)

@@ -1,6 +1,7 @@
-"""Samplers along timesteps, which end at the first of them and not at a sigma of 0.
+"""Samplers that step along timesteps and end at the first timestep, not at a sigma of 0.
 
-Their latents are variance-preserving: at the end the latent is scaled as it is there.
+These samplers are defined for variance-preserving latents. So the returned latent is scaled as a
+variance-preserving latent of the last sigma.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ADAMS_BASHFORTH = (
 
 
 def ddim(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 0.0) -> Sampling:
-    """DDIM: Song et al. 2020 (arXiv:2010.02502), equations 12 and 16."""
+    """DDIM (Song et al. 2020, arXiv:2010.02502, equations 12 and 16)."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         x = _ddim_step(x0, (x - x0) / sigma, (sigma, sigma_next), noise_sampler, eta=eta)
@@ -32,7 +33,7 @@ def ddim(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float =
 def ddim_cfg_pp(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 0.0
 ) -> Sampling:
-    """`ddim` with CFG++ (arXiv:2406.08070): it keeps the unconditional noise."""
+    """`ddim` with CFG++ (arXiv:2406.08070), which keeps the unconditional noise."""
     for sigma, sigma_next in pairwise(sigmas):
         x0, x0_uncond = yield x, sigma
         x = _ddim_step(x0, (x - x0_uncond) / sigma, (sigma, sigma_next), noise_sampler, eta=eta)
@@ -40,7 +41,7 @@ def ddim_cfg_pp(
 
 
 def plms(x: Tensor, sigmas: Tensor) -> Sampling:
-    """PLMS: Liu et al. 2022 (arXiv:2202.09778), equation 12, where the first step is Heun's."""
+    """PLMS (Liu et al. 2022, arXiv:2202.09778, equation 12). The first step is a step of Heun."""
     slopes: list[Tensor] = []
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
@@ -56,7 +57,7 @@ def plms(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def uni_pc(x: Tensor, sigmas: Tensor) -> Sampling:
-    """UniPC with B_1(h) = h, to the first timestep."""
+    """UniPC with B_1(h) = h. It ends at the first timestep."""
     x = yield from data_prediction.uni_pc(x, sigmas)
     return _scaled(x, sigmas[-1])
 

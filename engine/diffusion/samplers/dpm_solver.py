@@ -1,6 +1,7 @@
-"""DPM-Solver in single steps: Lu et al. 2022 (arXiv:2206.00927); t = -log sigma is its lambda.
+"""DPM-Solver in single steps (Lu et al. 2022, arXiv:2206.00927).
 
-Both samplers end at the smallest sigma above 0, without a last step to 0.
+The lambda of the paper is t = -log sigma here. All samplers in this module end at the smallest
+sigma above 0, without a last step to 0.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ _ACCEPT_SAFETY = 0.81
 _T_ERROR = 1e-5
 _TINY = 1e-8
 _ORDER, _NOISY_ORDER = 3, 1.5
-"""By which the error of a step shrinks, and that of a step with noise."""
+"""The orders in the formula for the next step size: for steps without noise, and with noise."""
 _THIRD, _TWO_THIRDS = 1 / 3, 2 / 3
-"""They are factors, and nothing is divided by 3: the error of a step is the small difference of two
-estimates, so another order of operations than k-diffusion's would change the size of the next."""
+"""As in k-diffusion, values are multiplied by these factors, not divided by 3. The error of a step
+is a small difference of two estimates, so different rounding would change the next step's size.
+"""
 
 _Eps: TypeAlias = Generator[tuple[Tensor, Tensor], Tensor, Tensor]
 
 
 def dpm_fast(x: Tensor, sigmas: Tensor) -> Sampling:
-    """DPM-Solver-fast: as many calls as steps, most of them in steps of order 3."""
+    """DPM-Solver-fast. It makes as many calls as the schedule has steps, mostly in order 3."""
     return (yield from _fast(x, sigmas, _NO_NOISE))
 
 
@@ -47,10 +49,10 @@ def dpm_fast_ancestral(
 
 
 def dpm_adaptive(x: Tensor, sigmas: Tensor) -> Sampling:
-    """The adaptive DPM-Solver of orders 2 and 3: its steps are as large as their error allows.
+    """The adaptive DPM-Solver of orders 2 and 3. The error of a step determines the next step size.
 
-    Raises ValueError where an output of the model is not a number, and where the end is not
-    reached in as many steps as the schedule has, or in `ADAPTIVE_STEPS` where it has fewer.
+    Raises ValueError if an output of the model is not a number. Raises ValueError also if the
+    sampler needs more than `ADAPTIVE_STEPS` steps and more steps than the schedule has.
     """
     return (yield from _adaptive(x, sigmas, _NO_NOISE))
 
@@ -58,19 +60,19 @@ def dpm_adaptive(x: Tensor, sigmas: Tensor) -> Sampling:
 def dpm_adaptive_ancestral(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """`dpm_adaptive` with ancestral steps, whose error shrinks more slowly."""
+    """`dpm_adaptive` with ancestral steps. The error of these steps shrinks more slowly."""
     return (yield from _adaptive(x, sigmas, _StepNoise(noise_sampler, eta)))
 
 
 @dataclass(frozen=True, slots=True)
 class _StepNoise:
-    """The noise at the end of each step; none with an `eta` of 0."""
+    """The noise at the end of each step. If `eta` is 0, there is no noise."""
 
     sampler: NoiseSampler | None
     eta: float
 
     def denoised_to(self, t: Tensor, t_next: Tensor, t_end: Tensor) -> Tensor:
-        """How far a step denoises that its noise then leads back to `t_next`."""
+        """Return the time to which a step denoises. The added noise then leads back to `t_next`."""
         if not self.eta:
             return t_next
         down, _ = ancestral_step((-t).exp(), (-t_next).exp(), self.eta)
@@ -119,8 +121,8 @@ def _adaptive(x: Tensor, sigmas: Tensor, noise: _StepNoise) -> Sampling:
     while t < t_end - _T_ERROR:
         if (steps := steps + 1) > most:
             raise ValueError(
-                f"dpm_adaptive has not come to its end in {most} steps: take more steps, a lower "
-                "cfg, or another sampler"
+                f"dpm_adaptive has not finished after {most} steps: use more steps, a lower cfg, "
+                "or another sampler"
             )
         t_next = torch.minimum(t_end, t + h_next)
         t_down = noise.denoised_to(t, t_next, t_end)
@@ -140,7 +142,7 @@ def _adaptive(x: Tensor, sigmas: Tensor, noise: _StepNoise) -> Sampling:
 
 
 def _error(x_low: Tensor, x_high: Tensor, x_previous: Tensor) -> float:
-    """How far the two estimates of a step are apart, as a share of what is tolerated."""
+    """Return the difference of the two estimates of a step, relative to the tolerance."""
     tolerance = (_RTOL * torch.maximum(x_low.abs(), x_previous.abs())).clamp(min=_ATOL)
     error = float(((x_low - x_high) / tolerance).square().mean().sqrt())
     if not math.isfinite(error):
@@ -159,19 +161,22 @@ def _orders(calls: int) -> list[int]:
 
 
 def _eps(x: Tensor, t: Tensor) -> _Eps:
-    """The noise in x at t."""
+    """Return the noise in x at t."""
     sigma = (-t).exp()
     x0 = yield x, sigma
     return (x - x0) / sigma
 
 
 def _eps_1(x: Tensor, t: Tensor, part: Tensor, eps: Tensor) -> _Eps:
-    """The noise after a first-order step of size `part`."""
+    """Return the noise after a first-order step of size `part`."""
     return (yield from _eps(x - (-(t + part)).exp() * part.expm1() * eps, t + part))
 
 
 def _eps_2(x: Tensor, t: Tensor, h: Tensor, *, eps: Tensor, eps_1: Tensor) -> _Eps:
-    """The noise at two thirds of the step; `eps` is at its start, `eps_1` at one third."""
+    """Return the noise at two thirds of a step.
+
+    `eps` is the noise at the start of the step, and `eps_1` the noise at one third.
+    """
     part = _TWO_THIRDS * h
     sigma = (-(t + part)).exp()
     u = x - sigma * part.expm1() * eps - 2 * sigma * (part.expm1() / part - 1) * (eps_1 - eps)
@@ -181,13 +186,19 @@ def _eps_2(x: Tensor, t: Tensor, h: Tensor, *, eps: Tensor, eps_1: Tensor) -> _E
 def _second_order(
     x: Tensor, t_next: Tensor, h: Tensor, *, eps: Tensor, eps_1: Tensor, r: float
 ) -> Tensor:
-    """x at the end of the step; `eps` is the noise at its start, `eps_1` after its part `r`."""
+    """Return x at the end of a step.
+
+    `eps` is the noise at the start, and `eps_1` the noise at the fraction `r` of the step.
+    """
     sigma = (-t_next).exp()
     return x - sigma * h.expm1() * eps - sigma / (2 * r) * h.expm1() * (eps_1 - eps)
 
 
 def _third_order(x: Tensor, t_next: Tensor, h: Tensor, *, eps: Tensor, eps_2: Tensor) -> Tensor:
-    """x at the end of the step; `eps` is the noise at its start, `eps_2` at two thirds."""
+    """Return x at the end of a step.
+
+    `eps` is the noise at the start of the step, and `eps_2` the noise at two thirds.
+    """
     sigma = (-t_next).exp()
     slope = sigma / _TWO_THIRDS * (h.expm1() / h - 1) * (eps_2 - eps)
     return x - sigma * h.expm1() * eps - slope

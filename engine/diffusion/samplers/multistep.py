@@ -1,8 +1,14 @@
-"""Samplers that use their past steps: one call of the model for each step."""
+"""Samplers that use their past steps.
+
+Except `sa_solver_pece`, all samplers here call the model once for each step. SA-Solver (Xue et al.
+2023, arXiv:2309.05019) predicts data, and its lambda is -log sigma. Its tau scales the noise of the
+reverse SDE: a tau of 0 gives the ODE, and a tau of 1 gives the SDE of the forward process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +19,7 @@ from torch import Tensor
 
 from engine.diffusion.samplers.ancestral import ancestral_step
 from engine.diffusion.samplers.noise import NoiseSampler
+from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _ADAMS_BASHFORTH = (
@@ -30,7 +37,7 @@ _GAMMA = 2.0
 
 
 def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Sampling:
-    """DPM-Solver++(2M): Lu et al. 2022 (arXiv:2211.01095), algorithm 2; lambda = -log sigma."""
+    """DPM-Solver++(2M) with lambda = -log sigma (Lu et al. 2022, arXiv:2211.01095, algorithm 2)."""
     previous: Tensor | None = None
     h_previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
@@ -46,7 +53,7 @@ def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def dpmpp_2m_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
-    """`dpmpp_2m` with CFG++ (arXiv:2406.08070): x keeps the unconditional noise."""
+    """`dpmpp_2m` with CFG++ (arXiv:2406.08070), which keeps the unconditional noise."""
     previous: Tensor | None = None
     h_previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
@@ -60,7 +67,7 @@ def dpmpp_2m_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def res_multistep(x: Tensor, sigmas: Tensor) -> Sampling:
-    """RES, second order, multistep: Zhang et al. 2023 (arXiv:2308.02157); lambda = -log sigma."""
+    """Multistep RES of order 2 with lambda = -log sigma (Zhang et al. 2023, arXiv:2308.02157)."""
     return (yield from _res_multistep(x, sigmas))
 
 
@@ -106,7 +113,7 @@ def _res_multistep(
 
 
 def gradient_estimation(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Permenter and Yuan 2023 (arXiv:2306.04848), gamma = 2."""
+    """Gradient estimation with gamma = 2 (Permenter and Yuan 2023, arXiv:2306.04848)."""
     return (yield from _gradient_estimation(x, sigmas, cfg_pp=False))
 
 
@@ -129,7 +136,7 @@ def _gradient_estimation(x: Tensor, sigmas: Tensor, *, cfg_pp: bool) -> Sampling
 
 
 def ipndm(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Improved PNDM: Zhang and Chen 2022 (arXiv:2204.13902), of order 4, for equal steps."""
+    """Improved PNDM of order 4 for equal steps (Zhang and Chen 2022, arXiv:2204.13902)."""
     slopes: list[Tensor] = []
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
@@ -144,8 +151,8 @@ def ipndm(x: Tensor, sigmas: Tensor) -> Sampling:
 def ipndm_v(x: Tensor, sigmas: Tensor) -> Sampling:
     """`ipndm` with weights that depend on the sizes of the steps.
 
-    The weights are those of the authors' program (github.com/zju-pi/diff-sampler), as in ComfyUI.
-    They differ from the weights of Adams and Bashforth, which are in `lms`.
+    As in ComfyUI, the weights are from the authors' program (github.com/zju-pi/diff-sampler). They
+    differ from the weights of Adams and Bashforth, which `lms` uses.
     """
     slopes: list[Tensor] = []
     steps: list[Tensor] = []
@@ -161,7 +168,10 @@ def ipndm_v(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def lms(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Linear multistep: Adams-Bashforth of order 4 (Liu et al. 2022, arXiv:2202.09778) in sigma."""
+    """Linear multistep method: Adams-Bashforth of order 4 in sigma.
+
+    See Liu et al. 2022 (arXiv:2202.09778).
+    """
     slopes: list[Tensor] = []
     values = sigmas.double().numpy()
     for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
@@ -176,7 +186,7 @@ def lms(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def deis(x: Tensor, sigmas: Tensor) -> Sampling:
-    """tAB-DEIS of order 3: Zhang and Chen 2022 (arXiv:2204.13902), in VP time."""
+    """tAB-DEIS of order 3 in VP time (Zhang and Chen 2022, arXiv:2204.13902)."""
     slopes: list[Tensor] = []
     values = sigmas.double().numpy()
     for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
@@ -197,9 +207,10 @@ def _plus(x: Tensor, weights: Sequence[float | Tensor], slopes: list[Tensor]) ->
 
 
 def ipndm_v_weights(h: Tensor, past: Sequence[Tensor]) -> list[Tensor]:
-    """The weights of the slopes, newest first, in a step of size `h` after steps of sizes `past`.
+    """Return the weights of the slopes, newest first, for a step of size `h`.
 
-    Each past step adds a difference of the slopes, multiplied by a factor.
+    `past` has the sizes of the past steps, newest first. Each past step adds a difference of the
+    slopes, multiplied by a factor.
     """
     weights = [torch.ones_like(h), *(torch.zeros_like(h) for _ in past)]
     for count in range(1, len(past) + 1):
@@ -229,7 +240,7 @@ def _ipndm_v_difference(
 
 
 def lagrange(points: NDArray[np.float64], j: int) -> Polynomial:
-    """The Lagrange polynomial: 1 at the j-th point, 0 at the others."""
+    """Return the Lagrange polynomial that is 1 at the j-th point and 0 at all other points."""
     others = np.delete(points, j)
     product = Polynomial.fromroots(others) if len(others) else Polynomial([1.0])
     polynomial: Polynomial = product / product(points[j])
@@ -237,7 +248,7 @@ def lagrange(points: NDArray[np.float64], j: int) -> Polynomial:
 
 
 def _deis_weights(past: NDArray[np.float64], sigma_next: float) -> list[float]:
-    """The integral over dsigma of each Lagrange polynomial in VP time, newest point first."""
+    """Return the integral over dsigma of each Lagrange polynomial in VP time, newest first."""
     slope, intercept = _vp_rates()
     times = _vp_time(np.append(past, sigma_next), slope, intercept)
     tau = np.linspace(times[0], times[-1], _DEIS_POINTS)
@@ -245,12 +256,15 @@ def _deis_weights(past: NDArray[np.float64], sigma_next: float) -> list[float]:
     sigma = np.sqrt(np.expm1(exponent))
     dsigma = np.exp(exponent) * (slope * tau + intercept) / (2 * sigma)
     span = times[-1] - times[0]
-    # The mean over the points, and not the trapezoidal rule: pixels depend on it.
+    # The integral is a mean over the points. The trapezoidal rule would change pixels.
     return [float(np.mean(lagrange(times[:-1], j)(tau) * dsigma) * span) for j in range(len(past))]
 
 
 def _vp_rates() -> tuple[float, float]:
-    """beta(t) = slope t + intercept, whose integral is log(1 + sigma^2) at both ends."""
+    """Return slope and intercept of beta(t) = slope t + intercept.
+
+    At both ends, the integral of beta is log(1 + sigma^2).
+    """
     first, last = (float(np.log1p(sigma**2)) for sigma in _DEIS_SIGMAS)
     slope = 2 * (first / _DEIS_TIME_MIN - last) / (_DEIS_TIME_MIN - 1)
     return slope, last - slope / 2
@@ -261,3 +275,100 @@ def _vp_time(sigmas: NDArray[np.float64], slope: float, intercept: float) -> NDA
         np.sqrt(intercept**2 + 2 * slope * np.log1p(sigmas**2)) - intercept
     ) / slope
     return time
+
+
+_PREDICTOR_ORDER = 3
+_CORRECTOR_ORDER = 4
+_TAU_SIGMA_MAX, _TAU_SIGMA_MIN = (
+    STABLE_DIFFUSION.percent_to_sigma(percent) for percent in (0.2, 0.8)
+)
+
+
+def sa_solver(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+    """SA-Solver, where tau is 1 from 20 to 80 % of the timesteps, and 0 before and after.
+
+    The authors' scheduler in diffusers has the same tau. The orders 3 and 4 are from the paper.
+    """
+    return (yield from stochastic_adams(x, sigmas, noise_sampler, _tau_at))
+
+
+def sa_solver_pece(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+    """`sa_solver` with a second call in each step: predict, evaluate, correct, evaluate."""
+    return (yield from stochastic_adams(x, sigmas, noise_sampler, _tau_at, evaluates_twice=True))
+
+
+def _tau_at(sigma: float) -> float:
+    return float(_TAU_SIGMA_MIN <= sigma <= _TAU_SIGMA_MAX)
+
+
+def stochastic_adams(
+    x: Tensor,
+    sigmas: Tensor,
+    noise_sampler: NoiseSampler,
+    tau_at: Callable[[float], float],
+    *,
+    evaluates_twice: bool = False,
+) -> Sampling:
+    """Run algorithm 1 of SA-Solver.
+
+    If the schedule ends at 0, the orders decrease towards the end.
+    """
+    past: list[tuple[float, Tensor]] = []
+    step: _Step | None = None
+    for left, (sigma, sigma_next) in zip(
+        range(len(sigmas) - 1, 0, -1), pairwise(sigmas), strict=True
+    ):
+        x0 = yield x, sigma
+        order = left - 1 if sigmas[-1] == 0 else _CORRECTOR_ORDER
+        past = [(float(sigma), x0), *past][:_CORRECTOR_ORDER]
+        if step is not None and (evaluates_twice or sigma_next > 0):
+            x = step.end(past[: order + 1])
+            if evaluates_twice:
+                x0 = yield x, sigma
+                past[0] = float(sigma), x0
+        if sigma_next == 0:
+            return x0
+        step = _Step(
+            x, sigma, sigma_next, tau=tau_at(float(sigma_next)), noise_sampler=noise_sampler
+        )
+        x = step.end(past[: min(order, _PREDICTOR_ORDER)])
+    return x
+
+
+class _Step:
+    """A step between two sigmas. The predictor and the corrector use the same noise."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        sigma_next: Tensor,
+        *,
+        tau: float,
+        noise_sampler: NoiseSampler,
+    ) -> None:
+        h = sigma.log() - sigma_next.log()
+        self._rate = 1 + tau**2
+        self._sigma, self._sigma_next = float(sigma), float(sigma_next)
+        self._x = (-self._rate * h).exp() * x
+        if tau > 0:
+            std = (-(-2 * tau**2 * h).expm1()).sqrt()
+            self._x = self._x + noise_sampler(sigma, sigma_next) * sigma_next * std
+
+    def end(self, past: Sequence[tuple[float, Tensor]]) -> Tensor:
+        """Return x at `sigma_next`. The step's x0 is the polynomial in lambda through past x0s."""
+        ago = np.array([math.log(sigma / self._sigma_next) for sigma, _ in past])
+        moments = self._moments(len(past))
+        x = self._x
+        for j, (_, x0) in enumerate(past):
+            x = x + float(lagrange(ago, j).coef @ moments) * x0
+        return x
+
+    def _moments(self, count: int) -> np.ndarray:
+        """Return the integrals of rate * exp(-rate u) u^k over u from 0 to h."""
+        h = math.log(self._sigma / self._sigma_next)
+        end = math.exp(-self._rate * h)
+        moments = [-math.expm1(-self._rate * h)]
+        for k in range(1, count):
+            moments.append(k / self._rate * moments[-1] - h**k * end)
+        return np.array(moments)

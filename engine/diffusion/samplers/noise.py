@@ -1,6 +1,7 @@
-"""The noise of the start and of the steps. It is drawn on the CPU, so every device has the same.
+"""The noise at the start of sampling and in its steps.
 
-A job's noise depends on its seed and its own shape alone, never on the jobs that share its calls.
+Noise is drawn on the CPU, so it is the same on every device. The noise of a job depends only on its
+seed and shape, not on other jobs in the same calls.
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ _PATH_DIGITS = 6
 _SEEDS = 2**64
 _PARALLEL = 1e-3
 _MOST_DRAWS, _MOST_DRAWN = 4096, 2**25
-"""Draws before one that a row takes, and the values of all of them: a tenth of a second or two."""
+"""The largest number of draws for the noise of a batch, and the largest number of values in these
+draws. Drawing this many values takes 0.1 to 0.2 seconds.
+"""
 
 NoiseSampler: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Gaussian noise of unit variance for the step from one sigma to the next."""
+"""A function that returns Gaussian noise of unit variance for the step between two sigmas."""
 
 
 def shifted(seed: int, by: int) -> int:
-    """The seed plus `by`; 0 follows the largest seed."""
+    """Return the seed plus `by`. The largest seed plus 1 is 0."""
     return (seed + by) % _SEEDS
 
 
 def start_noise(latent: Latent, generator: torch.Generator) -> Tensor:
-    """The noise at the start of sampling; each row takes the draw of its batch index.
+    """Return the noise at the start of sampling. Each row gets the draw of its batch index.
 
-    Raises TooLarge for an index that is too large. Batches of parts of batches may have any.
+    Raises TooLarge if an index is too large. A batch made from parts of other batches can have
+    indices of any size.
     """
     if latent.batch_index is None:
         return torch.randn(latent.samples.shape, generator=generator, dtype=torch.float32)
@@ -43,11 +47,12 @@ def start_noise(latent: Latent, generator: torch.Generator) -> Tensor:
     count = max(wanted) + 1
     if count > _MOST_DRAWS or count * shape.numel() > _MOST_DRAWN:
         raise TooLarge(
-            f"A latent of this batch is number {count:,} of those that were repeated: its noise is "
-            "too far to be drawn. Take it from fewer batches one after the other."
+            f"A latent of this batch is the repeated latent number {count:,}, and its noise would "
+            "take too long to draw. Take the latent from fewer batches, one after the other."
         )
     for index in range(count):
-        # One at a time: a draw of several rows gives other numbers unless 16 divides a row's size.
+        # Rows are drawn one at a time. If 16 does not divide the size of a row, a draw of several
+        # rows at once gives different numbers.
         draw = torch.randn(shape, generator=generator)
         if index in wanted:
             draws[index] = draw
@@ -56,20 +61,22 @@ def start_noise(latent: Latent, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """How the noise of a start differs from that of its seed, in the WebUI's way."""
+    """A variation of the noise at the start, as in the WebUI."""
 
     seed: int = 0
     strength: float = 0.0
-    """How far it is towards the noise of `seed`, 0..1."""
+    """The position (0..1) between the noise of the original seed and the noise of `seed`."""
     cells: tuple[int, int] | None = None
-    """Height and width, in cells of a latent, of noise that is put into the middle; None: all."""
+    """The height and width, in cells of a latent, of the noise that replaces the middle. None: all
+    noise is replaced.
+    """
 
 
 UNVARIED = Variation()
 
 
 def varied(noise: Tensor, seed: int, variation: Variation) -> Tensor:
-    """The noise (batch, channels, h, w) of `seed`, varied."""
+    """Apply a variation to the noise (batch, channels, h, w) of `seed`."""
     shape = torch.Size((*noise.shape[:2], *(variation.cells or noise.shape[2:])))
     middle = noise if shape == noise.shape else _drawn(shape, seed)
     if variation.strength:
@@ -82,17 +89,20 @@ def _drawn(shape: torch.Size, seed: int) -> Tensor:
 
 
 def _between(start: Tensor, end: Tensor, share: float) -> Tensor:
-    """On the arc from `start` to `end`: Shoemake 1985, column by column of each channel."""
+    """Interpolate on the arc from `start` to `end`, for each column of each channel.
+
+    See Shoemake 1985, "Animating rotation".
+    """
     directions = [each / each.norm(dim=-2, keepdim=True) for each in (start, end)]
     cosine = (directions[0] * directions[1]).sum(dim=-2, keepdim=True)
     angle = cosine.clamp(-1, 1).acos()
     arc = (((1 - share) * angle).sin() * start + (share * angle).sin() * end) / angle.sin()
-    # Between parallel columns there is no arc, as where they have one number each.
+    # There is no arc between parallel columns, for example between columns of one number.
     return torch.where(angle.sin() > _PARALLEL, arc, start.lerp(end, share))
 
 
 def _with_middle(noise: Tensor, middle: Tensor) -> Tensor:
-    """The noise with its middle replaced, or with the middle of a `middle` that is larger."""
+    """Replace the middle of the noise by `middle`. A side of `middle` that is longer is cropped."""
     found = noise.clone()
     place, source = found, middle
     for axis in (2, 3):
@@ -105,19 +115,18 @@ def _with_middle(noise: Tensor, middle: Tensor) -> Tensor:
 
 
 def independent_noise(x: Tensor, seed: int) -> NoiseSampler:
-    """Independent draws; the first equals the noise that sampling of that seed starts from."""
+    """Return a function with independent draws. The first draw equals the start noise of `seed`."""
     return drawn_noise(x, torch.Generator().manual_seed(seed))
 
 
 def scaled_noise(noise: NoiseSampler, factor: float) -> NoiseSampler:
-    """The same noise, times `factor`."""
     if factor == 1.0:
         return noise
     return lambda sigma, sigma_next: noise(sigma, sigma_next) * factor
 
 
 def drawn_noise(x: Tensor, generator: torch.Generator) -> NoiseSampler:
-    """Independent draws, the next of `generator` each."""
+    """Return a function whose noise is the next draw of `generator`."""
 
     def draw(_sigma: Tensor, _sigma_next: Tensor) -> Tensor:
         return torch.randn(x.shape, generator=generator, dtype=torch.float32).to(x.device)
@@ -126,10 +135,10 @@ def drawn_noise(x: Tensor, generator: torch.Generator) -> NoiseSampler:
 
 
 def brownian_noise(x: Tensor, sigmas: Tensor, seed: int) -> NoiseSampler:
-    """Increments of one Brownian path over sigma: Li et al. 2020 (arXiv:2001.01328), section 4.
+    """Return the increments of one Brownian path over sigma.
 
-    The path depends on the seed and on the ends of `sigmas` alone, so that more steps follow the
-    same path more closely.
+    The path is computed as in section 4 of Li et al. 2020 (arXiv:2001.01328). It depends only on
+    the seed and on the ends of `sigmas`, so more steps follow the same path more closely.
     """
     sigma_min, sigma_max = _rounded(sigmas[sigmas > 0].min()), _rounded(sigmas.max())
     if sigma_min == sigma_max:
@@ -138,7 +147,7 @@ def brownian_noise(x: Tensor, sigmas: Tensor, seed: int) -> NoiseSampler:
     path = torchsde.BrownianTree(t0=sigma_min, w0=origin, t1=sigma_max, entropy=seed)
 
     def increment(sigma: Tensor, sigma_next: Tensor) -> Tensor:
-        # A sigma within a step comes from exp and log, so it may be outside the path by an ulp.
+        # A sigma within a step is computed by exp and log, so it can be outside the path.
         ends = (min(max(_rounded(s), sigma_min), sigma_max) for s in (sigma, sigma_next))
         low, high = sorted(ends)
         difference: Tensor = path(low, high)
@@ -150,5 +159,5 @@ def brownian_noise(x: Tensor, sigmas: Tensor, seed: int) -> NoiseSampler:
 
 
 def _rounded(sigma: Tensor) -> float:
-    """sigma in the precision of the path, which would warn about an end that it must round."""
+    """Round sigma to the precision of the path. The path warns about ends with more digits."""
     return round(float(sigma), _PATH_DIGITS)

@@ -1,7 +1,12 @@
-"""The noise levels that a model was trained on: one sigma for each timestep.
+"""Noise levels of models: the sigmas on which a model was trained.
 
-sigma is the standard deviation of the noise on a clean latent of unit variance, as in Karras et al.
-2022 (arXiv:2206.00364).
+In models that predict noise, sigma is the standard deviation of the noise on a clean latent of unit
+variance, as in Karras et al. 2022 (arXiv:2206.00364). A model was trained either on one sigma for
+each timestep, or on all sigmas of a range.
+
+In flow models, sigma is the share of the noise, from 0 to 1: x is (1 - sigma) x0 + sigma noise. See
+Lipman et al. 2022 (arXiv:2210.02747) and Liu et al. 2022 (arXiv:2209.03003). The network predicts
+noise - x0, and its time input is sigma.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -20,12 +26,13 @@ _BETA_END = 0.012
 _CONSISTENCY_TIMESTEPS = 50
 _LEAST_SIGMA = 1e-9
 _TERMINAL_ALPHA_CUMPROD = 4.8973451890853435e-08
-"""The last alpha_cumprod of a zero terminal SNR, as in ComfyUI. At 0 sigma would be infinite."""
+"""The last alpha_cumprod for a zero terminal SNR, as in ComfyUI. With 0, sigma would be infinite.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NoiseLevels:
-    """The sigmas of every timestep, or of every `stride`-th, from the smallest to the largest."""
+    """The sigmas of all timesteps, or of every `stride`-th timestep, in ascending order."""
 
     sigmas: Tensor
     """(n,) float32 on the CPU."""
@@ -35,17 +42,17 @@ class NoiseLevels:
 
     @classmethod
     def of(cls, sigmas: Tensor, *, stride: int = 1) -> NoiseLevels:
-        """The noise levels of float64 sigmas (1000,).
+        """Return the noise levels of float64 sigmas (1000,).
 
-        Each value is rounded to float32 once: `timestep_of` depends on it for a sigma that is
-        halfway between two timesteps.
+        Each value is rounded to float32 only once. For a sigma halfway between two timesteps,
+        the result of `timestep_of` depends on this rounding.
         """
         strided = sigmas[stride - 1 :: stride]
         return cls(strided.float(), strided.log().float(), stride)
 
     @property
     def is_flow(self) -> bool:
-        """Whether x is a mean of picture and noise, and no sum."""
+        """Whether x is a weighted mean of picture and noise, not a sum."""
         return False
 
     @property
@@ -67,7 +74,7 @@ class NoiseLevels:
         return len(self.sigmas) * self.stride - 1
 
     def sigma_at(self, timestep: Tensor) -> Tensor:
-        """The sigmas of fractional timesteps, interpolated in log sigma."""
+        """Return the sigmas of fractional timesteps, interpolated in log sigma."""
         index = ((timestep - self.first_timestep) / self.stride).clamp(min=0)
         below = index.floor().long()
         above = index.ceil().long()
@@ -75,30 +82,36 @@ class NoiseLevels:
         return ((1 - weight) * self.log_sigmas[below] + weight * self.log_sigmas[above]).exp()
 
     def timestep_of(self, sigmas: Tensor) -> Tensor:
-        """(n,) the whole timestep that is nearest to each sigma in log sigma."""
+        """Return (n,): the integer timestep that is nearest to each sigma in log sigma."""
         nearest = (sigmas.log()[:, None] - self.log_sigmas[None, :]).abs().argmin(dim=1)
         return nearest * self.stride + self.first_timestep
 
     def timestep_near(self, sigma: float) -> float:
-        """`timestep_of` one sigma, remembered: the jobs of a schedule share its sigmas."""
+        """Return the result of `timestep_of` for one sigma.
+
+        Results are cached, because jobs often have the same schedule.
+        """
         return _timestep_near(self, sigma)
 
     def fractional_timestep_of(self, sigma: float) -> float:
-        """The timestep between two of the model's, interpolated in log sigma; remembered."""
+        """Return the fractional timestep of a sigma, interpolated in log sigma.
+
+        Results are cached.
+        """
         return _fractional_timestep(self, sigma)
 
     def noised(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
-        """A clean latent with noise of unit variance at that sigma."""
+        """Add noise of unit variance to a clean latent at that sigma."""
         return clean + noise * sigma
 
-    def ended(self, x: Tensor, sigma: Tensor) -> Tensor:  # noqa: ARG002 - that of flows
-        """What is passed on of a latent that was denoised down to that sigma."""
+    def ended(self, x: Tensor, sigma: Tensor) -> Tensor:  # noqa: ARG002 - used by subclasses
+        """Return the result of a sampling that ended at that sigma with the latent `x`."""
         return x
 
     def percent_to_sigma(self, percent: float) -> float:
-        """The sigma at a `percent` (0..1) of the timesteps, counted from the largest sigma.
+        """Return the sigma at a fraction (0..1) of the timesteps, counted from the largest sigma.
 
-        It is infinite at 0, and 0 at 1, so that a range from 0 to 1 holds every sigma.
+        The sigma is infinite at 0, and 0 at 1, so that a range from 0 to 1 includes every sigma.
         """
         if percent <= 0.0:
             return float("inf")
@@ -120,16 +133,16 @@ def _fractional_timestep(levels: NoiseLevels, sigma: float) -> float:
 
 
 def scaled_linear_sigmas() -> Tensor:
-    """(1000,) float64: Stable Diffusion's betas are linear in their square roots."""
+    """Return Stable Diffusion's sigmas, (1000,) float64. The betas' square roots are linear."""
     betas = torch.linspace(_BETA_START**0.5, _BETA_END**0.5, _TIMESTEPS, dtype=torch.float64) ** 2
     alphas_cumprod = torch.cumprod(1 - betas, dim=0)
     return ((1 - alphas_cumprod) / alphas_cumprod).sqrt()
 
 
 def zero_terminal_snr(sigmas: Tensor) -> Tensor:
-    """The sigmas rescaled to a zero terminal SNR: Lin et al. 2023 (arXiv:2305.08891), algorithm 1.
+    """Rescale sigmas to a zero terminal SNR (Lin et al. 2023, arXiv:2305.08891, algorithm 1).
 
-    The last timestep keeps nothing of the signal.
+    At the last timestep, nothing of the signal is left.
     """
     alphas_cumprod_sqrt = 1 / (sigmas**2 + 1).sqrt()
     first, last = alphas_cumprod_sqrt[0], alphas_cumprod_sqrt[-1]
@@ -139,10 +152,10 @@ def zero_terminal_snr(sigmas: Tensor) -> Tensor:
 
 
 def stable_diffusion(*, zero_terminal: bool = False, consistency: bool = False) -> NoiseLevels:
-    """Stable Diffusion's noise levels; the same arguments give the same object.
+    """Return Stable Diffusion's noise levels. Equal arguments give the same object.
 
-    `consistency` takes every 20th timestep: latent consistency models are distilled on those (Luo
-    et al. 2023, arXiv:2310.04378, section 4.3).
+    With `consistency`, only every 20th timestep is used. Latent consistency models are distilled on
+    these timesteps (Luo et al. 2023, arXiv:2310.04378, section 4.3).
     """
     return _stable_diffusion(zero_terminal, consistency)
 
@@ -157,3 +170,118 @@ def _stable_diffusion(zero_terminal: bool, consistency: bool) -> NoiseLevels:
 
 
 STABLE_DIFFUSION = stable_diffusion()
+
+
+_LEVELS = 1000
+_LOG_SCALE = 0.25
+Time: TypeAlias = Literal["log", "angle"]
+"""The kind of time that the network gets for a sigma.
+
+- log: a quarter of the logarithm of sigma, as in table 1 of Karras et al. 2022 (arXiv:2206.00364)
+- angle: the arc tangent of sigma, as a fraction of a right angle
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContinuousLevels(NoiseLevels):
+    """Noise levels of models that were trained on all sigmas of a range.
+
+    The range is represented by sigmas with evenly spaced logarithms. Times are not integers.
+    """
+
+    time: Time = "log"
+
+    @property
+    def first_timestep(self) -> float:
+        return float(self.timestep_of(self.sigma_min))
+
+    @property
+    def last_timestep(self) -> float:
+        return float(self.timestep_of(self.sigma_max))
+
+    def sigma_at(self, timestep: Tensor) -> Tensor:
+        if self.time == "log":
+            return (timestep / _LOG_SCALE).exp()
+        return (timestep * math.pi / 2).tan()
+
+    def timestep_of(self, sigmas: Tensor) -> Tensor:
+        if self.time == "log":
+            return sigmas.log() * _LOG_SCALE
+        return sigmas.atan() / math.pi * 2
+
+    def timestep_near(self, sigma: float) -> float:
+        return float(self.timestep_of(torch.tensor(sigma)))
+
+    def percent_to_sigma(self, percent: float) -> float:
+        if percent <= 0.0:
+            return float("inf")
+        if percent >= 1.0:
+            return 0.0
+        first, last = math.log(self.sigma_min), math.log(self.sigma_max)
+        return math.exp((last - first) * (1.0 - percent) + first)
+
+
+@lru_cache(maxsize=64)
+def continuous_levels(sigma_max: float, sigma_min: float, time: Time) -> ContinuousLevels:
+    """Return the levels between two sigmas. Equal arguments give the same object while cached."""
+    logs = torch.linspace(math.log(sigma_min), math.log(sigma_max), _LEVELS)
+    return ContinuousLevels(logs.exp(), logs, time=time)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlowLevels(NoiseLevels):
+    """Noise levels of flow models: evenly spaced times that are shifted towards the noise.
+
+    The shift is equation 23 of Esser et al. 2024 (arXiv:2403.03206).
+    """
+
+    shift: float = 1.0
+
+    @property
+    def is_flow(self) -> bool:
+        return True
+
+    @property
+    def first_timestep(self) -> float:
+        return float(self.sigma_min)
+
+    @property
+    def last_timestep(self) -> float:
+        return float(self.sigma_max)
+
+    def sigma_at(self, timestep: Tensor) -> Tensor:
+        return shifted(timestep, self.shift)
+
+    def timestep_of(self, sigmas: Tensor) -> Tensor:
+        return sigmas
+
+    def timestep_near(self, sigma: float) -> float:
+        return sigma
+
+    def fractional_timestep_of(self, sigma: float) -> float:
+        return sigma
+
+    def percent_to_sigma(self, percent: float) -> float:
+        if percent <= 0.0:
+            return float("inf")
+        if percent >= 1.0:
+            return 0.0
+        return float(shifted(torch.tensor(1.0 - percent), self.shift))
+
+    def noised(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
+        return (1 - sigma) * clean + sigma * noise
+
+    def ended(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return x / (1 - sigma) if 0 < sigma < 1 else x
+
+
+def shifted(times: Tensor, shift: float) -> Tensor:
+    """Return the sigmas of times from 0 to 1. For Flux, the shift is exp(mu)."""
+    return shift * times / (1 + (shift - 1) * times)
+
+
+@lru_cache(maxsize=256)
+def flow_levels(shift: float, count: int = 1000) -> FlowLevels:
+    """Return `count` levels with that shift. Equal arguments give the same object while cached."""
+    sigmas = shifted(torch.arange(1, count + 1, dtype=torch.float64) / count, shift)
+    return FlowLevels(sigmas.float(), sigmas.log().float(), shift=shift)

@@ -1,4 +1,4 @@
-"""Restart: Xu et al. 2023 (arXiv:2306.14878)."""
+"""The sampler Restart (Xu et al. 2023, arXiv:2306.14878)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ _RESTART_MIN, _RESTART_MAX = 0.1, 2.0
 
 
 def restart(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
-    """Heun's steps that go back once, from 36 steps on twice, to a sigma of about 2, with noise.
+    """Make Heun's steps with restarts.
 
-    A restart is made at the sigma nearest to 0.1. Its steps are taken off those of the schedule,
-    of which the ends alone count: the rest is Karras's. Below 20 steps there is none.
+    A restart begins at the sigma nearest to 0.1. It adds noise up to a sigma of about 2, and makes
+    the steps between these sigmas again. There is no restart for fewer than 20 steps, one restart
+    for 20 to 35 steps, and two restarts for 36 or more.
+
+    With restarts, Karras' schedule replaces the sigmas between the ends of the schedule. The number
+    of steps in Karras' schedule is lowered by the number of steps in all restarts.
     """
     position = sigmas[0]
     for sigma, sigma_next in _steps(sigmas):
@@ -40,7 +44,7 @@ def restart(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
 
 
 def _steps(sigmas: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The steps of a schedule with those of its restarts, in order."""
+    """Yield the steps of a schedule and of its restarts, in order."""
     steps = len(sigmas) - 1
     times, length = _restarts(steps)
     if not times:
@@ -59,7 +63,7 @@ def _steps(sigmas: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _restarts(steps: int) -> tuple[int, int]:
-    """How many restarts there are, and of how many steps."""
+    """Return the number of restarts, and the number of steps in each restart."""
     if steps < _LEAST_STEPS:
         return 0, 0
     return (2, steps // 4) if steps >= _TWICE_FROM else (1, _STEPS_OF_A_RESTART)

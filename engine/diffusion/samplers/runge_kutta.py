@@ -1,11 +1,13 @@
-"""Samplers are generators: they yield x and sigma, get x0, and take a step with it.
+"""The deterministic samplers that use no past steps.
+
+Every sampler is a generator. It yields x and sigma, gets x0, and makes a step with x0:
 
     x0 = yield x, sigma
 
-`x` is (batch, channels, height, width), `sigma` a scalar, `x0` the model's estimate of the clean
-latent. `sigmas` falls to 0; the return value is the latent at its end. The engine runs the model
-once for many samplers. Those of CFG++ get (2, batch, ...): x0, and the unconditional x0. Here are
-the deterministic samplers that use no past step.
+`x` is (batch, channels, height, width), `sigma` is a scalar, and `x0` is the model's estimate of
+the clean latent. `sigmas` falls to 0, and the return value is the latent at the last sigma. The
+engine runs the model once for many samplers. Samplers of CFG++ get (2, batch, ...): x0 and the
+unconditional x0.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Sampling: TypeAlias = Generator[tuple[Tensor, Tensor], Tensor, Tensor]
 
 
 def euler(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Euler's method: Karras et al. 2022 (arXiv:2206.00364), algorithm 2 without churn."""
+    """Euler's method (Karras et al. 2022, arXiv:2206.00364, algorithm 2 without churn)."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         x = x + (x - x0) / sigma * (sigma_next - sigma)
@@ -28,12 +30,12 @@ def euler(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def ddim(x: Tensor, sigmas: Tensor) -> Sampling:
-    """DDIM: Song et al. 2020 (arXiv:2010.02502), equation 14, is Euler's method in sigma."""
+    """DDIM, which is Euler's method in sigma (Song et al. 2020, arXiv:2010.02502, equation 14)."""
     return (yield from euler(x, sigmas))
 
 
 def euler_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
-    """CFG++: Chung et al. 2024 (arXiv:2406.08070), algorithm 2, with the unconditional noise."""
+    """CFG++ (Chung et al. 2024, arXiv:2406.08070, algorithm 2) with the unconditional noise."""
     for sigma, sigma_next in pairwise(sigmas):
         x0, x0_uncond = yield x, sigma
         x = x0 + (x - x0_uncond) / sigma * sigma_next
@@ -41,7 +43,7 @@ def euler_cfg_pp(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def heun(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Heun's method: Karras et al. 2022 (arXiv:2206.00364), algorithm 1."""
+    """Heun's method (Karras et al. 2022, arXiv:2206.00364, algorithm 1)."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         d = (x - x0) / sigma
@@ -55,10 +57,10 @@ def heun(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def heunpp2(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Heun's method over up to three sigmas; each slope is weighted by its sigma.
+    """Heun's method over up to three sigmas. Each slope is weighted by its sigma.
 
-    The model is never called at the last sigma. There is no paper; the rule is that of its author
-    (github.com/Carzit/sd-webui-sampler-heunpp).
+    The model is never called at the last sigma. There is no paper; the method is from its author's
+    program (github.com/Carzit/sd-webui-sampler-heunpp).
     """
     for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
         slopes: list[Tensor] = []
@@ -78,7 +80,7 @@ def heunpp2(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def dpm_2(x: Tensor, sigmas: Tensor) -> Sampling:
-    """DPM-Solver-2: Lu et al. 2022 (arXiv:2206.00927), with the midpoint in log sigma."""
+    """DPM-Solver-2 (Lu et al. 2022, arXiv:2206.00927) with the midpoint in log sigma."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         d = (x - x0) / sigma

@@ -1,4 +1,7 @@
-"""Samplers that solve the reverse SDE; lambda = -log sigma, and h a step in it."""
+"""Samplers that solve the reverse SDE.
+
+lambda is -log sigma, and h is the size of a step in lambda.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _ER_POINTS = 200
 def dpmpp_sde(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """SDE-DPM-Solver++ in single steps, r = 1/2: Lu et al. 2022 (arXiv:2211.01095), section 5."""
+    """SDE-DPM-Solver++ in single steps with r = 1/2.
+
+    See Lu et al. 2022 (arXiv:2211.01095), section 5.
+    """
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         if sigma_next == 0:
@@ -37,14 +43,17 @@ def dpmpp_sde(
 def dpmpp_2m_sde(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """SDE-DPM-Solver++(2M), midpoint: Lu et al. 2022 (arXiv:2211.01095), section 5."""
+    """SDE-DPM-Solver++(2M) with the midpoint rule (Lu et al. 2022, arXiv:2211.01095, section 5)."""
     return (yield from _dpmpp_2m_sde(x, sigmas, noise_sampler, eta=eta, by_midpoint=True))
 
 
 def dpmpp_2m_sde_heun(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """SDE-DPM-Solver++(2M), Heun: as `dpmpp_2m_sde`, with the exact integral of the slope."""
+    """SDE-DPM-Solver++(2M) with Heun's rule.
+
+    It is like `dpmpp_2m_sde`, but with the exact integral of the slope.
+    """
     return (yield from _dpmpp_2m_sde(x, sigmas, noise_sampler, eta=eta, by_midpoint=False))
 
 
@@ -71,7 +80,7 @@ def _dpmpp_2m_sde(
 def dpmpp_3m_sde(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """SDE-DPM-Solver++(3M): Lu et al. 2022 (arXiv:2211.01095), with one more difference."""
+    """SDE-DPM-Solver++(3M): the method of Lu et al. 2022 (arXiv:2211.01095) with three steps."""
     past: list[tuple[Tensor, Tensor]] = []
     rate = 1 + eta
     for sigma, sigma_next in pairwise(sigmas):
@@ -96,7 +105,7 @@ def dpmpp_3m_sde(
 
 
 def seeds_2(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
-    """SEEDS-2, r = 1/2: Gonzalez et al. 2023 (arXiv:2305.14267)."""
+    """SEEDS-2 with r = 1/2 (Gonzalez et al. 2023, arXiv:2305.14267)."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         if sigma_next == 0:
@@ -113,7 +122,7 @@ def seeds_2(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
 
 
 def seeds_3(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
-    """SEEDS-3, with stages at 1/3 and 2/3 of a step: Gonzalez et al. 2023 (arXiv:2305.14267)."""
+    """SEEDS-3 with stages at 1/3 and 2/3 of a step (Gonzalez et al. 2023, arXiv:2305.14267)."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         if sigma_next == 0:
@@ -136,7 +145,7 @@ def seeds_3(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
 
 
 def er_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
-    """ER-SDE-Solver-3: Cui et al. 2023 (arXiv:2309.06169), with sigma as its lambda."""
+    """ER-SDE-Solver-3 (Cui et al. 2023, arXiv:2309.06169) with sigma as the paper's lambda."""
     past: list[tuple[Tensor, Tensor]] = []
     slope_previous: Tensor | None = None
     for sigma, sigma_next in pairwise(sigmas):
@@ -165,7 +174,7 @@ def er_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
 
 
 def _er_noise_scale(sigma: Tensor) -> Tensor:
-    """The noise scale ER-SDE 5, which the paper recommends."""
+    """Return the noise scale ER-SDE 5, which the paper recommends."""
     return sigma * ((sigma**0.3).exp() + 10)
 
 
@@ -174,5 +183,5 @@ def _phi_2(h: Tensor) -> Tensor:
 
 
 def _noise_std(h: Tensor) -> Tensor:
-    """The standard deviation of the noise that a step of h adds, for a sigma of 1."""
+    """Return the standard deviation of the noise that a step of size h adds, for a sigma of 1."""
     return (-(-2 * h).expm1()).sqrt()

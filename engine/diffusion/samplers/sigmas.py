@@ -1,4 +1,4 @@
-"""Schedules that a graph makes itself: nodes create, split and flip them, samplers follow them."""
+"""Schedules that are made by nodes of a graph. Nodes can create, split and flip schedules."""
 
 from __future__ import annotations
 
@@ -25,33 +25,35 @@ _ALIGNED_TIMESTEPS = {
     "SDXL": (999, 845, 730, 587, 443, 310, 193, 116, 53, 13, 0),
 }
 _ALIGNED_SIGMAS = (700.0, 54.5, 15.886, 7.977, 4.248, 1.789, 0.981, 0.403, 0.173, 0.034, 0.002)
-"""Those of Stable Video Diffusion, which has no timesteps."""
+"""The sigmas of Stable Video Diffusion, which has no timesteps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sigmas:
-    """The sigmas of a schedule: ComfyUI's type SIGMAS."""
+    """The sigmas of a schedule. This is the type SIGMAS of ComfyUI."""
 
     values: Tensor
-    """(n,) float32 on the CPU; they fall to 0, unless the schedule was split or flipped."""
+    """(n,) float32 on the CPU. The values fall to 0 unless the schedule was split or flipped."""
     steps: int
-    """The number of steps that was asked for."""
+    """The requested number of steps."""
 
     @classmethod
     def down_to_zero(cls, values: Tensor, steps: int) -> Self:
-        """The values followed by 0; raises ValueError unless all are finite and above 0."""
+        """Append 0 to the values. Raises ValueError unless all values are finite and above 0."""
         if not bool((values.isfinite() & (values > 0)).all()):
             raise ValueError("the sigmas of a schedule must be finite and above 0")
         return cls(torch.cat([values, torch.zeros(1)]), steps)
 
     def split(self, step: int) -> tuple[Sigmas, Sigmas]:
-        """The sigmas up to that step, and from that step on."""
+        """Return the sigmas up to that step, and the sigmas from that step on."""
         before, after = self.values[: step + 1], self.values[step:]
         return replace(self, values=before), replace(self, values=after)
 
     def flipped(self) -> Sigmas:
-        """The sigmas in rising order. A first sigma of 0 becomes slightly larger than 0, because
-        samplers divide by it.
+        """Return the sigmas in reverse order.
+
+        If the first sigma is then 0, it is replaced by a value slightly above 0, because samplers
+        divide by the first sigma.
         """
         values = self.values.flip(0)
         if len(values) and values[0] == 0:
@@ -60,7 +62,10 @@ class Sigmas:
 
 
 def karras(steps: int, sigma_max: float, sigma_min: float, rho: float) -> Sigmas:
-    """Karras et al. 2022 (arXiv:2206.00364), equation 5; raises ValueError for a rho of 0."""
+    """Return the schedule of Karras et al. 2022 (arXiv:2206.00364, equation 5).
+
+    Raises ValueError for a rho of 0.
+    """
     if rho == 0:
         raise ValueError("rho must not be 0")
     values = karras_between(torch.tensor(sigma_max), torch.tensor(sigma_min), steps, rho)
@@ -68,22 +73,26 @@ def karras(steps: int, sigma_max: float, sigma_min: float, rho: float) -> Sigmas
 
 
 def exponential(steps: int, sigma_max: float, sigma_min: float) -> Sigmas:
-    """Evenly spaced in log sigma."""
+    """Return sigmas whose logarithms are evenly spaced."""
     values = exponential_between(torch.tensor(sigma_max), torch.tensor(sigma_min), steps)
     return Sigmas.down_to_zero(values, steps)
 
 
 def polyexponential(steps: int, sigma_max: float, sigma_min: float, rho: float) -> Sigmas:
-    """A linear ramp to the power of rho, in log sigma; with a rho of 1 this is `exponential`."""
+    """Return sigmas whose logarithms follow a linear ramp to the power of rho.
+
+    With a rho of 1, the schedule is the same as with `exponential`.
+    """
     first, last = torch.tensor(sigma_max).log(), torch.tensor(sigma_min).log()
     values = (torch.linspace(1, 0, steps) ** rho * (first - last) + last).exp()
     return Sigmas.down_to_zero(values, steps)
 
 
 def variance_preserving(steps: int, beta_d: float, beta_min: float, eps_s: float) -> Sigmas:
-    """Evenly spaced in the time of a variance-preserving process.
+    """Return sigmas that are evenly spaced in the time of a variance-preserving process.
 
-    Song et al. 2021 (arXiv:2011.13456); sigma(t) as in Karras et al. 2022, table 1.
+    The process is from Song et al. 2021 (arXiv:2011.13456). sigma(t) is from table 1 of Karras et
+    al. 2022 (arXiv:2206.00364).
     """
     time = torch.linspace(1, eps_s, steps)
     values = (beta_d * time**2 / 2 + beta_min * time).expm1().sqrt()
@@ -91,14 +100,14 @@ def variance_preserving(steps: int, beta_d: float, beta_min: float, eps_s: float
 
 
 def beta_quantiles(levels: NoiseLevels, steps: int, alpha: float, beta: float) -> Sigmas:
-    """Sigmas of the model at quantiles of Beta(alpha, beta), both above 0."""
+    """Return the model's sigmas at quantiles of Beta(alpha, beta). Both parameters are above 0."""
     return Sigmas.down_to_zero(at_beta_quantiles(levels, steps, alpha, beta), steps)
 
 
 def laplace(steps: int, *, sigma_max: float, sigma_min: float, mu: float, beta: float) -> Sigmas:
-    """Hang et al. 2024 (arXiv:2407.03297): log sigma at quantiles of a Laplace distribution.
+    """Return sigmas whose logarithms are at quantiles of a Laplace distribution.
 
-    As in ComfyUI, the last sigma is `sigma_min`, and not 0.
+    See Hang et al. 2024 (arXiv:2407.03297). As in ComfyUI, no 0 is appended.
     """
     places = torch.linspace(0, 1, steps)
     tail = (1 - 2 * (0.5 - places).abs() + _LEAST_TAIL).log()
@@ -107,10 +116,10 @@ def laplace(steps: int, *, sigma_max: float, sigma_min: float, mu: float, beta: 
 
 
 def aligned(family: str, steps: int, denoise: float) -> Sigmas:
-    """Sabour et al. 2024 (arXiv:2404.14507): the authors' ten steps for a family of models.
+    """Return the ten steps of Sabour et al. 2024 (arXiv:2404.14507) for a family of models.
 
-    For any other number, log sigma is interpolated. A `denoise` below 1 takes as many of the last
-    steps as it is a part of all.
+    For any other number of steps, the sigmas are interpolated in log sigma. `denoise` is the
+    fraction of the steps that are used, counted from the end.
     """
     taken = round(steps * denoise)
     if taken == 0:
@@ -122,7 +131,10 @@ def aligned(family: str, steps: int, denoise: float) -> Sigmas:
 
 
 def turbo(levels: NoiseLevels, steps: int, denoise: float) -> Sigmas:
-    """Sauer et al. 2023 (arXiv:2311.17042): the timesteps 999, 899, ... of turbo models."""
+    """Return the sigmas at the timesteps 999, 899, ... of turbo models.
+
+    See Sauer et al. 2023 (arXiv:2311.17042).
+    """
     timesteps = torch.arange(_TURBO_STEPS, 0, -1) * _TURBO_STRIDE - 1
     first = _TURBO_STEPS - int(_TURBO_STEPS * denoise)
     return Sigmas.down_to_zero(levels.sigma_at(timesteps[first : first + steps].float()), steps)

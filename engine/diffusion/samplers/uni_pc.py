@@ -1,6 +1,7 @@
-"""UniPC: Zhao et al. 2023 (arXiv:2302.04867), data prediction, in variance-preserving space.
+"""UniPC with data prediction in variance-preserving space (Zhao et al. 2023, arXiv:2302.04867).
 
-Everything is float32, even where 1 - alpha^2 cancels: ComfyUI's pixels depend on it.
+All values are float32, also where 1 - alpha^2 loses precision, because ComfyUI does the same and
+the pixels depend on this.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def uni_pc_bh2(x: Tensor, sigmas: Tensor) -> Sampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Marginal:
-    """A sigma in variance-preserving space: x is `alpha` x0 plus noise of `std`."""
+    """A sigma in variance-preserving space, where x is `alpha` * x0 plus noise of `std`."""
 
     sigma: Tensor
 
@@ -49,7 +50,7 @@ class _Marginal:
         return self.log_alpha - 0.5 * (1 - (2 * self.log_alpha).exp()).log()
 
     def x0_of(self, x: Tensor) -> Sampling:
-        """Calls the model: x0 of a variance-preserving x."""
+        """Call the model, and return x0 of a variance-preserving x."""
         x_ve = x * (self.sigma**2 + 1).sqrt()
         x0 = yield x_ve, self.sigma
         eps = (x_ve - x0) / self.sigma
@@ -57,9 +58,9 @@ class _Marginal:
 
 
 def _uni_pc(x: Tensor, sigmas: Tensor, *, exponential: bool) -> Sampling:
-    """The corrector takes the x0 at the predicted x, except in the last step.
+    """Run UniPC. The corrector uses the x0 at the predicted x. The last step has no corrector.
 
-    The order is below the number of steps, so a single step leaves x as it was, as in ComfyUI.
+    The order is below the number of steps. As in ComfyUI, a single step only rescales x.
     """
     last = sigmas[-1:].clamp(min=_LAST_SIGMA)
     marginals = [_Marginal(sigma) for sigma in torch.cat([sigmas[:-1], last])]
@@ -82,7 +83,7 @@ def _uni_pc(x: Tensor, sigmas: Tensor, *, exponential: bool) -> Sampling:
 
 
 class _Step:
-    """One step to the marginal `end`, from the past marginals and their x0s, newest first."""
+    """One step to the marginal `end`. `past` has past marginals with their x0s, newest first."""
 
     def __init__(
         self, past: list[tuple[_Marginal, Tensor]], end: _Marginal, *, exponential: bool
@@ -96,7 +97,7 @@ class _Step:
         self._matrix, self._vector = self._conditions(torch.stack([*ratios, torch.tensor(1.0)]))
 
     def _conditions(self, ratios: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrix and the vector of the linear equations for the weights of the differences."""
+        """Return matrix and vector of the linear equations for the weights of the differences."""
         phi = (-self._h).expm1() / -self._h - 1
         factorial = 1
         values: list[Tensor] = []
@@ -117,7 +118,7 @@ class _Step:
         return self._first_order(x) - self._end.alpha * self._b * change
 
     def predicted(self, x: Tensor) -> Tensor:
-        """UniP; a single difference has the weight 1/2 for every h, as in the paper."""
+        """Return x by UniP. As in the paper, a single difference has the weight 1/2 for every h."""
         count = len(self._differences)
         weights = torch.full((count,), 0.5)
         if count > 1:
@@ -125,7 +126,7 @@ class _Step:
         return self._step(x, weights, self._differences)
 
     def corrected(self, x: Tensor, x0: Tensor) -> Tensor:
-        """UniC, with the x0 at the end of the step."""
+        """Return x by UniC. `x0` is the estimate at the end of the step."""
         weights = torch.tensor([0.5])
         if self._differences:
             weights = torch.linalg.solve(self._matrix, self._vector)

@@ -1,1 +1,1 @@
-"""Encodes prompts: their weights, their chunks, the text encoders and the embeddings."""
+"""Encodes prompts: weights, chunks, text encoders and embeddings."""

@@ -1,20 +1,21 @@
-"""Encodes texts: splits them into chunks of 75 tokens, encodes these and applies the weights."""
+"""Encodes texts. CLIP encodes weighted chunks of 75 tokens; other families have other encoders."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPTokenizer
 
 from engine.batcher import Request, Work
 from engine.diffusion.conditioning.condition import Condition, Conditioning
-from engine.diffusion.out_of_memory import memory_checked
+from engine.diffusion.device_error import memory_checked
 from engine.diffusion.text.text_encoders import (
     END,
     START,
@@ -33,7 +34,7 @@ from engine.stages import Stage
 VOCABULARY = 49408
 CHUNK = 75
 _WHOLE_WORD = 8
-"""A word of fewer tokens than this is never split over two chunks."""
+"""A word with fewer tokens than this number is never split over two chunks."""
 _CHUNKS_PER_REQUEST = 16
 _TOKENIZER_FOLDER = Path(__file__).parents[1] / "configs" / "tokenizer"
 _EMBEDDING = "embedding:"
@@ -42,17 +43,20 @@ Weighted: TypeAlias = tuple[Token, float]
 Chunk: TypeAlias = tuple[Weighted, ...]
 """77 tokens with their weights."""
 ApplyWeights: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From an encoded chunk (77, width), its weights (77, 1) and an encoded empty chunk (77, width) to
-the weighted chunk (77, width)."""
+"""A function that applies weights to an encoded chunk, and returns (77, width).
+
+Its parameters are the chunk (77, width), the weights (77, 1) and an encoded empty chunk
+(77, width).
+"""
 
 
 @cache
 def load_tokenizer() -> CLIPTokenizer:
-    """The tokenizer, which is the same for all CLIP text encoders."""
+    """Return the tokenizer, which is the same for all CLIP text encoders."""
     tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(
         _TOKENIZER_FOLDER, local_files_only=True
     )
-    # If its files are missing, it still loads, with an empty vocabulary.
+    # If files of the tokenizer are missing, its vocabulary is empty.
     if len(tokenizer) != VOCABULARY:
         raise EngineError(f"the tokenizer in {_TOKENIZER_FOLDER} knows {len(tokenizer)} tokens")
     return tokenizer
@@ -60,13 +64,13 @@ def load_tokenizer() -> CLIPTokenizer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """The text encoders of a model; SDXL has two."""
+    """The text encoders of a model. SDXL has two."""
 
     encoders: tuple[TextEncoder, ...]
     encoding_cache: EncodingCache
     embeddings: Embeddings
     layer: int | None = None
-    """The layer whose hidden states are used; the last is -1. None: as the encoders expect."""
+    """The layer whose hidden states are used. -1 is the last. None: the default of each encoder."""
 
     @property
     def tokenizer(self) -> CLIPTokenizer:
@@ -74,7 +78,7 @@ class Clip:
 
     @property
     def networks(self) -> tuple[TextEncoder, ...]:
-        """What a LoRA changes, in the order of its numbers in files."""
+        """The networks that a LoRA changes, in the order of their numbers in LoRA files."""
         return self.encoders
 
     def with_networks(self, networks: Sequence[Any]) -> Clip:
@@ -82,7 +86,7 @@ class Clip:
 
     @property
     def has_pooled(self) -> bool:
-        """Whether its texts have a pooled vector, as those of SDXL."""
+        """Whether encoded texts have a pooled vector, as with SDXL."""
         return any(each.spec.has_projection for each in self.encoders)
 
     def takes(self, embedding: Embedding) -> bool:
@@ -93,7 +97,7 @@ class Clip:
         )
 
     def encode(self, text: str) -> Work[Conditioning]:
-        """The conditioning of a prompt."""
+        """Return the conditioning of a prompt."""
         return encode(self, chunks_of(text, self.tokenizer, self.embeddings))
 
     def stopping_at(self, layer: int) -> Clip:
@@ -103,9 +107,10 @@ class Clip:
 def chunks_of(
     prompt: str, tokenizer: CLIPTokenizer, embeddings: Embeddings | None = None
 ) -> list[Chunk]:
-    """The tokens of a prompt with their weights, in chunks; an empty prompt has one empty chunk.
+    """Return the tokens of a prompt with their weights, in chunks.
 
-    Without `embeddings`, words that name one are ordinary words.
+    An empty prompt has one empty chunk. Without `embeddings`, the name of an embedding is an
+    ordinary word.
     """
     chunks: list[list[Weighted]] = [[]]
     for word in _words(prompt, tokenizer, embeddings):
@@ -119,7 +124,7 @@ def chunks_of(
 
 
 def padded(tokens: Sequence[Weighted]) -> Chunk:
-    """A chunk of 77 tokens: the start, up to 75 tokens, and ends to fill it up."""
+    """Return a chunk of 77 tokens: the start token, up to 75 tokens, and end tokens as padding."""
     ends = [(END, 1.0)] * (CHUNK + 1 - len(tokens))
     return ((START, 1.0), *tokens, *ends)
 
@@ -149,7 +154,7 @@ def _words(
 
 
 def _without_embedding(word: str, known: ListedEmbeddings | None) -> tuple[Embedding | None, str]:
-    """The embedding that a word names, if there is one, and the rest of the word."""
+    """Return the embedding that a word names, or None, and the rest of the word."""
     if known is None or not word.startswith(_EMBEDDING):
         return None, word
     name = word.removeprefix(_EMBEDDING)
@@ -162,7 +167,7 @@ def _without_embedding(word: str, known: ListedEmbeddings | None) -> tuple[Embed
 
 @dataclass(slots=True, eq=False)
 class Encode(Request):
-    """Chunks for one text encoder; the result has the encoding of each."""
+    """Encodes chunks with one text encoder. The result has the encoding of each chunk."""
 
     stage: ClassVar[Stage | None] = Stage.TEXT
     clip: Clip
@@ -186,7 +191,7 @@ class Encode(Request):
             return [{chunk: encoded[chunk] for chunk in each.chunks} for each in requests]
 
     def _encode(self, chunks: Sequence[Tokens]) -> dict[Tokens, Encoded]:
-        """Each chunk encoded, or taken from the cache."""
+        """Return the encoding of each chunk, from the cache if possible."""
         cache, layer = self.clip.encoding_cache, self.clip.layer
         found: dict[Tokens, Encoded] = {}
         missing: list[Tokens] = []
@@ -204,21 +209,21 @@ class Encode(Request):
 
 
 def weigh_from_empty(chunk: Tensor, weights: Tensor, empty: Tensor) -> Tensor:
-    """Scale the difference of each token to the encoding of an empty prompt, as ComfyUI does."""
+    """Scale the differences between the tokens and the encoded empty prompt, as in ComfyUI."""
     return torch.where(weights == 1.0, chunk, empty + weights * (chunk - empty))
 
 
 def encode(
     clip: Clip, chunks: Sequence[Chunk], weigh: ApplyWeights = weigh_from_empty
 ) -> Work[Conditioning]:
-    """The conditioning of a text, which every text encoder gets."""
+    """Return the conditioning of a text. All text encoders get the same text."""
     return (yield from encode_each(clip, [chunks] * len(clip.encoders), weigh))
 
 
 def encode_each(
     clip: Clip, texts: Sequence[Sequence[Chunk]], weigh: ApplyWeights = weigh_from_empty
 ) -> Work[Conditioning]:
-    """The conditioning of one text for each text encoder, concatenated on the width."""
+    """Return the conditioning of one text for each text encoder, concatenated along the width."""
     found: list[Tensor] = []
     pooled: Tensor | None = None
     for encoder, chunks in zip(clip.encoders, texts, strict=True):
@@ -235,7 +240,7 @@ def encode_each(
 def encode_pair(
     clip: Clip, first: str, second: str, size_conditioning: Sequence[float]
 ) -> Work[Conditioning]:
-    """The conditioning of a prompt for each of SDXL's text encoders."""
+    """Return the conditioning of one prompt for each text encoder of SDXL."""
     prompts = [second if each.spec.has_projection else first for each in clip.encoders]
     texts = [chunks_of(each, clip.tokenizer, clip.embeddings) for each in prompts]
     length = max(map(len, texts))
@@ -245,12 +250,12 @@ def encode_pair(
 
 
 def padded_to_length(chunks: Sequence[Chunk], length: int) -> Sequence[Chunk]:
-    """The chunks, followed by empty ones up to `length` chunks."""
+    """Return `length` chunks: the given chunks, followed by empty chunks."""
     return [*chunks, *[padded(())] * (length - len(chunks))]
 
 
 def _in_batches(chunks: Sequence[Chunk]) -> list[Sequence[Tokens]]:
-    """All that is to be encoded for a prompt, in batches, so that other jobs run in between."""
+    """Return the chunks to encode for a prompt in batches, so that other jobs run between them."""
     needed = list(dict.fromkeys([_EMPTY, *(_tokens(chunk) for chunk in chunks)]))
     size = _CHUNKS_PER_REQUEST
     return [needed[start : start + size] for start in range(0, len(needed), size)]
@@ -259,7 +264,7 @@ def _in_batches(chunks: Sequence[Chunk]) -> list[Sequence[Tokens]]:
 def _weighted(
     chunks: Sequence[Chunk], encoded: dict[Tokens, Encoded], weigh: ApplyWeights
 ) -> Tensor:
-    """The encoded chunks (tokens, width), weighted and joined on the token axis."""
+    """Return the weighted chunks, joined to (tokens, width)."""
     empty = encoded[_EMPTY].states
     pieces = []
     for chunk in chunks:
@@ -273,3 +278,45 @@ def _weighted(
 
 def _tokens(chunk: Chunk) -> Tokens:
     return tuple(token for token, _ in chunk)
+
+
+class FamilyTexts(ABC):
+    """The text encoders of a family that does not use only CLIP.
+
+    It is used like a `Clip`. Operations that exist only for CLIP raise EngineError.
+    """
+
+    title: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def networks(self) -> tuple[nn.Module, ...]:
+        """The networks that a LoRA changes, in the order of their numbers in LoRA files."""
+
+    @abstractmethod
+    def with_networks(self, networks: Sequence[Any]) -> Self:
+        """Return text encoders with `networks` in place of their networks."""
+
+    @abstractmethod
+    def encode(self, text: str) -> Work[Conditioning]:
+        """Return the conditioning of a text."""
+
+    def encode_pair(
+        self,
+        first: str,  # noqa: ARG002 - used by subclasses
+        second: str,  # noqa: ARG002 - used by subclasses
+    ) -> Work[Conditioning]:
+        """Return the conditioning of a text for CLIP and a text for the language model."""
+        raise self._refusal("encodes one text")
+
+    @property
+    def encoders(self) -> NoReturn:
+        raise self._refusal("has no encoders of Stable Diffusion")
+
+    def stopping_at(self, layer: int) -> NoReturn:  # noqa: ARG002 - `Clip` has the parameter
+        raise self._refusal("can be read at one layer only")
+
+    def _refusal(self, why: str) -> EngineError:
+        return EngineError(
+            f"the text encoder of {self.title} {why}, so this node does not support it"
+        )

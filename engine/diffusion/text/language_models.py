@@ -1,6 +1,7 @@
-"""Language models that encode texts: Qwen3 and the encoder of T5, of which a text gets the states.
+"""Language models that encode texts: Qwen3 and the encoder of T5.
 
-Their sizes are told by the shapes of their weights.
+The result is the hidden states of a model. The sizes of a model are derived from the shapes of its
+weights.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.t5.modeling_t5 import T5Stack
 
 from engine.batcher import Request, Work
+from engine.diffusion.device_error import memory_checked
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
-from engine.diffusion.loading.memory.streaming import device_of
-from engine.diffusion.out_of_memory import memory_checked
+from engine.diffusion.loading.streaming import device_of
 from engine.diffusion.text.text_encoders import Encoded, EncodingCache, next_serial
 from engine.stages import Stage
 
@@ -29,11 +30,11 @@ _QWEN_EPS = 1e-6
 
 
 class LanguageModel(nn.Module):
-    """A model of one of the libraries, without what its texts do not need."""
+    """A model of transformers, without the parts that are not needed to encode texts."""
 
     kind: ClassVar[str]
     checkpoint_name: ClassVar[str]
-    """What it is called in a checkpoint with several models."""
+    """The name of the model in a checkpoint with several models."""
     model: Any
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class LanguageModel(nn.Module):
         self.renew_serial()
 
     def renew_serial(self) -> None:
-        """Give a copy, whose weights may change, a serial number of its own."""
+        """Set a new serial number. A copy with other weights needs another number."""
         self.serial = next_serial()
 
     @property
@@ -50,28 +51,31 @@ class LanguageModel(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens it knows."""
+        """The number of tokens in the model's vocabulary."""
         known: int = self.model.config.vocab_size
         return known
 
     @abstractmethod
     def key_map(self, names: Iterable[str], keys: Mapping[str, Any]) -> KeyMap:
-        """The tensors of a file, without its prefix, for the weights."""
+        """Return the tensor in a file, without its prefix, for each weight."""
 
     @abstractmethod
     def layer_key(self, name: str) -> str:
-        """What a file without a prefix calls the layer, or weight, of that name."""
+        """Return the name of a layer or weight in a file without a prefix."""
 
     @abstractmethod
     def encoded(self, texts: Sequence[Ids]) -> list[Tensor]:
-        """The states (tokens, width) of each text, in float32."""
+        """Return the states (tokens, width) of each text in float32."""
 
     def finish(self) -> None:
-        """Make what no file holds, once the weights are there."""
+        """Create the parts of the model that files do not contain.
+
+        This method is called after the weights are loaded.
+        """
 
 
 class Qwen3(LanguageModel):
-    """Qwen3 (Yang et al. 2025, arXiv:2505.09388), read before its last layer."""
+    """Qwen3 (Yang et al. 2025, arXiv:2505.09388). The states before the last layer are used."""
 
     kind = "qwen3"
     checkpoint_name = "qwen3_4b"
@@ -86,7 +90,7 @@ class Qwen3(LanguageModel):
             vocab_size=vocabulary,
             hidden_size=width,
             head_dim=head,
-            # The states before the last layer are taken, so that is left out.
+            # The states before the last layer are used, so the last layer is left out.
             num_hidden_layers=len(layers) - 1,
             num_attention_heads=own["layers.0.self_attn.q_proj.weight"][0] // head,
             num_key_value_heads=own["layers.0.self_attn.k_proj.weight"][0] // head,
@@ -112,7 +116,7 @@ class Qwen3(LanguageModel):
 
     def encoded(self, texts: Sequence[Ids]) -> list[Tensor]:
         longest = max(map(len, texts))
-        # No token looks at those behind it, so what pads a text does not change it.
+        # A token does not attend to later tokens, so the padding does not change the states.
         ids = [[*text, *[0] * (longest - len(text))] for text in texts]
         found = self.model(torch.tensor(ids, device=self.device), use_cache=False)
         states = found.last_hidden_state.float()
@@ -120,7 +124,7 @@ class Qwen3(LanguageModel):
 
 
 class T5(LanguageModel):
-    """The encoder of T5 (Raffel et al. 2019, arXiv:1910.10683), version 1.1."""
+    """The encoder of T5 version 1.1 (Raffel et al. 2019, arXiv:1910.10683)."""
 
     kind = checkpoint_name = "t5xxl"
 
@@ -167,7 +171,7 @@ class T5(LanguageModel):
 
 @dataclass(slots=True, eq=False)
 class EncodeTexts(Request):
-    """Texts for one language model; the result has the states of each."""
+    """Encodes texts with one language model. The result has the states of each text."""
 
     stage: ClassVar[Stage | None] = Stage.TEXT
     encoder: LanguageModel
@@ -202,6 +206,6 @@ class EncodeTexts(Request):
 def encode_texts(
     encoder: LanguageModel, cache: EncodingCache, texts: Sequence[Ids]
 ) -> Work[list[Tensor]]:
-    """The states (tokens, width) of each text."""
+    """Return the states (tokens, width) of each text."""
     found: list[Tensor] = yield EncodeTexts(encoder, cache, texts)
     return found

@@ -1,7 +1,8 @@
-"""CLIP's text encoders: 77 tokens to a hidden state for each, and to one pooled vector for all.
+"""The text encoders of CLIP (Radford et al. 2021, arXiv:2103.00020).
 
-CLIP: Radford et al. 2021 (arXiv:2103.00020). The 77 tokens have one start and one end. The encoders
-of open_clip, in Stable Diffusion 2 and XL, pad with zeros and are read before their last layer.
+The input is 77 tokens with one start and one end. The output is a hidden state for each token, and
+one pooled vector for all tokens. Stable Diffusion 2 and XL have encoders of open_clip. For these
+encoders, texts are padded with zeros, and the states before the last layer are used.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class Embedding:
     vectors: dict[str, Tensor]
 
     def vectors_for(self, key: str, width: int) -> Tensor | None:
-        """The vectors for a text encoder; a single tensor is for any encoder of its width."""
+        """Return the vectors for a text encoder, or None if no vectors fit the encoder.
+
+        If the embedding has only one tensor, the tensor fits every encoder of the same width.
+        """
         found = self.vectors.get(key)
         if found is None and len(self.vectors) == 1:
             found = next(iter(self.vectors.values()))
@@ -35,14 +39,17 @@ class Embedding:
 
     @property
     def tokens(self) -> list[EmbeddingToken]:
-        """What stands for it in a prompt, as many tokens as the largest set of vectors needs."""
+        """The tokens that represent the embedding in a prompt.
+
+        The number of tokens is the largest number of vectors for one encoder.
+        """
         rows = max(len(each) for each in self.vectors.values())
         return [EmbeddingToken(self, row) for row in range(rows)]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingToken:
-    """One vector of an embedding, in the place of a token."""
+    """One vector of an embedding, which takes the place of a token."""
 
     embedding: Embedding
     row: int
@@ -50,34 +57,34 @@ class EmbeddingToken:
 
 Token: TypeAlias = int | EmbeddingToken
 Tokens: TypeAlias = tuple[Token, ...]
-"""77 tokens, padded with END, whichever padding the text encoder has."""
+"""77 tokens. They are padded with END, also for text encoders that have another padding."""
 
 
 class Encoded(NamedTuple):
-    """What a text encoder makes of 77 tokens."""
+    """The result of a text encoder for 77 tokens."""
 
     states: Tensor
     """(77, width): hidden states."""
     pooled: Tensor | None
-    """(projected width,); None without a projection."""
+    """(projected width,). None: the encoder has no pooled output."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextEncoderSpec:
-    """How the inputs of a kind of text encoder are padded, and which of its outputs are used."""
+    """The padding of a kind of text encoder, and the outputs that are used."""
 
     embedding_key: str
-    """The name of its vectors in the file of an embedding."""
+    """The name of the encoder's vectors in the file of an embedding."""
     pad_token: int
     layer: int
-    """The layer whose hidden states are used; the last one is -1."""
+    """The layer whose hidden states are used. -1 is the last layer."""
     has_final_norm: bool
-    """Whether the final layer norm is applied to them, whichever layer it is."""
+    """Whether the final layer norm is also applied to the states of earlier layers."""
     has_projection: bool = False
     is_pooled: bool = False
-    """Whether the state of the end is used as it is, without a projection."""
+    """Whether the pooled vector is the state of the end token, without a projection."""
     missing_layers: int = 0
-    """How many of the last layers are not in the file."""
+    """The number of last layers that are not in the file."""
 
     def without_last_layer(self) -> TextEncoderSpec:
         return replace(self, missing_layers=1)
@@ -93,7 +100,7 @@ _serials = count()
 
 
 def next_serial() -> int:
-    """A number for a text encoder. Unlike an id, it is never used again."""
+    """Return a number for a text encoder. Unlike an `id`, no number is returned twice."""
     return next(_serials)
 
 
@@ -110,7 +117,7 @@ class TextEncoder(nn.Module):
             self.text_projection = nn.Linear(config.hidden_size, width, bias=False)
 
     def renew_serial(self) -> None:
-        """Give a copy, whose weights may change, a serial number of its own."""
+        """Set a new serial number. A copy with other weights needs another number."""
         self.serial = next_serial()
 
     @property
@@ -123,7 +130,7 @@ class TextEncoder(nn.Module):
         return width
 
     def forward(self, chunks: Sequence[Tokens], layer: int | None) -> list[Encoded]:
-        """Encode chunks with the hidden states of a layer; None: of the layer in the spec."""
+        """Encode chunks by the hidden states of a layer. None: the layer in the spec is used."""
         rows = [list(self._fitted(chunk)) for chunk in chunks]
         ids = [[each if isinstance(each, int) else 0 for each in row] for row in rows]
         with self._embeddings_inserted(rows):
@@ -140,7 +147,7 @@ class TextEncoder(nn.Module):
 
     def _read(self, output: Any, layer: int) -> Tensor:
         at = layer + self.spec.missing_layers
-        # A number beyond the layers of the model means its last layer.
+        # A number outside of the model's layers means the last layer.
         if at >= 0 or -at > self.text_model.config.num_hidden_layers:
             last: Tensor = output.last_hidden_state
             return last
@@ -150,9 +157,9 @@ class TextEncoder(nn.Module):
         return states
 
     def _fitted(self, tokens: Tokens) -> Iterator[Token | Tensor]:
-        """The tokens for this encoder: with its padding, and with the vectors of embeddings.
+        """Yield the tokens with this encoder's padding, and with the vectors of embeddings.
 
-        An embedding that has no vectors for it is left out.
+        An embedding without vectors for this encoder is left out.
         """
         end, key = tokens.index(END), self.spec.embedding_key
         fitted: list[Token | Tensor] = []
@@ -167,7 +174,7 @@ class TextEncoder(nn.Module):
 
     @contextmanager
     def _embeddings_inserted(self, rows: Sequence[Sequence[Token | Tensor]]) -> Iterator[None]:
-        """Puts the vectors of embeddings in place of what the token embedding gives."""
+        """Within this context, vectors of embeddings replace the output of the token embedding."""
         places = [
             (row, column, token)
             for row, tokens in enumerate(rows)
@@ -188,7 +195,7 @@ class TextEncoder(nn.Module):
 
 
 def made_on_meta(config: dict[str, Any], spec: TextEncoderSpec) -> TextEncoder:
-    """A text encoder on the meta device, to be given its weights."""
+    """Return a text encoder on the meta device, before its weights are loaded."""
     options = CLIPTextConfig(**config)
     with torch.device("meta"):
         return TextEncoder(options, spec)
@@ -196,7 +203,10 @@ def made_on_meta(config: dict[str, Any], spec: TextEncoderSpec) -> TextEncoder:
 
 @dataclass
 class EncodingCache:
-    """Encoded texts by text encoder, layer and tokens; the least recently used ones are dropped."""
+    """Encoded texts by text encoder, layer and tokens.
+
+    If the cache is full, the least recently used texts are dropped.
+    """
 
     limit_bytes: int
     _entries: OrderedDict[Hashable, Encoded] = field(default_factory=OrderedDict)
@@ -208,7 +218,7 @@ class EncodingCache:
         return self._entries.get(key)
 
     def put(self, key: Hashable, encoded: Encoded) -> None:
-        """Keep a copy, because what is given may be a row of a larger tensor."""
+        """Keep a copy of an encoded text. The given tensor may be a row of a larger tensor."""
         pooled = None if encoded.pooled is None else encoded.pooled.clone()
         kept = Encoded(encoded.states.clone(), pooled)
         self._entries[key] = kept
@@ -218,7 +228,7 @@ class EncodingCache:
             self._size_bytes -= _size_bytes(dropped)
 
     def clear(self) -> bool:
-        """Drop all. Returns whether there was anything."""
+        """Drop all entries. Returns whether there were entries."""
         had_any = bool(self._entries)
         self._entries.clear()
         self._size_bytes = 0

@@ -1,7 +1,7 @@
-"""Textual inversion embeddings from the folder `embeddings/`.
+"""Textual inversion embeddings from the folder `embeddings/` (Gal et al. 2022, arXiv:2208.01618).
 
-Gal et al. 2022 (arXiv:2208.01618). A file holds one tensor, of any name, or one for each text
-encoder of SDXL, `clip_l` and `clip_g`.
+A file has one tensor with any name, or one tensor for each text encoder of SDXL, `clip_l` and
+`clip_g`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _ENCODERS = {"clip_l", "clip_g", "clip_h"}
 
 
 class Embeddings:
-    """The embeddings in the folder, each of which is read when a prompt names it."""
+    """The embeddings in the folder. An embedding is read when a prompt names it."""
 
     def __init__(self, store: ModelStore) -> None:
         self._store = store
 
     def listed(self) -> ListedEmbeddings:
-        """Those in the folder now, for one text. The folder is read once, however many it names."""
+        """Return the current embeddings in the folder. The result lists the folder only once."""
         return ListedEmbeddings(self._store)
 
 
@@ -46,7 +46,11 @@ class ListedEmbeddings:
 
     @cached_property
     def _outermost(self) -> dict[str, str]:
-        """The names by what they end with, with or without the suffix, from a `/` on."""
+        """The names of the files, by each end of the path, with and without the suffix.
+
+        For `a/b.safetensors`, the ends are `a/b.safetensors` and `b.safetensors`. If several files
+        have the same end, the file with the fewest folders in its path is used.
+        """
         found: dict[str, str] = {}
         for name in sorted(self.names, key=lambda name: name.count("/")):
             parts = name.split("/")
@@ -61,25 +65,27 @@ class ListedEmbeddings:
         return self._store.models.pickled(EMBEDDINGS)
 
     def find(self, word: str) -> Embedding | None:
-        """The embedding of that name, with or without its suffix and folder.
+        """Return the embedding of that name, with or without its suffix and folder.
 
-        None if there is none: the word is then left out of the prompt, as in ComfyUI. Raises
-        CheckpointUnavailable if there is one that cannot be read.
+        Returns None if there is no such embedding. As in ComfyUI, the word is then left out of the
+        prompt. Raises CheckpointUnavailable if the embedding cannot be read.
         """
         if name := self._outermost.get(word):
             return self._store.get(EMBEDDINGS, name, read_embedding)
         if pickled := self._pickled.get(word):
             raise pickled_refused(pickled)
-        if not self._is_noted:  # a text may name thousands
+        # Only the first missing name is logged, because a text may contain thousands of them.
+        if not self._is_noted:
             self._is_noted = True
             _log.warning(
-                "embedding left out: there is none", extra={"action": "encode", "chars": len(word)}
+                "an embedding was left out, because it does not exist",
+                extra={"action": "encode", "chars": len(word)},
             )
         return None
 
 
 def read_embedding(path: Path, device: torch.device) -> Embedding:
-    """An embedding with vectors in float32; raises CheckpointUnavailable."""
+    """Return an embedding with vectors in float32. Raises CheckpointUnavailable."""
     tensors = read_tensors(path)
     vectors = {
         key: _rows(tensor).to(device, torch.float32)
@@ -91,7 +97,9 @@ def read_embedding(path: Path, device: torch.device) -> Embedding:
     elif "emb_params" in vectors:
         vectors = {"emb_params": vectors["emb_params"]}
     if not vectors or (len(vectors) > 1 and not set(vectors) <= _ENCODERS):
-        raise CheckpointUnavailable(f"{path.name} is no embedding: it has no emb_params or clip_*")
+        raise CheckpointUnavailable(
+            f"{path.name} is not an embedding: it has no emb_params or clip_*"
+        )
     return Embedding(vectors)
 
 

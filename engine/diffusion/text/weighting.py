@@ -1,7 +1,7 @@
 r"""Reads the weights of words in a prompt, in ComfyUI's syntax.
 
-`(word)` has the weight 1.1, and nested groups multiply theirs. The weight in `(word:1.3)` is
-absolute. `\(` and `\)` are characters of the text.
+`(word)` has the weight 1.1, and the weights of nested groups are multiplied. The weight in
+`(word:1.3)` is absolute. `\(` and `\)` are ordinary characters of the text.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 _PAREN_WEIGHT = 1.1
 _DEEPEST = 32
 _MAX_NUMBER_CHARS = 40
-"""A longer number is text."""
+"""A number with more characters than this is treated as text."""
 _PARENTHESIS = re.compile(r"[()]")
-_OPEN, _CLOSE = "\ue000", "\ue001"  # for private use in Unicode, so no prompt has them
+_OPEN, _CLOSE = "\ue000", "\ue001"  # Prompts do not contain these private-use characters.
 
 
 def weighted_segments(prompt: str) -> list[tuple[str, float]]:
-    """The prompt in pieces, each with its weight."""
+    """Split the prompt into pieces, each with its weight."""
     text = prompt.replace("\\(", _OPEN).replace("\\)", _CLOSE)
     closing = _closing(text)
     found: list[tuple[str, float]] = []
@@ -35,15 +35,16 @@ def weighted_segments(prompt: str) -> list[tuple[str, float]]:
                 words_end, words_weight = _opened(text, first + 1, last - 1, weight)
                 pending.append((first + 1, words_end, words_weight, depth + 1))
             else:
-                # It has no groups, so it is not split again.
+                # The piece has no groups, so it is not split again.
                 pending.append((first, last, weight, _DEEPEST))
     return found
 
 
 def _closing(text: str) -> Mapping[int, int]:
-    """Where each parenthesis is closed; the end of the text for one that is not.
+    """Return the closing position of each opening parenthesis, by the opening position.
 
-    One that comes after a closing one too many, and makes up for it, opens nothing.
+    If a parenthesis is not closed, the closing position is the end of the text. If there is
+    no opening parenthesis before a closing parenthesis, the next opening parenthesis has no effect.
     """
     places: dict[int, int] = {}
     opened: list[int] = []
@@ -65,9 +66,10 @@ def _closing(text: str) -> Mapping[int, int]:
 def _split(
     text: str, start: int, end: int, closing: Mapping[int, int]
 ) -> Iterator[tuple[int, int, bool]]:
-    """A part of the text split at its outermost groups, and whether each piece is a group.
+    """Split a part of the text at its outermost groups.
 
-    What is left at the end counts as a group if it begins and ends with parentheses.
+    Yields the start and the end of each piece, and whether the piece is a group. The last piece
+    also counts as a group if it begins and ends with parentheses.
     """
     place = text.find("(", start, end)
     while place >= 0:
@@ -89,7 +91,7 @@ def _split(
 
 
 def _opened(text: str, start: int, end: int, weight: float) -> tuple[int, float]:
-    """Where the words inside a group end, and their weight."""
+    """Return the position at which the words inside a group end, and the weight of the words."""
     colon = text.rfind(":", start, end)
     number = text[colon + 1 : end].strip()
     if colon > start and len(number) <= _MAX_NUMBER_CHARS:

@@ -1,1 +1,1 @@
-"""Pictures in the place of texts: CLIP's vision models, unCLIP, and image prompts."""
+"""Pictures as prompts: CLIP's vision models, unCLIP, and image prompts."""

@@ -1,7 +1,7 @@
-"""Image prompts: what the cross-attention of a UNet attends to beside the text.
+"""Image prompts, to which the cross-attention of a UNet attends in addition to the text.
 
-IP-Adapter: Ye et al. 2023 (arXiv:2308.06721), section 3.2.2: with the query of the text's attention
-each layer attends once more, and the output is added to that of the text's.
+This is section 3.2.2 of IP-Adapter (Ye et al. 2023, arXiv:2308.06721). Each layer attends once more
+with the same query. The output of this attention is added to the output for the text.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ class CrossAttention:
     name: str
     block: Literal["input", "middle", "output"]
     transformer: int
-    """The number of its transformer, in the order in which they are called. Each has one layer of
-    cross-attention or more."""
+    """The index of the layer's transformer, in the order of calls. Each transformer has one or more
+    layers of cross-attention.
+    """
     width: int
-    """That of its keys and values."""
+    """The width of the layer's keys and values."""
     text_width: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeysValues:
-    """What one layer attends to, (1, tokens, width of the layer) each."""
+    """Keys and values to which one layer attends, (1, tokens, width of the layer) each."""
 
     keys: Tensor
     values: Tensor
@@ -43,16 +44,17 @@ class KeysValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePrompt:
-    """Keys and values by the names of layers. Others attend to the text alone."""
+    """Keys and values by the names of layers. All other layers attend only to the text."""
 
     positive: Mapping[str, KeysValues]
     negative: Mapping[str, KeysValues]
-    """For the rows of the negative conditioning."""
+    """The keys and values for the rows of the negative conditioning."""
     mask: Mask | None = None
-    """(masks, height, width) of any size: how much its output counts in each place. The latents of
-    a batch take one each, and those that are left the last."""
+    """(masks, height, width) of any size: the weight of the prompt in each place. Each latent of a
+    batch gets one mask. If there are fewer masks than latents, the last mask is repeated.
+    """
     percent_range: tuple[float, float] = (0.0, 1.0)
-    """The percent (0..1) of the timesteps where it starts and ends."""
+    """The start and the end of the prompt, as fractions (0..1) of the timesteps."""
 
     def applies_at(self, sigma: float, levels: NoiseLevels) -> bool:
         start, end = (levels.percent_to_sigma(percent) for percent in self.percent_range)
@@ -60,12 +62,12 @@ class ImagePrompt:
 
 
 class AddedAttention(NamedTuple):
-    """What some rows of a call attend to in one layer, beside the text."""
+    """Image prompts to which some rows of a call attend in one layer, in addition to the text."""
 
     rows: Tensor
-    """(n,), their indices."""
+    """(n,): the indices of the rows."""
     keys: Tensor
-    """(n, tokens, width), and `values` too."""
+    """(n, tokens, width). `values` has the same shape."""
     values: Tensor
     mask: Tensor | None
     """(n, 1, height, width)."""
@@ -73,7 +75,10 @@ class AddedAttention(NamedTuple):
     """The height and the width of the latents."""
 
     def add_to(self, found: Tensor, query: Tensor) -> None:
-        """Add to the output of attention. Both are (rows, heads, places, width of a head)."""
+        """Add the attention to the image prompts to `found`, the output for the texts.
+
+        `found` and `query` are (rows, heads, places, width of a head).
+        """
         keys, values = (
             each.unflatten(-1, (query.shape[1], -1)).transpose(1, 2)
             for each in (self.keys, self.values)
@@ -88,7 +93,7 @@ class AddedAttention(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _sides(height: int, width: int, places: int) -> tuple[int, int]:
-    """The sides of so many places that are nearest to the proportions of the latent."""
+    """Return the sides of a grid of `places` that is nearest to the proportions of the latent."""
     wanted = math.sqrt(places * height / width)
     found = min(
         (each for each in range(1, places + 1) if places % each == 0),

@@ -1,34 +1,48 @@
-"""CLIP's vision models: pictures to an embedding, and to hidden states of their patches.
+"""The vision models of CLIP (Radford et al. 2021, arXiv:2103.00020).
 
-CLIP: Radford et al. 2021 (arXiv:2103.00020).
+A vision model converts a picture to an embedding, and to hidden states of the picture's patches. A
+model is stored in a file in the layout of transformers or of open_clip, or inside a checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import CLIPVisionModelWithProjection
+from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from engine.batcher import Request, Work
+from engine.diffusion.device_error import memory_checked
 from engine.diffusion.images.latents import Images
-from engine.diffusion.out_of_memory import memory_checked
+from engine.diffusion.loading import layout
+from engine.diffusion.loading.checkpoint_info import Component, MapKeys
+from engine.diffusion.loading.layers import use_one_dnn
+from engine.diffusion.loading.layout import StoredTensor
+from engine.diffusion.loading.networks import configuration_checked, loaded
+from engine.diffusion.loading.store import ModelStore
+from engine.diffusion.loading.weights import LoadTarget, Weights, component_files, read_json
+from engine.errors import CheckpointUnavailable
+from engine.graph.models_folder import CONFIG_SUFFIX
 
 ClipVision: TypeAlias = CLIPVisionModelWithProjection
-"""A vision model, as transformers has it."""
+"""A vision model. The class is from the library transformers."""
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 _MOST_RATIO = 8
-"""Of the sides of an image before it is resized, so that a narrow one does not become huge."""
+"""The largest ratio of the sides of an image before it is resized. Without this limit, a narrow
+image would become very large.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipVisionOutput:
-    """What a vision model makes of images, in float32 on the CPU."""
+    """The output of a vision model for images, in float32 on the CPU."""
 
     image_embeds: Tensor
     """(images, projected width)."""
@@ -37,7 +51,7 @@ class ClipVisionOutput:
 
     @classmethod
     def joined(cls, parts: Sequence[ClipVisionOutput]) -> ClipVisionOutput:
-        """The images of all parts."""
+        """Join the outputs of all parts."""
         return cls(
             torch.cat([each.image_embeds for each in parts]),
             torch.cat([each.penultimate_hidden_states for each in parts]),
@@ -63,10 +77,10 @@ class EncodeVision(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[ClipVisionOutput]:
-        """What the model makes of each image."""
+        """Return the output of the model for each image."""
         network = requests[0].network
         side = network.config.image_size
-        assert isinstance(side, int)  # CLIP's images are squares
+        assert isinstance(side, int)  # The images are squares, so their size is one number.
         with memory_checked():
             pixels = [preprocessed(each.image, side, crop=each.crop) for each in requests]
             found = network(torch.cat(pixels).to(network.device), output_hidden_states=True)
@@ -76,7 +90,7 @@ class EncodeVision(Request):
 
 
 def encoded(network: ClipVision, images: Images, *, crop: bool) -> Work[ClipVisionOutput]:
-    """What the model makes of images, one after the other."""
+    """Return the output of the model for images, which are encoded one after the other."""
     parts: list[ClipVisionOutput] = []
     for image in images.split(1):
         parts.append((yield EncodeVision(network, image, crop, goes_ahead=not parts)))
@@ -84,9 +98,10 @@ def encoded(network: ClipVision, images: Images, *, crop: bool) -> Work[ClipVisi
 
 
 def preprocessed(images: Images, side: int, *, crop: bool) -> Tensor:
-    """(images, 3, side, side) as CLIP was trained to see them, on the CPU.
+    """Return images as the model's input, (images, 3, side, side) on the CPU.
 
-    With `crop` the middle of an image is seen, else all of it, squeezed to a square.
+    With `crop`, the input is the middle of an image. Without `crop`, the input is the whole image,
+    stretched to a square.
     """
     planes = images.movedim(-1, 1)
     height, width = planes.shape[2:]
@@ -98,7 +113,7 @@ def preprocessed(images: Images, side: int, *, crop: bool) -> Tensor:
             sides = round(scale * planes.shape[2]), round(scale * planes.shape[3])
         planes = functional.interpolate(planes, size=sides, mode="bicubic", antialias=True)
         planes = _middle(planes, side, side)
-    # ComfyUI rounds to 8 bits here, as OpenAI's code does, which reads files.
+    # As in ComfyUI, values are rounded to 8 bits. OpenAI's code reads 8-bit values from files.
     levels = (planes * 255.0).clamp(0, 255).round() / 255.0
     mean, deviation = (torch.tensor(each)[:, None, None] for each in (_MEAN, _DEVIATION))
     return (levels - mean) / deviation
@@ -112,3 +127,108 @@ def _bounded(planes: Tensor) -> Tensor:
 def _middle(planes: Tensor, height: int, width: int) -> Tensor:
     top, left = (planes.shape[2] - height) // 2, (planes.shape[3] - width) // 2
     return planes[:, :, top : top + height, left : left + width]
+
+
+FOLDER = "image_encoder"
+"""The name of the vision model's folder in a diffusers folder."""
+_LAYERS = "vision_model.encoder.layers."
+_OPEN_LAYERS = "transformer.resblocks."
+_OPEN_PREFIXES = ("visual.", "embedder.model.visual.")
+"""The prefixes in a file of CLIP and in a checkpoint of unCLIP."""
+_PATCHES = "vision_model.embeddings.patch_embedding.weight"
+_POSITIONS = "vision_model.embeddings.position_embedding.weight"
+_MIDDLE = f"{_LAYERS}0.mlp.fc1.weight"
+_PROJECTION = "visual_projection.weight"
+_HEADS = 16
+_ACTIVATIONS = {24: "quick_gelu", 32: "gelu", 48: "gelu"}
+"""The activations by the number of layers: OpenAI's ViT-L/14, open_clip's ViT-H/14 and bigG/14."""
+
+
+def load_clip_vision(store: ModelStore, kind: str, name: str) -> CLIPVisionModelWithProjection:
+    """Return the vision model in a file, from memory or disk. Raises CheckpointUnavailable."""
+    path = store.models.path(kind, name)
+    component = store.inspect(inspect_clip_vision, path)
+    return store.get_or_create(
+        ("clip_vision", store.identity(path)), lambda: _read(store, component)
+    )
+
+
+def inspect_clip_vision(path: Path) -> Component:
+    """Inspect a file, or the folder of a checkpoint. Raises CheckpointUnavailable.
+
+    The configuration of a file is read from `name.config/config.json`, or, if the file is a
+    checkpoint, from `name.config/image_encoder/config.json`. If neither exists, the configuration
+    is derived from the shapes of the weights.
+    """
+    if path.is_dir():
+        folder = path / FOLDER
+        if not folder.is_dir():
+            raise CheckpointUnavailable(
+                f"{path.name} has no {FOLDER}/, so it is not a unCLIP checkpoint"
+            )
+        weights = Weights(*component_files(folder))
+        return Component(read_json(folder / "config.json"), weights, layout.same)
+    weights = Weights(path)
+    layers, map_keys = _layout(weights)
+    own = path.with_suffix(CONFIG_SUFFIX)
+    for config in (own / "config.json", own / FOLDER / "config.json"):
+        if config.is_file():
+            return Component(read_json(config), weights, map_keys)
+    return Component(_config(weights, layers, map_keys), weights, map_keys)
+
+
+def _layout(weights: Weights) -> tuple[str, MapKeys]:
+    """Return the prefix of the names of layers, and the layout of the keys."""
+    if any(key.startswith(_LAYERS) for key in weights.shapes):
+        return _LAYERS, layout.same
+    for prefix in _OPEN_PREFIXES:
+        layers = f"{prefix}{_OPEN_LAYERS}"
+        if any(key.startswith(layers) for key in weights.shapes):
+            return layers, partial(layout.open_clip_vision, prefix=prefix)
+    raise CheckpointUnavailable(f"{weights.name} has no CLIP vision model")
+
+
+def _config(weights: Weights, layers: str, map_keys: MapKeys) -> dict[str, Any]:
+    keys = map_keys([_PATCHES, _POSITIONS, _MIDDLE, _PROJECTION])
+    sizes = {name: _size(weights, stored) for name, stored in keys.items()}
+    numbers = {
+        key.removeprefix(layers).partition(".")[0]
+        for key in weights.shapes
+        if key.startswith(layers)
+    }
+    if len(numbers) not in _ACTIVATIONS or len(sizes[_PATCHES]) != 4:
+        raise CheckpointUnavailable(
+            f"{weights.name} is not a known CLIP vision model; known are ViT-L/14, ViT-H/14 and "
+            "ViT-bigG/14"
+        )
+    width, _, patch, _ = sizes[_PATCHES]
+    return {
+        "hidden_size": width,
+        "intermediate_size": sizes[_MIDDLE][0],
+        "projection_dim": sizes[_PROJECTION][0],
+        "num_hidden_layers": len(numbers),
+        "num_attention_heads": _HEADS,
+        "patch_size": patch,
+        "image_size": patch * round((sizes[_POSITIONS][0] - 1) ** 0.5),
+        "hidden_act": _ACTIVATIONS[len(numbers)],
+    }
+
+
+def _size(weights: Weights, stored: StoredTensor) -> tuple[int, ...]:
+    shape = weights.shapes.get(stored.key)
+    if shape is None:
+        raise CheckpointUnavailable(f"{weights.name} has no {stored.key}: the file is incomplete")
+    return shape[::-1] if stored.transposed else shape
+
+
+def _read(store: ModelStore, component: Component) -> CLIPVisionModelWithProjection:
+    # As in ComfyUI, vision models are rounded to half precision, like text encoders.
+    target = LoadTarget(store.device, torch.float32, rounded_to=torch.float16)
+    with configuration_checked(component.weights.name), torch.device("meta"):
+        empty = CLIPVisionModelWithProjection(CLIPVisionConfig(**component.config))
+    network = use_one_dnn(loaded(store, empty, component, target))
+    embeddings = network.vision_model.embeddings
+    # Files do not contain this buffer.
+    positions = torch.arange(embeddings.num_positions, device=store.device)
+    embeddings.position_ids = torch.nn.Buffer(positions[None], persistent=False)
+    return network

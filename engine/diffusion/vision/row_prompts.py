@@ -1,4 +1,4 @@
-"""The image prompts of the rows of a UNet call: each row attends to those of its own job."""
+"""The image prompts for the rows of a UNet call. Each row attends to the prompts of its job."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from engine.diffusion.conditioning.placement import PlacedCondition
 from engine.diffusion.inpainting import fitted_mask
-from engine.diffusion.loading.attention import PlainAttention
+from engine.diffusion.loading.layers import PlainAttention
 from engine.diffusion.vision.attended import AddedAttention, ImagePrompt, KeysValues
 
 
 class PlacedPrompt(NamedTuple):
-    """An image prompt, as some latents of one size attend to it."""
+    """An image prompt for latents of one size."""
 
     layers: Mapping[str, KeysValues]
     mask: Tensor | None
@@ -28,7 +28,7 @@ class PlacedPrompt(NamedTuple):
 def placed_prompts(
     prompts: Sequence[ImagePrompt], placed: PlacedCondition, x: Tensor
 ) -> list[PlacedPrompt]:
-    """Image prompts, as a condition on the latents `x` attends to them."""
+    """Return the image prompts for a condition on the latents `x`."""
     sides = tuple(placed.window(x).shape[2:])
     return [
         PlacedPrompt(
@@ -47,7 +47,10 @@ def _window(mask: Tensor, placed: PlacedCondition, x: Tensor) -> Tensor:
 def prompted(
     unet: Any, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]
 ) -> AbstractContextManager[None]:
-    """Inside, the latents of each row attend to its prompts; `sizes`: latents per row."""
+    """Within this context, the latents of each row attend to the prompts of the row.
+
+    `sizes` has the number of latents of each row.
+    """
     if not any(rows):
         return nullcontext()
     row_prompts: RowPrompts = unet.row_prompts
@@ -55,9 +58,9 @@ def prompted(
 
 
 class RowPrompts:
-    """The image prompts of a UNet's layers. It belongs to the thread that calls the UNet.
+    """The image prompts of a UNet's layers, only for the thread that calls the UNet.
 
-    A deep copy of the UNet has its own.
+    A deep copy of the UNet has `RowPrompts` of its own.
     """
 
     def __init__(self, unet: nn.Module) -> None:
@@ -69,7 +72,10 @@ class RowPrompts:
 
     @contextmanager
     def of(self, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]) -> Iterator[None]:
-        """Inside, a call of the UNet attends to these. Equally many tokens are one attention."""
+        """Within this context, a call of the UNet attends to these prompts.
+
+        Prompts with equal numbers of tokens are computed as one attention.
+        """
         masks: _Masks = {}
         try:
             for name, added in self._by_layer.items():
@@ -81,14 +87,15 @@ class RowPrompts:
 
 
 _Masks: TypeAlias = dict[Hashable, Tensor]
-"""Those of groups of prompts. All layers of a call share them: a mask may be as large as a picture.
+"""The masks of groups of prompts. All layers of a call share the masks, because a mask may be as
+large as a picture.
 """
 
 
 def _added(
     name: str, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int], masks: _Masks
 ) -> Iterator[AddedAttention]:
-    """What the layer of that name attends to."""
+    """Yield the image prompts to which the layer of that name attends."""
     groups: defaultdict[Hashable, list[tuple[range, PlacedPrompt]]] = defaultdict(list)
     start = 0
     for own, size in zip(rows, sizes, strict=True):
@@ -122,6 +129,6 @@ def _joined(
 
 
 def _sized(masks: Tensor, size: int) -> Tensor:
-    """So many of the masks, the last of them as often as it takes."""
+    """Return `size` masks. If there are fewer masks, the last mask is repeated."""
     at = torch.arange(size, device=masks.device).clamp(max=len(masks) - 1)
     return masks[at]

@@ -1,7 +1,7 @@
-"""unCLIP: images that a model is told beside the text, by their CLIP embeddings with noise.
+"""unCLIP: images that condition a model beside the text (Ramesh et al. 2022, arXiv:2204.06125).
 
-Ramesh et al. 2022 (arXiv:2204.06125); the noise is that of Ho et al. 2021 (arXiv:2106.15282),
-section 4, as Stable Diffusion 2.1 unCLIP was trained with it.
+The input is the CLIP embedding of an image with added noise. The noise is described in section 4 of
+Ho et al. 2021 (arXiv:2106.15282). Stable Diffusion 2.1 unCLIP was trained with this noise.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ from engine.errors import EngineError
 
 _LEVELS = 1000
 _MERGED_AUGMENTATION = 0.05
-"""That of the sum of several images."""
+"""The level of the noise that is added to the sum of several images."""
 _SEED_OFFSET = -10
-"""To the seed of the sampler, as in ComfyUI."""
+"""The number that is added to the seed of the sampler, as in ComfyUI."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnclipImage:
-    """Images that a conditioning has beside its text."""
+    """Images that a conditioning has in addition to its text."""
 
     embeds: Tensor
     """(images, width)."""
     strength: float
     noise_augmentation: float
-    """From 0 to 1, all noise."""
+    """The amount of noise, from 0 to 1. At 1, nothing of the image is left."""
 
 
 def class_labels(images: Sequence[UnclipImage], seed: int, *, width: int) -> Tensor:
-    """(1, width): the sum of the embeddings with noise, and how much noise that is.
+    """Return the class labels, (1, width).
 
-    Raises EngineError for embeddings that are not half as wide.
+    The first half is the sum of the embeddings with noise. The second half encodes the noise level.
+    Raises EngineError if the width of the embeddings is not half of `width`.
     """
     for image in images:
         if (own := image.embeds.shape[1]) != width // 2:
             raise EngineError(
-                "the image was encoded by another CLIP vision model than this checkpoint's: it is "
-                f"{own} wide, and this model takes {width // 2}"
+                "the image was encoded by another CLIP vision model than that of this checkpoint: "
+                f"it has the width {own}, but this model needs {width // 2}"
             )
     generator = torch.Generator()
     parts: list[Tensor] = []
     for image in images:
         for embed in image.embeds.split(1):
-            generator.manual_seed(seed + _SEED_OFFSET)  # each gets the same noise
+            # The seed is set for each image, so that every image gets the same noise.
+            generator.manual_seed(seed + _SEED_OFFSET)
             parts.append(_noised(embed, image.noise_augmentation, generator) * image.strength)
     if len(parts) == 1:
         return parts[0]
@@ -71,5 +73,8 @@ def _noised(embed: Tensor, augmentation: float, generator: torch.Generator) -> T
 
 @cache
 def _kept() -> Tensor:
-    """How much is left of an embedding at each level: Nichol and Dhariwal 2021, equation 17."""
+    """Return the share of an embedding that is left at each noise level.
+
+    See Nichol and Dhariwal 2021 (arXiv:2102.09672), equation 17.
+    """
     return (1.0 - betas_for_alpha_bar(_LEVELS).double()).cumprod(0)

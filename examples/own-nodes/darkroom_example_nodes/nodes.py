@@ -1,4 +1,7 @@
-"""The declarations. HTTP replicas import them, so they import torch's side in their bodies."""
+"""The declarations of the nodes.
+
+HTTP replicas import this module without torch, so the functions import the module that uses torch.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def vignette(context: Context, image: Images, strength: float) -> tuple[Images]:
     estimate=_blurred,
 )
 def box_blur(context: Context, image: Images, radius: int) -> Work[tuple[Images]]:
-    """Blurs images on the device, those of jobs that ask for the same in one call."""
+    """Blurs images on the device. Jobs with the same radius and size share one call."""
     from darkroom_example_nodes.pictures import BoxBlur
 
     images = yield BoxBlur(image, radius, context.device)

@@ -1,4 +1,4 @@
-"""What the nodes compute."""
+"""The computations of the nodes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine.diffusion.images.latents import Images
 
 
 def falloff(width: int, height: int) -> Tensor:
-    """(height, width): 0 in the middle, 1 in the corners."""
+    """Return a tensor (height, width) with values from 0 in the middle to 1 in the corners."""
     rows, columns = torch.linspace(-1, 1, height), torch.linspace(-1, 1, width)
     return (rows[:, None] ** 2 + columns[None] ** 2) / 2
 
 
 @dataclass(slots=True, eq=False)
 class BoxBlur(Request):
-    """Images, each pixel the mean of a square around it."""
+    """A request to replace each pixel of images by the mean of a square around the pixel."""
 
     images: Images
     radius: int
@@ -38,7 +38,7 @@ class BoxBlur(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Images]:
-        """The blurred images of each request, on the CPU."""
+        """Return the blurred images of each request, on the CPU."""
         device, radius = requests[0].device, requests[0].radius
         planes = torch.cat([each.images for each in requests]).to(device).movedim(-1, 1)
         framed = functional.pad(planes, (radius,) * 4, mode="replicate")

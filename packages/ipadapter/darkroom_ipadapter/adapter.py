@@ -1,8 +1,8 @@
-"""Files of IP-Adapter, in the layout in which they are published.
+"""Reads the files of IP-Adapter in the layout in which they are published.
 
-`image_proj.*` makes tokens of what a CLIP vision model says of a picture. `ip_adapter.<n>.to_k_ip`
-and `to_v_ip` make keys and values of them, by the numbers of a UNet's layers: every second one is
-cross-attention.
+`image_proj.*` converts the output of a CLIP vision model to tokens. `ip_adapter.<n>.to_k_ip` and
+`to_v_ip` compute keys and values from the tokens. n is the number of an attention layer of the
+UNet. Every second attention layer is cross-attention.
 """
 
 from __future__ import annotations
@@ -32,27 +32,25 @@ _RESAMPLER_NAMES = {
     "1.1.": "ff.1.net.0.proj.",
     "1.3.": "ff.1.net.2.",
 }
-"""What the parts of a layer are called in the file, and in diffusers."""
+"""The name of each part of a layer in the file, and its name in diffusers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """An IP-Adapter in memory."""
-
     name: str
     projection: nn.Module
     to_keys: tuple[Tensor, ...]
-    """(width of the layer, width of a token) by the number of the layer."""
+    """For each cross-attention layer, a matrix (width of the layer, width of a token)."""
     to_values: tuple[Tensor, ...]
     is_plus: bool
-    """Whether it looks at the patches of a picture, and not at its embedding alone."""
+    """Whether the adapter uses the states of a picture's patches instead of its embedding."""
     seen_width: int
-    """That of what it takes of a CLIP vision model."""
+    """The width of the CLIP vision output that the adapter uses."""
 
 
 def read_adapter(path: Path, device: torch.device) -> Adapter:
-    """Read the file of an IP-Adapter. Raises EngineError for another one."""
-    # Half precision is slow on a CPU.
+    """Read the file of an IP-Adapter. Raises EngineError if the file is not supported."""
+    # On a CPU, half precision is slow.
     dtype = torch.float32 if device.type == "cpu" else torch.float16
     tensors = {name: each.to(device, dtype) for name, each in read_tensors(path).items()}
     own = _part(tensors, _PROJECTION)
@@ -63,7 +61,7 @@ def read_adapter(path: Path, device: torch.device) -> Adapter:
         elif "proj.weight" in own:
             projection, width = _plain(own)
         else:
-            raise EngineError(f"{path.name} is an IP-Adapter of a kind that is not supported")
+            raise EngineError(f"{path.name} is an IP-Adapter of an unsupported kind")
     except (LookupError, RuntimeError) as error:
         raise EngineError(f"{path.name} is damaged: {str(error).splitlines()[0]}") from error
     return Adapter(path.name, projection, keys, values, "latents" in own, width)
@@ -76,14 +74,14 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _layers(own: Mapping[str, Tensor], name: str) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     if any("_lora." in key for key in own):
-        raise EngineError(f"{name} is a FaceID, which needs a detector of faces")
+        raise EngineError(f"{name} is a FaceID adapter, which needs a face detector")
     found: dict[str, dict[int, Tensor]] = {"k": {}, "v": {}}
     for key, tensor in own.items():
         if match := _LAYER.fullmatch(key):
             found[match[2]][int(match[1])] = tensor
     keys, values = found["k"], found["v"]
     if not keys or keys.keys() != values.keys():
-        raise EngineError(f"{name} is no IP-Adapter: it has no pairs of to_k_ip and to_v_ip")
+        raise EngineError(f"{name} is not an IP-Adapter: it has no pairs of to_k_ip and to_v_ip")
     numbers = sorted(keys)
     return tuple(keys[each] for each in numbers), tuple(values[each] for each in numbers)
 
@@ -101,7 +99,7 @@ def _renamed(key: str) -> str:
 
 
 def _resampler(own: Mapping[str, Tensor]) -> tuple[nn.Module, int]:
-    """The perceiver that "plus" has."""
+    """Return the resampler of a "plus" adapter, and the width of its input."""
     _, queries, hidden = own["latents"].shape
     width = own["proj_in.weight"].shape[1]
     depth = len({key.split(".")[1] for key in own if key.startswith("layers.")})

@@ -1,10 +1,10 @@
-"""The steps from an adapter and pictures to the prompt that a model attends to."""
+"""The steps that make an image prompt from an adapter and pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,38 +19,41 @@ from engine.diffusion.vision.attended import CrossAttention, ImagePrompt, KeysVa
 from engine.diffusion.vision.clip_vision import ClipVisionOutput
 from engine.errors import EngineError
 
-if TYPE_CHECKING:
-    from darkroom_ipadapter.nodes import Loaded
-
 Seen: TypeAlias = tuple[Tensor, Tensor]
-"""What the positive conditioning sees, and the negative one."""
+"""The encoded pictures for the positive and the negative conditioning."""
 Pairs: TypeAlias = tuple[list[KeysValues], list[KeysValues]]
 _BLACK_SIDE = 224
 
 
 def layers_for(layers: Sequence[CrossAttention], adapter: Adapter) -> Sequence[CrossAttention]:
-    """The layers of a model. Raises EngineError if the adapter was made for another family."""
+    """Return the layers of a model, if the adapter fits them.
+
+    Raises EngineError if the adapter was made for another family of models.
+    """
     own = [len(each) for each in adapter.to_keys]
     if own != [each.width for each in layers]:
         raise EngineError(
-            f"{adapter.name} was made for another family of models: it has {len(own)} layers, and "
-            f"this model {len(layers)}, or they are of another width"
+            f"{adapter.name} was made for another family of models: it has {len(own)} layers, but "
+            f"this model has {len(layers)}, or the layers have other widths"
         )
     return layers
 
 
-def seen(context: Context, loaded: Loaded, image: Images, negative: Images | None) -> Work[Seen]:
-    """What the adapter takes of the pictures. Without a negative one, that is nothing, or black
-    where patches are looked at.
+def seen(
+    context: Context, adapter: Adapter, clip_vision: Any, *, image: Images, negative: Images | None
+) -> Work[Seen]:
+    """Encode the pictures for the adapter.
+
+    If there is no negative picture, a "plus" adapter gets a black picture, and other adapters get
+    zeros.
     """
-    adapter = loaded.adapter
     if negative is None and adapter.is_plus:
         negative = torch.zeros(1, _BLACK_SIDE, _BLACK_SIDE, 3)
-    encoded = yield from context.vision.encode(loaded.clip_vision, image, crop=True)
+    encoded = yield from context.vision.encode(clip_vision, image, crop=True)
     positive = _taken(encoded, adapter)
     if negative is None:
         return positive, torch.zeros_like(positive)
-    others = yield from context.vision.encode(loaded.clip_vision, negative, crop=True)
+    others = yield from context.vision.encode(clip_vision, negative, crop=True)
     return positive, sized(_taken(others, adapter), len(positive))
 
 
@@ -58,14 +61,14 @@ def _taken(encoded: ClipVisionOutput, adapter: Adapter) -> Tensor:
     taken = encoded.penultimate_hidden_states if adapter.is_plus else encoded.image_embeds
     if (width := taken.shape[-1]) != adapter.seen_width:
         raise EngineError(
-            f"{adapter.name} was made for another CLIP vision model: it takes "
-            f"{adapter.seen_width} numbers of it, and this one gives {width}"
+            f"{adapter.name} was made for another CLIP vision model: it needs {adapter.seen_width} "
+            f"numbers from it, but this one returns {width}"
         )
     return taken
 
 
 def projected(adapter: Adapter, pictures: Seen, combining: str) -> Work[Pairs]:
-    """The keys and values of all layers, of both sides."""
+    """Return the keys and values of all layers, for the positive and the negative pictures."""
     positive = combined(pictures[0], combining)
     negative = sized(pictures[1], len(positive))
     found = yield Project(adapter, torch.cat([positive, negative]))
@@ -83,7 +86,7 @@ def prompt_of(
     of_layers: Sequence[LayerWeight],
     scaling: str,
 ) -> ImagePrompt:
-    """What the layers attend to; those in which it weighs nothing do not."""
+    """Return the image prompt for the layers. Layers with a weight of 0 are left out."""
     found = {
         layer.name: sides(positive, negative, own, scaling)
         for layer, positive, negative, own in zip(layers, *pairs, of_layers, strict=True)
@@ -96,5 +99,5 @@ def prompt_of(
 
 
 def limited(prompt: ImagePrompt, mask: Mask | None, shares: tuple[float, float]) -> ImagePrompt:
-    """The prompt in a part of the image and of the steps."""
+    """Return the prompt, limited to a part of the image and to a range of the timesteps."""
     return replace(prompt, mask=mask, percent_range=shares)

@@ -1,6 +1,7 @@
-"""The declarations, with the names and inputs that people's graphs have.
+"""The nodes of the package, with the names and inputs of ComfyUI's nodes.
 
-HTTP replicas import them, so they import torch's side in their bodies.
+API replicas import this module but must not load torch. So modules that need torch are imported
+inside the functions.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ NODES_API = "1.1"
 FOLDER = "ipadapter"
 _XL_TEXT_WIDTH = 2048
 _PICTURE_BYTES = 24 * 2**20
-"""The keys and values of a picture in all layers of the largest UNet, for both conditionings."""
+"""The size of the keys and values of a picture in all layers of the largest UNet, for both
+conditionings.
+"""
 _PICTURE_TOKENS = 16
-"""What layers attend to for a picture that a "plus" adapter sees; others make four of it."""
+"""The number of tokens of a picture with a "plus" adapter. Other adapters make four."""
 _SIMPLE_TYPES = {
     "standard": weights.LINEAR,
     "prompt is more important": "ease out",
@@ -40,7 +43,7 @@ _SCALING = ("V only", "K+V", "K+V w/ C penalty", "K+mean(V) w/ C penalty")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """An adapter, and the CLIP vision model that it came with."""
+    """An adapter, and the CLIP vision model that was loaded with it."""
 
     adapter: Adapter
     clip_vision: Any = None
@@ -69,14 +72,20 @@ def _applied_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _share(default: float, which: str) -> Float:
-    return Float(default, min=0.0, max=1.0, step=0.001, tooltip=f"The {which} of its timesteps.")
+    return Float(
+        default,
+        min=0.0,
+        max=1.0,
+        step=0.001,
+        tooltip=f"The {which} timestep with an effect, as a share of all timesteps.",
+    )
 
 
 def _strength(most: float) -> Float:
-    return Float(1.0, min=-1.0, max=most, step=0.05, tooltip="How much the picture counts.")
+    return Float(1.0, min=-1.0, max=most, step=0.05, tooltip="The weight of the picture.")
 
 
-_MASK = Link("MASK", tooltip="Where in the image it counts.")
+_MASK = Link("MASK", tooltip="The part of the image in which the picture has an effect.")
 
 
 @node(
@@ -150,14 +159,18 @@ def ip_adapter(
         "ipadapter": Link("IPADAPTER"),
         "image": Link("IMAGE"),
         "weight": _strength(5.0),
-        "weight_type": Choice(weights.TYPES, tooltip="In which layers it counts how much."),
-        "combine_embeds": Choice(_COMBINING, tooltip="How several pictures become one prompt."),
+        "weight_type": Choice(
+            weights.TYPES, tooltip="How the weight is distributed over the layers."
+        ),
+        "combine_embeds": Choice(_COMBINING, tooltip="How several pictures are combined."),
         "start_at": _share(0.0, "first"),
         "end_at": _share(1.0, "last"),
-        "embeds_scaling": Choice(_SCALING, tooltip="What of the attention is weighted."),
+        "embeds_scaling": Choice(
+            _SCALING, tooltip="Which parts of the attention the weight changes."
+        ),
     },
     optional={
-        "image_negative": Link("IMAGE", tooltip="What the negative conditioning sees."),
+        "image_negative": Link("IMAGE", tooltip="The picture for the negative conditioning."),
         "attn_mask": _MASK,
         "clip_vision": Link("CLIP_VISION"),
     },
@@ -189,7 +202,7 @@ def _applied(
     image_negative: Images | None = None,
     attn_mask: Mask | None = None,
 ) -> Work[tuple[Any]]:
-    """The model with an image prompt made of pictures."""
+    """Return the model with an image prompt that is made from pictures."""
     from darkroom_ipadapter import applying
 
     if loaded.clip_vision is None:
@@ -198,7 +211,9 @@ def _applied(
     of_layers = weights.layer_weights(weight_type, weight, layers)
     if not any(each.weight for each in of_layers):
         return (model,)
-    seen = yield from applying.seen(context, loaded, image, image_negative)
+    seen = yield from applying.seen(
+        context, loaded.adapter, loaded.clip_vision, image=image, negative=image_negative
+    )
     pairs = yield from applying.projected(loaded.adapter, seen, combine_embeds)
     prompt = applying.prompt_of(layers, pairs, of_layers, embeds_scaling)
     limited = applying.limited(prompt, attn_mask, (start_at, end_at))

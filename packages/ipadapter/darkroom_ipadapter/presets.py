@@ -1,4 +1,4 @@
-"""Which files the presets of the unified loader mean, by the names of published files."""
+"""The files of the unified loader's presets, by the names of published files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from engine.errors import EngineError
 
-# Each preset: the ends of the names for Stable Diffusion 1 and for XL, without their suffix. A dot
-# stands for any character, as people write them with dashes and with underscores.
+# Each preset has the ends of file names for Stable Diffusion 1 and for XL, without the suffix. The
+# dots match any character, because some names have dashes and other names have underscores.
 _FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "LIGHT - SD1.5 only (low strength)": (("sd15.light.v11", "sd15.light"), ()),
     "STANDARD (medium strength)": (("ip.adapter.sd15",), ("ip.adapter.sdxl.vit.h",)),
@@ -23,16 +23,16 @@ _SUFFIX = r"\.safetensors$"
 
 
 def adapter_file(preset: str, names: Sequence[str], *, is_xl: bool) -> str:
-    """The file of an adapter among those of the folder. Raises EngineError if it is not there."""
+    """Return the adapter's file among `names`. Raises EngineError if there is no such file."""
     ends = _FILES[preset][is_xl]
     if not ends:
-        raise EngineError(f"the preset {preset} is not for Stable Diffusion XL")
+        raise EngineError(f"the preset {preset} does not support Stable Diffusion XL")
     found = [name for end in ends for name in _matching(f"(?:{end})", names)]
     return _first(found, "ipadapter/", f"{ends[0].replace('.', '-')}.safetensors")
 
 
 def clip_vision_file(preset: str, names: Sequence[str]) -> str:
-    """The file of the CLIP vision model that the adapter was made for. Raises EngineError."""
+    """Return the file of the CLIP vision model for the preset's adapter. Raises EngineError."""
     is_g = preset.startswith("VIT-G")
     found = _matching(f"(?:{_VIT_G if is_g else _VIT_H})", names)
     shown = "CLIP-ViT-bigG-14-laion2B-39B-b160k" if is_g else "CLIP-ViT-H-14-laion2B-s32B-b79K"

@@ -1,6 +1,6 @@
-"""From pictures to an image prompt: what a UNet attends to beside the text.
+"""Makes image prompts from pictures, as in IP-Adapter (Ye et al. 2023, arXiv:2308.06721).
 
-IP-Adapter: Ye et al. 2023 (arXiv:2308.06721).
+An image prompt consists of tokens to which a UNet attends in addition to the text.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PENALTY_WIDTH = 1280
 
 @dataclass(slots=True, eq=False)
 class Project(Request):
-    """What an adapter makes of pictures: keys and values for each layer, and each picture."""
+    """Computes the keys and values of each picture for each layer."""
 
     adapter: Adapter
     seen: Tensor
-    """(pictures, width), or with a second dimension of patches."""
+    """(pictures, width), or (pictures, patches, width)."""
     goes_ahead: bool = True
 
     @property
@@ -40,7 +40,7 @@ class Project(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[list[KeysValues]]:
-        """(pictures, tokens, width of the layer) for each layer and request."""
+        """Return keys and values (pictures, tokens, width of the layer) per request and layer."""
         adapter = requests[0].adapter
         tokens = adapter.projection(
             torch.cat([each.seen for each in requests]).to(adapter.to_keys[0])
@@ -56,7 +56,7 @@ class Project(Request):
 
 
 def combined(seen: Tensor, how: str) -> Tensor:
-    """What is seen of several pictures as that of one, unless it is concatenated."""
+    """Combine the encodings of several pictures to one, except with the method "concat"."""
     if how == "concat" or len(seen) == 1:
         return seen
     match how:
@@ -72,16 +72,16 @@ def combined(seen: Tensor, how: str) -> Tensor:
 
 
 def sized(seen: Tensor, count: int) -> Tensor:
-    """That of so many pictures: the last one is seen again, or some are left out."""
+    """Return `count` encodings: repeat the last encoding, or drop encodings at the end."""
     return seen[torch.arange(count).clamp(max=len(seen) - 1)]
 
 
 def weighted(pair: KeysValues, weight: float, scaling: str) -> KeysValues:
-    """The keys and values of a layer for all pictures, (1, tokens, width), by their weight."""
+    """Return the weighted keys and values of a layer for all pictures, (1, tokens, width)."""
     keys, values = pair.keys, pair.values
     if scaling.endswith("C penalty"):
         weight *= keys.shape[2] / _PENALTY_WIDTH
-    # Not a part of what was made for all that shared the call, which it would keep in memory.
+    # The keys are copied, because a view would keep the tensor of the whole call in memory.
     keys = keys * weight if scaling.startswith("K") else keys.clone()
     mean = values.mean(1, keepdim=True) if "mean(V)" in scaling else 0.0
     changed = values - mean + mean * weight if "mean(V)" in scaling else values * weight
@@ -91,7 +91,7 @@ def weighted(pair: KeysValues, weight: float, scaling: str) -> KeysValues:
 def sides(
     seen: KeysValues, unseen: KeysValues, weight: LayerWeight, scaling: str
 ) -> tuple[KeysValues, KeysValues]:
-    """What the positive and the negative conditioning attend to in a layer."""
+    """Return the keys and values of a layer for the positive and the negative conditioning."""
     positive = weighted(seen, weight.weight, scaling)
     if weight.is_swapped:
         nothing = KeysValues(torch.zeros_like(positive.keys), torch.zeros_like(positive.values))

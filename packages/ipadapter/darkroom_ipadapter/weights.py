@@ -1,4 +1,4 @@
-"""How much a picture counts in each layer of a UNet, by the names that people's graphs have."""
+"""Computes the weight of a picture in each layer of a UNet for ComfyUI's weight types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EASED: dict[str, Callable[[float], float]] = {
     "ease in-out": lambda place: 1 - abs(2 * place - 1),
     "reverse in-out": lambda place: abs(2 * place - 1),
 }
-"""By the place of a transformer, from 0 to 1."""
+"""Functions that return the weight for the position of a transformer, from 0 to 1."""
 _LEAST_EASED = 0.05
 _WEAK: dict[str, tuple[str, ...]] = {
     "weak input": ("input",),
@@ -21,13 +21,13 @@ _WEAK: dict[str, tuple[str, ...]] = {
     "weak middle": ("middle",),
     "strong middle": ("input", "output"),
 }
-"""The blocks that count less."""
+"""The blocks that have a smaller weight, by weight type."""
 _WEAK_SHARE = 0.2
 _XL_TRANSFORMERS = 11
 _OUTER = (0, 1, 2, 3, *range(9, 16))
 _INNER = (6, 7, 8)
 _COMPOSITION = {4: 0.25, 5: 1.0}
-"""Of Stable Diffusion 1; that of XL is transformer 3."""
+"""The numbers of the transformers for composition in Stable Diffusion 1, with their weights."""
 _XL_COMPOSITION = {3: 1.0}
 _FAINT = 0.1
 _XL_FAINT = dict.fromkeys((0, 1, 2, 4, 5, 7, 8, 9, 10), _FAINT)
@@ -45,13 +45,13 @@ _STYLES: dict[str, tuple[Mapping[int, float], Mapping[int, float]]] = {
         _XL_FAINT | {6: 1.0},
     ),
 }
-"""By the numbers of transformers, those of the style: of Stable Diffusion 1, and of XL."""
+"""The numbers of the transformers for style in Stable Diffusion 1 and in XL, with their weights."""
 _WITHOUT_COMPOSITION = {"style transfer", "strong style transfer"}
 TYPES = (LINEAR, *_EASED, *_WEAK, *_STYLES)
 
 
 class Layer(Protocol):
-    """A cross-attention layer, as `context.vision.cross_attentions` tells of it."""
+    """A cross-attention layer, as `context.vision.cross_attentions` describes it."""
 
     @property
     def block(self) -> str: ...
@@ -61,15 +61,12 @@ class Layer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeight:
-    """How much a picture counts in a layer."""
-
     weight: float
     is_swapped: bool = False
-    """Whether the negative conditioning sees the picture there, and the positive one nothing."""
+    """Whether only the negative conditioning attends to the picture in this layer."""
 
 
 def layer_weights(weight_type: str, weight: float, layers: Sequence[Layer]) -> list[LayerWeight]:
-    """The weight in each layer."""
     count = 1 + max(each.transformer for each in layers)
     if weight_type in _STYLES:
         by_transformer = _style_weights(weight_type, weight, is_xl=count == _XL_TRANSFORMERS)
@@ -93,7 +90,7 @@ def _style_weights(weight_type: str, weight: float, *, is_xl: bool) -> dict[int,
         composition = {}
     is_precise = weight_type.endswith("precise")
     swaps_style = weight_type == "composition precise"
-    # In this one type the composition counts wholly, whatever the weight.
+    # In this type, the composition always has full weight, and `weight` changes only the style.
     own = 1.0 if weight_type == "style and composition" else weight
     found = {
         each: LayerWeight(weight * share, is_precise and swaps_style)

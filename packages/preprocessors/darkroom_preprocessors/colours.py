@@ -1,4 +1,4 @@
-"""Colours, tiles and shuffled contents of images."""
+"""Functions for palettes of colours, tiles and shuffled contents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHUFFLED_CELL = 256
 
 
 def palette(planes: Tensor, *, resolution: int) -> Tensor:
-    """Squares of 64 pixels, each of one colour of the image."""
+    """Return squares of 64 pixels. Each square has one colour, taken from the image."""
     planes = at_resolution(planes, resolution, upscaled_by_area=True)
     height, width = planes.shape[1:]
     squares = cubic(planes, max(1, width // _CELL), max(1, height // _CELL))
@@ -21,14 +21,14 @@ def palette(planes: Tensor, *, resolution: int) -> Tensor:
 
 
 def tile_sides(width: int, height: int, doublings: int) -> tuple[int, int]:
-    """Width and height of an image that was made small and then doubled so often."""
+    """Return width and height of an image after `tile`."""
     rounded = (round(side / _CELL) * _CELL for side in (width, height))
     across, down = (max(1, side >> doublings) for side in rounded)
     return across << doublings, down << doublings
 
 
 def tile(planes: Tensor, *, doublings: int) -> Tensor:
-    """An image without its details: made smaller, then doubled so often."""
+    """Remove the details of an image by reducing the image and doubling it `doublings` times."""
     height, width = planes.shape[1:]
     across, down = (side >> doublings for side in tile_sides(width, height, doublings))
     planes = by_area(planes, across, down)
@@ -38,7 +38,7 @@ def tile(planes: Tensor, *, doublings: int) -> Tensor:
 
 
 def shuffled(planes: Tensor, *, seed: int, resolution: int) -> Tensor:
-    """An image whose contents have moved along a smooth field of chance."""
+    """Move the contents of an image along a smooth random field."""
     planes = at_resolution(planes, resolution)
     generator = torch.Generator().manual_seed(seed)
     height, width = planes.shape[1:]
@@ -49,7 +49,7 @@ def shuffled(planes: Tensor, *, seed: int, resolution: int) -> Tensor:
 
 
 def _smooth(height: int, width: int, generator: torch.Generator) -> Tensor:
-    """(height, width) of 0..1, all of them."""
+    """Return a smooth random field, (height, width), scaled to 0..1."""
     cell = _SHUFFLED_CELL
     few = torch.rand(1, 1, height // cell + 2, width // cell + 2, generator=generator)
     sides = height + 2 * cell, width + 2 * cell

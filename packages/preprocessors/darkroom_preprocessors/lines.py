@@ -1,4 +1,4 @@
-"""Lines and edges of images."""
+"""Functions that draw the lines and edges of images."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LINE_LEVEL = 127.0
 _DARK = 127
 _FINE_SIGMA, _COARSE_SIGMA = 0.5, 5.0
 _OTSU = (0, 255)
-"""Thresholds that stand for one by the image itself."""
+"""The thresholds that are replaced with a threshold by Otsu's method."""
 _SOBEL = np.outer([1, 2, 1], [-1, 0, 1])[None]
 _SLOPE, _FRACTION = 13573, 15
-"""The tangent of 22.5 degrees, in so many binary places."""
+"""The tangent of 22.5 degrees as a fixed-point number with this many binary places."""
 
 
 def standard_lines(planes: Tensor, *, sigma: float, threshold: int, resolution: int) -> Tensor:
-    """White where an image is darker than around."""
+    """Return planes that are white where an image is darker than its surroundings."""
     planes = at_resolution(planes, resolution)
     darker = (blurred(planes, sigma) - planes).amin(0, keepdim=True).clamp(0, 255)
     usual = median(darker[darker > threshold])
@@ -31,13 +31,16 @@ def standard_lines(planes: Tensor, *, sigma: float, threshold: int, resolution: 
 
 
 def scribble(planes: Tensor, *, resolution: int) -> Tensor:
-    """Black where an image is dark in one of its colours."""
+    """Return planes that are black where any colour of an image is dark."""
     planes = at_resolution(planes, resolution, upscaled_by_area=True)
     return (planes.amin(0, keepdim=True) >= _DARK) * 255.0
 
 
 def difference_lines(planes: Tensor, *, threshold: int, resolution: int) -> Tensor:
-    """White where a fine blur is darker than a coarse one: Winnemöller et al. 2012, "XDoG"."""
+    """Return planes that are white where a fine blur is darker than a coarse blur.
+
+    See Winnemöller et al. 2012, "XDoG".
+    """
     planes = at_resolution(planes, resolution)
     difference = blurred(planes, _COARSE_SIGMA) - blurred(planes, _FINE_SIGMA)
     darker = difference.amin(0, keepdim=True).clamp(0, 255).ceil()
@@ -45,14 +48,17 @@ def difference_lines(planes: Tensor, *, threshold: int, resolution: int) -> Tens
 
 
 def binary(planes: Tensor, *, threshold: int, resolution: int) -> Tensor:
-    """White where an image is brighter than a threshold; 0 and 255 stand for Otsu's."""
+    """Return planes that are white where an image is brighter than a threshold.
+
+    For 0 and 255, Otsu's threshold is used.
+    """
     brightness = grey(at_resolution(planes, resolution))
     bound = _otsu(brightness) if threshold in _OTSU else threshold
     return (brightness > bound) * 255.0
 
 
 def _otsu(brightness: Tensor) -> int:
-    """The threshold that separates two groups of levels best: Otsu 1979."""
+    """Return the threshold that separates two groups of levels best (Otsu 1979)."""
     counts = torch.bincount(brightness.long().flatten(), minlength=256).double()
     levels = torch.arange(256, device=counts.device).double()
     below, sums = counts.cumsum(0), (counts * levels).cumsum(0)
@@ -62,14 +68,14 @@ def _otsu(brightness: Tensor) -> int:
 
 
 def edges(planes: Tensor, *, low: int, high: int, resolution: int) -> Tensor:
-    """White on the edges of an image: Canny 1986."""
+    """Return planes that are white on the edges of an image (Canny 1986)."""
     levels = at_resolution(planes, resolution).cpu().numpy().astype(np.int64)
     found = _connected(*_thinned(levels), low=min(low, high), high=max(low, high))
     return torch.from_numpy(found[None] * np.float32(255.0)).to(planes.device)
 
 
 def _thinned(levels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The gradient of the strongest colour in each place, and where it is a ridge."""
+    """Return the gradient of the strongest colour at each pixel, and where it has a ridge."""
     kernels = _SOBEL, _SOBEL.transpose(0, 2, 1)
     across, down = (ndimage.correlate(levels, each, mode="nearest") for each in kernels)
     strongest = (abs(across) + abs(down)).argmax(0)[None]
@@ -101,7 +107,7 @@ def _thinned(levels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.b
 def _connected(
     size: NDArray[np.int64], ridge: NDArray[np.bool_], *, low: int, high: int
 ) -> NDArray[np.bool_]:
-    """The ridges above `low` that touch one above `high`."""
+    """Return the ridges above `low` that are connected to a ridge above `high`."""
     groups, _ = ndimage.label(ridge & (size > low), structure=np.ones((3, 3)))
     strong = np.unique(groups[ridge & (size > high)])
     return np.isin(groups, strong[strong > 0])

@@ -1,6 +1,7 @@
-"""The declarations, with the names and inputs that people's graphs have.
+"""The nodes of the package, with the names and inputs of ComfyUI's nodes.
 
-HTTP replicas import them, so they import torch's side in their bodies.
+API replicas import this module but must not load torch. So modules that need torch are imported
+inside the functions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _RESOLUTION = Int(
     max=_MOST_SIDE,
     step=64,
     limit="longest_side",
-    tooltip="How long the shorter side becomes.",
+    tooltip="The length of the shorter side of the result, in pixels.",
 )
 _LINES, _OTHERS = "preprocessors/lines", "preprocessors/others"
 
@@ -40,7 +41,7 @@ def _level(default: int, tooltip: str) -> Int:
 
 
 def _changed(images: ImageShape, made: ImageShape, passes: float) -> Estimate:
-    """Images of which others are made, by so many times the work of resizing them."""
+    """Return the estimate for images that need `passes` times the work of resizing."""
     megapixels = max(images.megapixels, made.megapixels)
     scratch = max(images.size_bytes, made.size_bytes) // max(1, images.count)
     return Estimate((made,), work=megapixels * passes * work.RESAMPLE, scratch_bytes=12 * scratch)
@@ -76,7 +77,6 @@ def _inpaint_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _each(context: Context, image: Images, change: Change) -> Work[tuple[Images]]:
-    """The images that are made of each one."""
     import torch
 
     from darkroom_preprocessors.planes import Preprocess
@@ -92,8 +92,8 @@ def _each(context: Context, image: Images, change: Change) -> Work[tuple[Images]
     "CannyEdgePreprocessor",
     inputs=_IMAGE,
     optional={
-        "low_threshold": _level(100, "Weaker edges are left out."),
-        "high_threshold": _level(200, "Stronger edges are kept, with those that touch them."),
+        "low_threshold": _level(100, "The smallest gradient of a pixel that continues an edge."),
+        "high_threshold": _level(200, "The smallest gradient of an edge."),
         "resolution": _RESOLUTION,
     },
     outputs=("IMAGE",),
@@ -120,8 +120,8 @@ def canny(
     "LineartStandardPreprocessor",
     inputs=_IMAGE,
     optional={
-        "guassian_sigma": Float(6.0, min=0.0, max=100.0, tooltip="How wide the lines may be."),
-        "intensity_threshold": Int(8, min=0, max=16, tooltip="What counts as a line at all."),
+        "guassian_sigma": Float(6.0, min=0.0, max=100.0, tooltip="The largest width of lines."),
+        "intensity_threshold": Int(8, min=0, max=16, tooltip="The smallest difference of a line."),
         "resolution": _RESOLUTION,
     },
     outputs=("IMAGE",),
@@ -137,7 +137,7 @@ def lineart_standard(
     intensity_threshold: int = 8,
     resolution: int = 512,
 ) -> Work[tuple[Images]]:
-    """Draws lines where images are darker than around."""
+    """Draws lines where images are darker than their surroundings."""
     from darkroom_preprocessors.lines import standard_lines
 
     change = partial(
@@ -166,7 +166,7 @@ def scribble_lines(context: Context, image: Images, resolution: int = 512) -> Wo
     "Scribble_XDoG_Preprocessor",
     inputs=_IMAGE,
     optional={
-        "threshold": Int(32, min=1, max=64, tooltip="Weaker lines are left out."),
+        "threshold": Int(32, min=1, max=64, tooltip="The smallest strength of a line."),
         "resolution": _RESOLUTION,
     },
     outputs=("IMAGE",),
@@ -188,7 +188,9 @@ def scribble_xdog(
     "BinaryPreprocessor",
     inputs=_IMAGE,
     optional={
-        "bin_threshold": _level(100, "What is brighter is white. 0 and 255: found by itself."),
+        "bin_threshold": _level(
+            100, "Brighter pixels become white. With 0 and 255 the threshold is computed."
+        ),
         "resolution": _RESOLUTION,
     },
     outputs=("IMAGE",),
@@ -244,7 +246,9 @@ def content_shuffle(
     "TilePreprocessor",
     inputs=_IMAGE,
     optional={
-        "pyrUp_iters": Int(3, min=1, max=10, tooltip="How often it is halved, then doubled."),
+        "pyrUp_iters": Int(
+            3, min=1, max=10, tooltip="How often the size is halved and then doubled."
+        ),
         "resolution": _RESOLUTION,
     },
     outputs=("IMAGE",),
@@ -255,7 +259,7 @@ def content_shuffle(
 def tiles(
     context: Context,
     image: Images,
-    pyrUp_iters: int = 3,  # noqa: N803 - the name that graphs have
+    pyrUp_iters: int = 3,  # noqa: N803 - graphs use this name
     resolution: int = 512,
 ) -> Work[tuple[Images]]:
     """Takes the details out of images; the resolution is accepted and not used."""
@@ -267,7 +271,11 @@ def tiles(
 @node(
     "InpaintPreprocessor",
     inputs={"image": Link("IMAGE"), "mask": Link("MASK")},
-    optional={"black_pixel_for_xinsir_cn": Boolean(False, tooltip="Black, and not below it.")},
+    optional={
+        "black_pixel_for_xinsir_cn": Boolean(
+            False, tooltip="Mark the area with 0 (black) instead of a value below 0."
+        )
+    },
     outputs=("IMAGE",),
     category=_OTHERS,
     display_name="Inpaint Preprocessor",
@@ -276,11 +284,11 @@ def tiles(
 def inpaint(
     context: Context, image: Images, mask: Mask, black_pixel_for_xinsir_cn: bool = False
 ) -> tuple[Images]:
-    """Marks what ControlNets for inpainting are to fill."""
+    """Marks the area that ControlNets for inpainting fill."""
     import torch
     from torch.nn import functional
 
-    # The images take one each, and those that are left the last.
+    # Each image has its own mask. If there are fewer masks, the last mask is repeated.
     masks = mask.reshape(-1, 1, *mask.shape[-2:])
     planes = masks[torch.arange(len(image)).clamp(max=len(masks) - 1)]
     fitted = functional.interpolate(planes, size=image.shape[1:3], mode="bilinear")

@@ -1,7 +1,7 @@
-"""Images as planes of whole levels, resized and blurred.
+"""Resizes and blurs images as planes of integer levels.
 
-What other programs compute with OpenCV is computed here with torch, on the engine's device. Planes
-are (channels, height, width) of 0..255 in float32.
+Planes are (channels, height, width) of 0..255 in float32. Other programs use OpenCV for these
+operations. Darkroom uses torch on the engine's device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRUNCATED_AT = 4.0
 
 @dataclass(slots=True, eq=False)
 class Preprocess(Request):
-    """One image (1, height, width, 3), changed as planes on the device."""
+    """Changes one image (1, height, width, 3) as planes on the device."""
 
     image: Images
     change: Change
@@ -37,7 +37,7 @@ class Preprocess(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Images]:
-        """The image that is made of it, whose grey planes are shown as colours."""
+        """Return the changed image. A grey plane becomes three equal channels."""
         request = requests[0]
         levels = (request.image[0].movedim(-1, 0) * 255.0).to(torch.uint8)
         changed = request.change(levels.to(request.device, torch.float32))
@@ -45,13 +45,13 @@ class Preprocess(Request):
 
 
 def sides_at(width: int, height: int, resolution: int) -> tuple[int, int]:
-    """Width and height of an image whose shorter side is so long."""
+    """Return width and height of an image after its shorter side is resized to `resolution`."""
     scale = resolution / min(width, height)
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def at_resolution(planes: Tensor, resolution: int, *, upscaled_by_area: bool = False) -> Tensor:
-    """Planes whose shorter side is so long."""
+    """Resize planes so that their shorter side is `resolution`."""
     height, width = planes.shape[1:]
     own_width, own_height = sides_at(width, height, resolution)
     if upscaled_by_area or own_height <= height:
@@ -60,13 +60,13 @@ def at_resolution(planes: Tensor, resolution: int, *, upscaled_by_area: bool = F
 
 
 def by_area(planes: Tensor, width: int, height: int) -> Tensor:
-    """Planes of another size, each of whose pixels is the mean of the area that it covers."""
+    """Resize planes. Each new pixel is the mean of the area that it covers."""
     resized = _along_last(_along_last(planes, width).transpose(1, 2), height).transpose(1, 2)
     return resized.round()
 
 
 def _along_last(planes: Tensor, size: int) -> Tensor:
-    """By the differences of the sum up to each edge."""
+    """Return the means along the last dimension, from differences of the cumulative sum."""
     length = planes.shape[-1]
     edges = torch.arange(size + 1, device=planes.device, dtype=torch.float64) * (length / size)
     left = edges.long().clamp(max=length - 1)
@@ -76,13 +76,12 @@ def _along_last(planes: Tensor, size: int) -> Tensor:
 
 
 def cubic(planes: Tensor, width: int, height: int) -> Tensor:
-    """Planes of another size by cubic interpolation."""
     resized = functional.interpolate(planes[None], size=(height, width), mode="bicubic")[0]
     return resized.clamp(0, 255).round()
 
 
 def blurred(planes: Tensor, sigma: float) -> Tensor:
-    """Planes behind a Gaussian, mirrored at their edges."""
+    """Blur planes by a Gaussian function. Planes are mirrored at their edges."""
     radius = round(_TRUNCATED_AT * sigma)
     if sigma <= 0 or radius == 0:
         return planes
@@ -96,7 +95,7 @@ def blurred(planes: Tensor, sigma: float) -> Tensor:
 
 
 def _mirrored(planes: Tensor, radius: int) -> Tensor:
-    """With a frame at the left and the right, mirrored as often as it takes."""
+    """Return planes padded at the left and the right by repeated mirroring."""
     length = planes.shape[-1]
     places = torch.arange(-radius, length + radius, device=planes.device)
     period = max(1, 2 * (length - 1))
@@ -105,13 +104,13 @@ def _mirrored(planes: Tensor, radius: int) -> Tensor:
 
 
 def grey(planes: Tensor) -> Tensor:
-    """The brightness of colours, (1, height, width): ITU-R BT.601."""
+    """Return the brightness of colours, (1, height, width), by ITU-R BT.601."""
     weights = planes.new_tensor([0.299, 0.587, 0.114])
     return (planes * weights[:, None, None]).sum(0, keepdim=True).round()
 
 
 def enlarged(planes: Tensor) -> Tensor:
-    """Planes of twice the size: Burt and Adelson 1983, "The Laplacian Pyramid"."""
+    """Return planes of twice the size (Burt and Adelson 1983, "The Laplacian Pyramid")."""
     for _ in range(2):
         before = torch.cat([planes[..., 1:2] if planes.shape[-1] > 1 else planes, planes], -1)
         after = torch.cat([planes, planes[..., -1:]], -1)[..., 1:]
@@ -122,7 +121,10 @@ def enlarged(planes: Tensor) -> Tensor:
 
 
 def median(values: Tensor) -> float:
-    """Of two in the middle, their mean; nan of none."""
+    """Return the median, or nan if there are no values.
+
+    If the number of values is even, the median is the mean of the two middle values.
+    """
     if not len(values):
         return math.nan
     ordered, middle = values.sort().values, len(values) // 2

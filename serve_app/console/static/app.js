@@ -1,4 +1,4 @@
-// The frame of the console: who is signed in, which page is shown, whether the service answers.
+// The frame of the console: the header with the menu, the current page, and a banner if the service does not answer.
 
 import { call } from "./lib/api.js";
 import { fill, h, icon, link } from "./lib/dom.js";
@@ -15,7 +15,7 @@ import { signInPage } from "./pages/signin.js";
 import { usePage } from "./pages/use.js";
 import { workflowPage } from "./pages/workflow.js";
 
-/** Pages by their addresses. `scope`: what a key needs so that it is shown in the menu. */
+/** Pages by their addresses. The menu shows a page only if the key has its `scope`. */
 const PAGES = {
   create: { name: "Create", show: diffusionPage, scope: "generate" },
   workflow: { name: "Workflow", show: workflowPage, scope: "generate" },
@@ -51,7 +51,7 @@ function showHeader(current) {
   );
 }
 
-/** Shows the page of the address. What the former one still does is ended. */
+/** Shows the page of the address, and ends the requests of the previous page. */
 async function show() {
   leaving.abort();
   leaving = new AbortController();
@@ -85,7 +85,7 @@ function showBanner() {
   fill(banner, banner.hidden ? [] : [h("span", { class: "spinner", "aria-hidden": "true" }), "The service does not answer. Trying again…"]);
 }
 
-/** A key that this tab has from before it was loaded anew. */
+/** Signs in again with the key that this tab stored before a reload. */
 async function resume() {
   const key = session.key();
   if (!key) return;

@@ -1,6 +1,6 @@
-"""Ray's own autoscaler, version 2, with nodes that are processes of this machine; and what it does.
+"""Ray's autoscaler, version 2, with nodes that are processes of this machine, and its decisions.
 
-The nodes are Ray's own fake ones: whatever a type says that it has, GPUs too, is a number.
+The nodes are Ray's own fake ones: the resources of a type, GPUs too, are only numbers.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from tests.cluster.parts.local_cluster import LocalCluster
 from tests.cluster.parts.ray_node import kill_all_with
 
 NodeTypes = Mapping[str, Mapping[str, Any]]
-"""By name: what each has, and how many there may be."""
+"""The resources and the maximum number of each type, by name."""
 
 _NODE_ID = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
-"""Ray's provider of such nodes tells each of them by it who it is."""
+"""The variable in which Ray's provider of fake nodes passes each node its id."""
 _HEAD_ID = "f" * 51 + "00000"
-"""As that provider knows the head."""
+"""The head's id in that provider."""
 _HEAD_TYPE = "ray.head.default"
 _PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 _COMMANDS = (
     *("initialization", "setup", "head_setup", "worker_setup"),
     *("head_start_ray", "worker_start_ray"),
 )
-"""Of a machine, of which the autoscaler wants to know in any case."""
+"""Commands of a machine, which the autoscaler's configuration must contain."""
 _OBJECT_STORE_BYTES = 100 * 1024**2
 _IDLE_S = 3.0
 _LOOK_PERIOD_S = 0.2
@@ -39,13 +39,13 @@ ENVIRONMENT = {
     _NODE_ID: _HEAD_ID,
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
-"""Of the head beside that of every node."""
+"""Variables of the head in addition to those of every node."""
 ENVIRONMENT_OF_ALL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Of all nodes and commands: the nodes that the head makes are at 127.0.0.1, as it is."""
+"""Variables of all nodes and commands: the nodes that the head creates are at 127.0.0.1 too."""
 
 
 def autoscaling_config(gcs: str, node_types: NodeTypes) -> dict[str, Any]:
-    """The file that the head's autoscaler reads."""
+    """Return the configuration file of the head's autoscaler."""
     head = {"resources": {"CPU": 0, **CPU_NODE}, "node_config": {}, "max_workers": 0}
     return {
         **{f"{when}_commands": [] for when in _COMMANDS},
@@ -58,7 +58,8 @@ def autoscaling_config(gcs: str, node_types: NodeTypes) -> dict[str, Any]:
         "idle_timeout_minutes": _IDLE_S / 60,
         "upscaling_speed": 100,
         "provider": {
-            # By its class, since Ray's packages lack the defaults of `fake_multinode`.
+            # It is named by its class, because Ray's packages lack the defaults of
+            # `fake_multinode`.
             "type": "external",
             "module": _PROVIDER,
             "gcs_address": gcs,
@@ -83,20 +84,20 @@ def _with_defaults(node_types: NodeTypes) -> dict[str, Any]:
 
 
 async def lose_node_of(cluster: LocalCluster, group: str) -> None:
-    """All that runs on the node on which this placement group has its place is killed."""
+    """Kill all processes of the node on which this placement group is placed."""
     node_id = cluster.ray().node_of_group(group)
     await asyncio.to_thread(kill_all_with, _NODE_ID, node_id)
 
 
 class Scale:
-    """How many placement groups and nodes there are, and how many there were at most at once."""
+    """The current and the largest numbers of placement groups and nodes."""
 
     def __init__(self, cluster: LocalCluster, kinds: Iterable[str]) -> None:
-        """`kinds`: resources, by which nodes of the types are told apart."""
+        """`kinds`: resources that distinguish the types of nodes."""
         self.most_groups: Counter[str] = Counter()
-        """By the id of their endpoint."""
+        """The numbers by the id of their endpoint."""
         self.most_nodes: Counter[str] = Counter()
-        """By their kind."""
+        """The numbers by their kind."""
         self._cluster = cluster
         self._kinds = tuple(kinds)
 
@@ -104,7 +105,7 @@ class Scale:
         return Counter(name.split(":")[1] for name in self._cluster.workers())
 
     def nodes(self) -> Counter[str]:
-        """Those that the autoscaler has added, and that are alive."""
+        """Return the living nodes that the autoscaler has added."""
         resources = self._cluster.ray().node_resources()
         return Counter(kind for each in resources for kind in self._kinds if kind in each)
 
@@ -113,7 +114,7 @@ class Scale:
 
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
-        """What there is at most is counted anew."""
+        """Reset and record the largest numbers while the context lasts."""
         self.most_groups.clear()
         self.most_nodes.clear()
         watching = asyncio.create_task(self._watch(), name="scale")

@@ -1,9 +1,8 @@
-"""Callers who submit jobs all the while, and note each answer that they get."""
+"""Callers who submit jobs continuously and record each answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -11,11 +10,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.cluster.parts.probe import Probe
 from tests.faults.checker.history import marker_of
 from tests.faults.checker.record import Record
 from tests.faults.parts.receivers import GOOD, Receivers
 from tests.support.polling import eventually
+from tests.support.probe import Probe
 from tests.support.service import diffusion
 
 OWNER = "alice"
@@ -36,17 +35,15 @@ class Callers:
         self.record = record
         self._count = 0
         self._open: list[str] = []
-        """Ids of jobs whose result is not noted yet."""
-        self.statuses: Counter[int | None] = Counter()
-        """Of all answers to submissions; None where there was none."""
-        self.probe = Probe(_port_of(url))
+        """Ids of jobs whose result is not recorded yet."""
+        self.probe = Probe(_port_of(url), "/health/ready")
 
     def move(self, url: str) -> None:
-        """From here on they call another address."""
+        """Call another address from now on."""
         self._url, self.probe.port = url, _port_of(url)
 
     async def submit(self, **changes: Any) -> str:
-        """The id of a job, once it is accepted. `changes`: to the request."""
+        """Submit a job until it is accepted and return its id. `changes`: to the request."""
         self._count += 1
         marker = marker_of(self._count)
         members = {"owner": OWNER, "idempotency_key": f"key-{marker}", "is_guilty": False}
@@ -68,7 +65,6 @@ class Callers:
             job_id = str(answer.json()["request_id"])
             self._open.append(job_id)
         status = None if answer is None else answer.status_code
-        self.statuses[status] += 1
         error = _error_of(answer)
         self.record.add("answer", marker=marker, status=status, error=error, job_id=job_id)
         if job_id is None:
@@ -76,7 +72,7 @@ class Callers:
         return job_id
 
     async def ended(self, job_id: str) -> int:
-        """The status in its result, once it has ended."""
+        """Wait for the end of a job and return the status in its result."""
 
         async def status() -> int | None:
             with suppress(httpx.TransportError):
@@ -89,12 +85,12 @@ class Callers:
         return await eventually(status)
 
     async def picture(self, **changes: Any) -> int:
-        """The status of a job that is submitted now, once it has ended."""
+        """Submit a job, wait for its end, and return its status."""
         return await self.ended(await self.submit(**changes))
 
     @asynccontextmanager
     async def calling(self) -> AsyncGenerator[None]:
-        """Meanwhile small jobs are submitted; at the end each one's result is noted."""
+        """Submit small jobs while the context lasts; at the end record each one's result."""
         submitting = asyncio.create_task(self._submit_all())
         try:
             with self.probe.asking():
@@ -123,7 +119,7 @@ def _port_of(url: str) -> int:
 
 
 def _error_of(answer: httpx.Response | None) -> str | None:
-    """The type of the service's own error; None where it is none."""
+    """Return the type of the service's error; None for another answer."""
     if answer is None or answer.is_success:
         return None
     with suppress(ValueError, KeyError, TypeError):

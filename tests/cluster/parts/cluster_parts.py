@@ -1,4 +1,4 @@
-"""A cluster on three log servers and Postgres, as faults and checks reach it."""
+"""A cluster on three NATS servers and Postgres, as faults and checks use it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG_SERVERS = 3
 
 
 class ClusterParts:
-    """All of a `LocalCluster`, as `Parts`. Its nodes start with the settings of `tests/faults`."""
+    """A `LocalCluster` as `Parts`. Its nodes start with the settings of `tests/faults`."""
 
     cable = None
     endpoints: tuple[str, ...] = ("default",)
@@ -72,7 +72,7 @@ class ClusterParts:
         return self.cluster.darkroom(*arguments)
 
     async def lose_node(self, lasts_s: float) -> bool:
-        """The node that has the worker."""
+        """Lose the node that has the worker."""
         (worker,) = self.cluster.workers()
         node = self.cluster.node_of(f"{worker}:engine")
         await asyncio.to_thread(node.kill)
@@ -85,7 +85,7 @@ class ClusterParts:
 
 @asynccontextmanager
 async def cluster_parts() -> AsyncGenerator[ClusterParts]:
-    """No node is started yet."""
+    """A cluster without started nodes."""
     async with AsyncExitStack() as stack:
         postgres = stack.enter_context(postgres_server())
         database_url = await asyncio.to_thread(postgres.new_database)

@@ -1,8 +1,8 @@
-"""The service on a Ray cluster as `deploy/base/ray-service.yaml` has it, on this machine.
+"""The service on a Ray cluster like that of `deploy/base/ray-service.yaml`, on this machine.
 
-A head that carries nothing, edge nodes for HTTP and roles, and what they need outside. The edge
-nodes share an address, so their HAProxies share a port: the kernel gives each connection to one
-that lives, as a Service of Kubernetes does. The head's has another one.
+There is a head without parts of Darkroom, edge nodes for HTTP and roles, and the servers that they
+need. The edge nodes share an address, so their HAProxies share a port: the kernel gives each
+connection to a living one, as a Service of Kubernetes does. The head's HAProxy has another port.
 """
 
 from __future__ import annotations
@@ -39,28 +39,30 @@ from tests.support.polling import eventually
 from tests.support.service import TEST_SETTINGS
 
 REPLICA = "#Api#"
-"""What the names of its actors have in them."""
+"""A part of the names of its actors."""
 _EDGE: dict[str, object] = {"resources": CPU_NODE, "labels": "app.kubernetes.io/component=edge"}
 """Options of a node for HTTP and roles."""
 
 
 class LocalCluster:
-    """Nothing of it is started. Everything has the mark of `processes`, and is ended with it."""
+    """A cluster that starts without nodes. All its processes have the mark of `processes` and end
+    with it.
+    """
 
     def __init__(
         self, folder: Path, processes: Processes, nats: NatsServers, outside: Mapping[str, str]
     ) -> None:
-        """`outside`: the settings that say where log, database and images are, and the secret."""
+        """`outside`: settings with the secret and the addresses of log, database and images."""
         self.folder = folder
         self.processes = processes
         self.nats = nats
         self.outside = outside
         self.redis: RedisServer | None = None
         self._state: RayState | None = None
-        """As the present head knows it."""
+        """The state of the present head."""
         self._numbers = itertools.count()
         self.nodes: dict[str, RayNode] = {}
-        """By name."""
+        """The nodes by name."""
         self._port, self._head_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self.gcs = f"127.0.0.1:{free_port()}"
@@ -72,19 +74,19 @@ class LocalCluster:
             "DARKROOM_HTTP_REPLICAS": "2",
             "DARKROOM_WORKER_GPUS": "0",
             "DARKROOM_MAX_COST": "2000",
-            # Two cores are too few for processes that only stand by.
-            "DARKROOM_STANDBY_ENGINE": "false",
-            "DARKROOM_SPARE_JOB_ACTORS": "1",
+            # Two cores are too few for standby processes.
+            "DARKROOM_TEST_STANDBY_ENGINE": "false",
+            "DARKROOM_TEST_SPARE_JOB_ACTORS": "1",
             "DARKROOM_JOBS_PER_WORKER": "2",
             **outside,
         }
-        """Of the application; what is changed before a node starts counts there."""
+        """The application's settings; changes count for nodes that are started later."""
         self.environment = node_environment(folder) | {MARK: processes.mark}
 
     # Nodes.
 
     def start_head(self) -> None:
-        """One that carries nothing, and remembers all if there is a Redis."""
+        """Start a head without parts of Darkroom, which restores its state if there is a Redis."""
         options, environment = self._head_options(), dict(self.environment)
         if self.redis is not None:
             environment["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{self.redis.port}"
@@ -92,7 +94,7 @@ class LocalCluster:
         self._start("head", options, environment)
 
     def start_whole_head(self, *, cpus: int) -> None:
-        """One that carries HTTP and roles, and a worker on each of its CPUs."""
+        """Start a head with HTTP, roles, and a worker on each of its CPUs."""
         self._head_port = self._port
         options = self._head_options() | {"num-cpus": cpus, **_EDGE}
         self._start("head", options, {**self.environment, **self.settings})
@@ -100,7 +102,7 @@ class LocalCluster:
     def start_autoscaling_head(
         self, config: Mapping[str, Any], environment: Mapping[str, str]
     ) -> None:
-        """One that carries HTTP and roles, and adds nodes as its autoscaler's `config` says."""
+        """Start a head with HTTP and roles, whose autoscaler adds nodes by `config`."""
         path = self.folder / "autoscaling.yaml"
         path.write_text(yaml.safe_dump(dict(config)))
         self._head_port = self._port
@@ -121,7 +123,7 @@ class LocalCluster:
         }
 
     def start_edge(self, name: str, *, cpus: int) -> None:
-        """A node for HTTP and roles, and for a worker on each of its CPUs."""
+        """Start a node for HTTP, roles, and a worker on each of its CPUs."""
         options = {"address": self.gcs, "num-cpus": cpus, "num-gpus": 0, **_EDGE}
         port = {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self._port)}
         self._start(name, options, {**self.environment, **self.settings, **port})
@@ -130,8 +132,9 @@ class LocalCluster:
         self, name: str, options: Mapping[str, object], environment: Mapping[str, str]
     ) -> None:
         log = self.folder / f"{name}.log"
-        # A folder of its own, as on a machine of its own: two nodes that start at once choose the
-        # same names of sockets, and a head finds in its folder that it runs already.
+        # Each node has its own folder, as on its own machine. Otherwise two nodes that start
+        # together choose the same names of sockets, and a head finds another one running in its
+        # folder.
         temporary = self.folder / f"n{next(self._numbers)}"
         options = {"node-ip-address": "127.0.0.1", "temp-dir": temporary, **options}
         node = RayNode(name, options, environment=environment, log=log)
@@ -150,20 +153,24 @@ class LocalCluster:
         return self._state
 
     async def head_is_up(self) -> None:
-        """Returns once it can be asked. Nodes may join before."""
+        """Wait until the head answers; nodes may join before."""
         node = self.nodes["head"]
-        await eventually(lambda: "runtime started" in node.output or not node.is_running)
+        await eventually(
+            lambda: "runtime started" in node.output or not (node.is_running or node.restart())
+        )
         assert node.is_running, node.output
 
     def drain(self, node_id: str) -> None:
-        """As a cloud does that is about to take a machine away."""
+        """Drain a node, as a cloud does before it removes a machine."""
         reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
         self._output(
             [program("ray"), "drain-node", "--address", self.gcs, "--node-id", node_id, *reason]
         )
 
     async def start(self) -> None:
-        """Three nodes, a head and two edge nodes with room for a worker each, and the service."""
+        """Start three nodes, a head and two edge nodes with room for a worker each, and the
+        service.
+        """
         self.start_head()
         await self.head_is_up()
         for name in ("edge-1", "edge-2"):
@@ -174,20 +181,25 @@ class LocalCluster:
         await eventually(self.is_ready)
 
     async def is_whole(self) -> None:
-        """Returns once each role is there once, and both replicas are."""
+        """Wait until each role has one actor and both replicas run."""
         await eventually(lambda: all(len(self.ray().pids(role)) == 1 for role in ROLES))
         await eventually(lambda: len(self.ray().pids(REPLICA)) == 2)
 
     def ray_status(self) -> str:
-        """What Ray's autoscaler says of nodes, and of what waits for some."""
+        """Return the status of Ray's autoscaler: nodes, and pending demands."""
         return self._output([program("ray"), "status", "--address", self.gcs])
 
     async def joined(self, count: int) -> None:
-        """Returns once so many nodes are there."""
-        await eventually(lambda: self.ray().nodes() == count)
+        """Wait until this many nodes have joined."""
+        await eventually(lambda: self.ray().nodes() == count or self._restart_late_nodes())
+
+    def _restart_late_nodes(self) -> None:
+        for node in self.nodes.values():
+            if not node.is_running:
+                node.restart()
 
     def node_of(self, part: str) -> RayNode:
-        """The one with the actor that has `part` in its name."""
+        """Return the node with the actor that has `part` in its name."""
         (pid,) = self.ray().pids(part)
         return next(node for node in self.nodes.values() if node.has(pid))
 
@@ -197,8 +209,9 @@ class LocalCluster:
     # The application.
 
     async def deploy(self, **arguments: str) -> None:
-        """As a RayService does, again until it is taken. `arguments` of the application change
-        what it is made from.
+        """Deploy as a RayService does, and retry until it is accepted.
+
+        `arguments` of the application change its code version.
         """
         config = serve_config(self._head_port)
         config["applications"][0]["args"] = arguments
@@ -206,13 +219,13 @@ class LocalCluster:
         path.write_text(yaml.safe_dump(config))
         command = [program("serve"), "deploy", "--address", self.dashboard, str(path)]
 
-        async def is_taken() -> bool:
+        async def is_accepted() -> bool:
             return (await asyncio.to_thread(self._run, command)).returncode == 0
 
-        await eventually(is_taken)
+        await eventually(is_accepted)
 
     def serve(self, *arguments: str) -> str:
-        """What `serve` prints, called with these arguments."""
+        """Run `serve` with these arguments and return its output."""
         return self._output([program("serve"), *arguments])
 
     def darkroom(self, *arguments: str) -> str:
@@ -241,7 +254,7 @@ class LocalCluster:
             return False
 
     async def is_empty(self) -> None:
-        """Returns once the application and all its workers are gone."""
+        """Wait until the application and all its workers are gone."""
         await eventually(lambda: not self.ray().placement_groups())
         await eventually(lambda: not self.ray().actors())
 
@@ -250,8 +263,10 @@ class LocalCluster:
 async def local_cluster(
     *, log_servers: int = 1, database_url: str | None = None
 ) -> AsyncGenerator[LocalCluster]:
-    """With its event log, and a database in a file unless one is given; no node yet. All of it is
-    gone at the end.
+    """Run a cluster without nodes, with its event log, and a database in a file unless one is
+    given.
+
+    Everything is removed at the end.
     """
     processes = Processes()
     async with AsyncExitStack() as stack:
@@ -278,7 +293,7 @@ async def local_cluster(
 
 @asynccontextmanager
 async def cluster_beside(old: LocalCluster) -> AsyncGenerator[LocalCluster]:
-    """Another one with the same event log, database and images; no node yet."""
+    """Run another cluster without nodes on the same event log, database and images."""
     processes = Processes()
     async with AsyncExitStack() as stack:
         folder = short_folder()

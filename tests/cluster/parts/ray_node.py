@@ -1,4 +1,4 @@
-"""A node of Ray in a process of its own, as a machine of the cluster starts it."""
+"""A node of Ray in its own process, started as on a machine of the cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import psutil
 
-from serve_app.local.ports import held_ports
+from local.ports import held_ports
 
 _NODE = "CLUSTER_NODE"
 _AGENT_PORTS = 4
@@ -21,7 +21,7 @@ _KILL_TIMEOUT_S = 30.0
 
 
 class RayNode:
-    """One `ray start`, which ends with all that it started."""
+    """One `ray start`, which ends with all its processes."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class RayNode:
         environment: Mapping[str, str],
         log: Path,
     ) -> None:
-        """`options`: of `ray start`, by their names without the dashes."""
+        """`options`: options of `ray start` by their names without dashes."""
         self.name = name
         self._id = uuid4().hex
         self._options = dict(options)
@@ -40,9 +40,9 @@ class RayNode:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns at once: it joins the cluster when it is ready."""
+        """Start without waiting; the node joins the cluster when it is ready."""
         with held_ports(_AGENT_PORTS) as ports:
-            pass  # two nodes of one machine share none
+            pass  # two nodes of one machine have different ports
         options = self._options | {
             "dashboard-agent-listen-port": ports[0],
             "dashboard-agent-grpc-port": ports[1],
@@ -63,14 +63,26 @@ class RayNode:
                 start_new_session=True,
             )
 
+    def restart(self) -> bool:
+        """Start an ended node again if Ray has given up its start.
+
+        Ray allows 30 s for the start, and a loaded machine may need more. Returns whether the node
+        was started.
+        """
+        if "timed out during startup" not in self.output:
+            return False
+        self.kill()
+        self.start()
+        return True
+
     def kill(self) -> None:
-        """SIGKILL to all that it started and starts yet, as when its machine is lost."""
+        """Send SIGKILL to all processes of the node, as when its machine is lost."""
         kill_all_with(_NODE, self._id)
         if self._process is not None:
             self._process.wait(10)
 
     def has(self, pid: int) -> bool:
-        """Whether this process is one of it."""
+        """Whether this process belongs to the node."""
         return _has(psutil.Process(pid), _NODE, self._id)
 
     @property
@@ -83,9 +95,9 @@ class RayNode:
 
 
 def kill_all_with(variable: str, value: str) -> None:
-    """SIGKILL to each process that has this in its environment, and to those that it makes yet.
+    """Send SIGKILL to each process with this variable in its environment, until none is left.
 
-    A zombie counts as gone: whoever started it may never ask for its end.
+    A zombie counts as gone, because its parent may never wait for it.
     """
     give_up_at = time.monotonic() + _KILL_TIMEOUT_S
     while processes := [each for each in psutil.process_iter() if _has(each, variable, value)]:

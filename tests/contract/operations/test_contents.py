@@ -7,28 +7,32 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import nats.js.errors
 import pytest
 
 from events.bus.bus import Bus
-from events.bus.contents import JetStreamCallbackEntries, JetStreamJobEntries, log_contents
-from events.bus.logs.job_log import job_log
-from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
+from events.bus.jetstream_log import JetStreamLog, log_contents
+from events.bus.puller import Message
+from events.bus.queues import (
+    JetStreamCallbackQueue,
+    JetStreamCallbackQueueContents,
+    JetStreamJobQueue,
+    JetStreamJobQueueContents,
+)
+from events.cloud_events import encode
 from events.errors import LogUnavailable
-from events.ids import READERS, new_id
-from events.log import Appended, EventLog, utc_now
-from events.memory.contents import MemoryQueueContents
-from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
+from events.ids import CONSUMERS, new_id
+from events.log import Appended, EventLog, LogContents, utc_now
 from events.queue import CallbackQueue, JobQueue, QueueContents
-from events.streams.contents import LogContents
-from events.streams.log_streams import LogStreams, moved
 from events.types import Event
-from events.wire.cloud_events import encode
-from serve_app.local.nats_server import NatsServer
+from local.nats_server import NatsServer
 from tests.support.bus import connected, operator
-from tests.support.events import folded, submitted
-from tests.support.live.memory_streams import memory_streams
+from tests.support.events import LATER, folded, submitted
+from tests.support.memory.contents import MemoryLogContents, MemoryQueueContents
+from tests.support.memory.log import MemoryLog
+from tests.support.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 
 
 @dataclass
@@ -41,37 +45,29 @@ class Parts:
     callback_contents: QueueContents
 
 
-@pytest.fixture(params=[1, 4])
-def streams(request: pytest.FixtureRequest) -> LogStreams:
-    return LogStreams(request.param)
-
-
 @pytest.fixture(params=["memory", "jetstream"])
-async def parts(
-    request: pytest.FixtureRequest, tmp_path: Path, streams: LogStreams
-) -> AsyncIterator[Parts]:
+async def parts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Parts]:
     if request.param == "memory":
-        log, contents = memory_streams(streams.count)
-        queue, callbacks = MemoryJobQueue(), MemoryCallbackQueue()
+        log, queue, callbacks = MemoryLog(), MemoryJobQueue(), MemoryCallbackQueue()
         yield Parts(
             log,
             queue,
             callbacks,
-            contents,
+            MemoryLogContents(log),
             MemoryQueueContents(queue),
             MemoryQueueContents(callbacks),
         )
         return
     server = NatsServer(tmp_path / "nats", preferred_port=0)
     server.start()
-    async with connected(server, log_streams=streams.count) as bus:
+    async with connected(server) as bus:
         yield Parts(
-            job_log(bus),
+            JetStreamLog(bus),
             JetStreamJobQueue(bus, lease_s=30),
             JetStreamCallbackQueue(bus),
             log_contents(bus),
-            JetStreamJobEntries(bus),
-            JetStreamCallbackEntries(bus),
+            JetStreamJobQueueContents(bus),
+            JetStreamCallbackQueueContents(bus),
         )
     server.stop()
 
@@ -96,46 +92,33 @@ async def test_every_job_of_a_log_is_seen_once(parts: Parts) -> None:
     assert await all_of(parts.log_contents.job_ids()) == ids[1:]
 
 
-async def test_what_is_stored_and_what_follows_is_seen_as_it_is(
-    parts: Parts, streams: LogStreams
-) -> None:
-    begin = streams.place([*range(streams.count)])
-    assert await parts.log_contents.last_sequence() == begin
+async def test_what_is_stored_and_what_follows_is_seen_as_it_is(parts: Parts) -> None:
+    assert await parts.log_contents.last_sequence() == 0
     first, second = await submit(parts.log), await submit(parts.log)
-    place = moved(begin, first.position)
     stored = await parts.log_contents.stored([first.job_id, new_id()])
     [(sequence, payload)] = [(each.sequence, each.payload) for each in stored[first.job_id]]
     assert (list(stored), sequence, payload) == ([first.job_id], first.position, encode(first))
-    following = await parts.log_contents.following(place)
+    following = await parts.log_contents.following(first.position)
     assert [each.sequence for each in following] == [second.position]
-    place = moved(place, second.position)
-    assert await parts.log_contents.following(place) == []
+    assert await parts.log_contents.following(second.position) == []
     await parts.log.purge(second.job_id)
-    assert await parts.log_contents.last_sequence() == place
+    assert await parts.log_contents.last_sequence() == second.position
 
 
-async def test_all_that_follows_is_seen_step_by_step(parts: Parts, streams: LogStreams) -> None:
+async def test_all_that_follows_is_seen_step_by_step(parts: Parts) -> None:
     events = [await submit(parts.log) for _ in range(100)]
-    found, place = [], streams.spread(0)
-    while some := await parts.log_contents.following(place):
-        found += some
-        place = moved(place, some[-1].sequence)
-    assert len(found) == len(events)
-    assert {each.sequence for each in found} == {event.position for event in events}
-    for index, part in enumerate(parts.log_contents.parts):
-        position, seen = 0, []
-        while some := await part.following(position):
-            seen += [each.sequence for each in some]
-            position = seen[-1]
-        mine = [each.position for each in events if streams.of_position(each.position) == index]
-        assert seen == mine
+    found, offset = [], 0
+    while some := await parts.log_contents.following(offset):
+        found += [each.sequence for each in some]
+        offset = found[-1]
+    assert found == [event.position for event in events]
 
 
 async def test_entries_that_wait_and_that_are_held_are_seen(parts: Parts) -> None:
     job = folded([submitted()])
     assert not await parts.queue_contents.has(job)
-    await parts.queue.add(job.submitted.endpoint, job.submitted.lane, job.id)
-    async with parts.queue.reader(job.submitted.endpoint, job.submitted.lane % READERS) as lane:
+    await parts.queue.add(job.submitted.endpoint, job.submitted.lane, job.id, deadline=LATER)
+    async with parts.queue.consume(job.submitted.endpoint, job.submitted.lane % CONSUMERS) as lane:
         [entry] = await lane.next(most=1, timeout_s=5)
         assert await parts.queue_contents.has(job)
         assert await all_of(parts.queue_contents.job_ids()) == [job.id]
@@ -162,3 +145,52 @@ async def test_a_look_makes_no_streams(nats_server: NatsServer) -> None:
     async with operator(nats_server) as client:
         with pytest.raises(nats.js.errors.NotFoundError):
             await client.jetstream().stream_info("JOBS")
+
+
+# Replicas that lag, are silent or unavailable.
+
+
+class LaggingBus(Bus):
+    """The replica that answers its batches has nothing yet, or answers nothing in time."""
+
+    lags = False
+
+    async def batch(self, *args: Any, **options: Any) -> list[Message]:
+        return [] if self.lags else await super().batch(*args, **options)
+
+
+@pytest.fixture
+async def lagging_bus(nats_server: NatsServer) -> AsyncIterator[LaggingBus]:
+    lagging_bus = LaggingBus(nats_server.url, name="test")
+    lagging_bus.start()
+    await asyncio.wait_for(lagging_bus.wait_connected(), 10)
+    yield lagging_bus
+    await lagging_bus.close()
+
+
+async def submit_to(log: JetStreamLog) -> Event:
+    event = Event(id=new_id(), job_id=new_id(), version=1, time=utc_now(), data=submitted())
+    outcome = await log.append(event, expected=0)
+    assert isinstance(outcome, Appended)
+    return outcome.event
+
+
+async def test_what_only_the_leader_has_is_not_passed_over(lagging_bus: LaggingBus) -> None:
+    log = JetStreamLog(lagging_bus)
+    events = [await submit_to(log) for _ in range(3)]
+    lagging_bus.lags = True
+    positions, after = [], 0
+    while stored := await log_contents(lagging_bus).following(after):
+        positions += [each.sequence for each in stored]
+        after = positions[-1]
+    assert positions == [event.position for event in events]
+
+
+async def test_a_silent_server_is_no_end_of_the_log(
+    lagging_bus: LaggingBus, nats_server: NatsServer
+) -> None:
+    await submit_to(JetStreamLog(lagging_bus))
+    lagging_bus.lags = True
+    nats_server.stop()
+    with pytest.raises(LogUnavailable):
+        await log_contents(lagging_bus).following(0)

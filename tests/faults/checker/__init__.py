@@ -1,1 +1,1 @@
-"""What a run left behind, and what must hold of it."""
+"""The data that a run left behind, and the checks of its invariants."""

@@ -1,4 +1,4 @@
-"""Reads what the service has stored, past its own HTTP API, into a history."""
+"""Reads the stored data of the service into a history, without its HTTP API."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import sqlalchemy as sa
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from events.archive.archive import Archive
 from events.bus.streams import DELIVERIES, JOBS
+from events.history import read_history
 from events.store.database import Database
 from events.store.read_model import ReadModel
 from events.store.tables import JOBS as ROWS
 from storage.images import ImageStore
+from storage.keys import history_name
 from tests.faults.checker.history import History, Stored, job_as_json
 
 _BATCH = 500
@@ -25,9 +26,9 @@ async def gather(
 ) -> None:
     """Fill in the jobs, their deliveries and their rows."""
     jobs, deliveries = await stored_in(client, JOBS), await stored_in(client, DELIVERIES)
-    archived_jobs, archived_deliveries = await archived_in(images)
-    history.jobs = joined([archived_jobs, jobs])
-    history.deliveries = joined([archived_deliveries, deliveries])
+    moved_jobs, moved_deliveries = await moved_to(images)
+    history.jobs = joined([moved_jobs, jobs])
+    history.deliveries = joined([moved_deliveries, deliveries])
     database = Database(database_url)
     try:
         model = ReadModel(database)
@@ -39,7 +40,7 @@ async def gather(
 
 
 async def stored_in(client: Client, stream: str) -> dict[str, list[Stored]]:
-    """Every message of a stream, by the last token of its subject: the job's id."""
+    """Return every message of a stream by the last token of its subject, the job's id."""
     js = client.jetstream(timeout=5)
     left = (await js.stream_info(stream)).state.messages
     config = ConsumerConfig(deliver_policy=DeliverPolicy.ALL, ack_policy=AckPolicy.NONE)
@@ -57,15 +58,15 @@ async def stored_in(client: Client, stream: str) -> dict[str, list[Stored]]:
     return dict(found)
 
 
-async def archived_in(
+async def moved_to(
     images: ImageStore,
 ) -> tuple[dict[str, list[Stored]], dict[str, list[Stored]]]:
-    """The events of every segment, of jobs and of their deliveries, by the job's id."""
+    """Return the events in history objects, of jobs and of their deliveries, by the job's id."""
     jobs: dict[str, list[Stored]] = defaultdict(list)
     deliveries: dict[str, list[Stored]] = defaultdict(list)
-    archive = Archive(images)
-    async for ref in archive.segments():
-        async for job in archive.scan(ref):
+    async for files in images.files():
+        for key in (file.key for file in files if history_name(file.key) is not None):
+            job = await read_history(images, key)
             for found, events in ((jobs, job.events), (deliveries, job.deliveries)):
                 stored = [(each.sequence, each.payload.decode()) for each in events]
                 if stored:
@@ -74,7 +75,7 @@ async def archived_in(
 
 
 def joined(parts: Iterable[dict[str, list[Stored]]]) -> dict[str, list[Stored]]:
-    """What is in the log and in the archive: the same event may be in both for a while."""
+    """Combine the log and the history objects, which may contain the same event for a while."""
     found: dict[str, dict[int, str]] = defaultdict(dict)
     for part in parts:
         for job_id, stored in part.items():

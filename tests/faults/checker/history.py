@@ -1,6 +1,6 @@
-"""The history of one run: what callers and receivers saw, and what the service has stored.
+"""The history of one run: the observations of callers and receivers, and the stored data.
 
-It is plain data. A run writes it to a file, and the checks of `invariants.py` read it from there.
+It is plain data. A run writes it to a file, which the checks of `invariants.py` read.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from events.cloud_events import decode
 from events.delivery import Delivery, fold_delivery
 from events.job import Job, fold
 from events.types import Event, Submitted
-from events.wire.cloud_events import decode
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a caller got. `status` is None where no whole answer came."""
+    """An answer to a caller. `status` is None without a complete answer."""
 
     at: float
     status: int | None
     error: str | None = None
-    """`error.type`; None where the body is not the service's own."""
+    """`error.type`; None if the body is not the service's own."""
     job_id: str | None = None
 
 
@@ -40,18 +40,18 @@ class Submission:
     owner: str
     idempotency_key: str | None = None
     is_guilty: bool = False
-    """The job kills its engine."""
+    """Whether the job kills its engine."""
     answers: list[Answer] = field(default_factory=list)
 
     @property
     def job_ids(self) -> set[str]:
-        """Those that were answered with 202."""
+        """The ids in answers of 202."""
         return {each.job_id for each in self.answers if each.status == 202 and each.job_id}
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that came to a receiver."""
+    """One request to a receiver."""
 
     at: float
     job_id: str
@@ -68,36 +68,36 @@ class Fault:
     ended: float | None
     """None: it ended at once."""
     hit: bool = True
-    """False where there was nothing that could be harmed."""
+    """False if there was nothing to harm."""
 
 
 Stored = tuple[int, str]
-"""Sequence in the stream, and payload."""
+"""The sequence in the stream, and the payload."""
 
 
 @dataclass(slots=True)
 class History:
     submissions: dict[str, Submission] = field(default_factory=dict)
-    """By marker."""
+    """The submissions by marker."""
     calls: list[Call] = field(default_factory=list)
     forbidden_dials: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     """Ids of jobs that a caller asked to cancel or to erase, whatever the answer was."""
     erased: list[str] = field(default_factory=list)
-    """Ids of jobs of which the service said that they are erased."""
+    """Ids of jobs that the service confirmed as erased."""
     not_found: list[str] = field(default_factory=list)
-    """Ids of jobs that were said to be unknown after their 202, though nobody had erased them."""
+    """Ids of jobs that were unknown after their 202 without having been erased."""
     results: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    """By id, after the end: status code of `GET result`, and the status in it."""
+    """The status code of `GET result` and the status in it after the end, by id."""
     jobs: dict[str, list[Stored]] = field(default_factory=dict)
     deliveries: dict[str, list[Stored]] = field(default_factory=dict)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By id: the job as the read model has it, see `job_as_json`."""
+    """The jobs in the read model by id, see `job_as_json`."""
     leftovers: list[str] = field(default_factory=list)
-    """What is there and should not be, in words."""
+    """Descriptions of things that should be gone."""
     disagreements: list[str] = field(default_factory=list)
-    """What `darkroom verify` says."""
+    """The disagreements that `darkroom verify` reports."""
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), ensure_ascii=False))
@@ -115,7 +115,7 @@ class Folded:
 
     @cached_property
     def events(self) -> dict[str, list[Event]]:
-        """Of each job, in the order of the log."""
+        """The events of each job, in the order of the log."""
         return {job_id: _decoded(stored) for job_id, stored in self.history.jobs.items()}
 
     @cached_property
@@ -144,7 +144,7 @@ class Folded:
 
     @cached_property
     def submission_of(self) -> dict[str, Submission]:
-        """By job id, as far as a caller or the job's own request tells it."""
+        """The submissions by job id, as far as callers or the jobs' own requests identify them."""
         by_answer = {
             job_id: each for each in self.history.submissions.values() for job_id in each.job_ids
         }
@@ -160,7 +160,7 @@ MARK = "mark-"
 
 
 def marker_of(number: int) -> str:
-    """A word that stands in the prompt of one submission and of no other."""
+    """Return a word that only the prompt of this submission contains."""
     return f"{MARK}{number:06d}"
 
 
@@ -178,13 +178,13 @@ _JOB = TypeAdapter(Job)
 
 
 def job_as_json(job: Job) -> dict[str, Any]:
-    """All that a fold knows, with the type of the end, which JSON does not show."""
+    """Return the folded state of a job, with the type of the end, which JSON does not show."""
     end = None if job.end is None else job.end.type_name
     return {**_JOB.dump_python(job, mode="json"), "end_type": end}
 
 
 def from_record(entries: Iterable[Mapping[str, Any]]) -> History:
-    """What callers, receivers and the injector have written down."""
+    """Build the history from the records of callers, receivers and the injector."""
     history = History()
     for entry in entries:
         _add(history, entry)
@@ -216,5 +216,5 @@ def _add(history: History, entry: Mapping[str, Any]) -> None:
 
 
 def _members(entry: Mapping[str, Any], kind: type[Any], *, but: str = "") -> dict[str, Any]:
-    """The members of an entry that `kind` has too."""
+    """Return the members of an entry that `kind` also has."""
     return {field.name: entry[field.name] for field in fields(kind) if field.name != but}

@@ -1,4 +1,4 @@
-"""What must hold of every history, as pure functions: each yields what breaks it, in words."""
+"""The invariants of every history, as pure functions that yield descriptions of violations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENDS = (Completed, Failed, Cancelled)
 
 
 def ends_once(run: Folded) -> Iterator[str]:
-    """I1: each job that was accepted comes to exactly one end, and its result is readable."""
+    """I1: each accepted job reaches exactly one end, and its result is readable."""
     for marker, submission in run.history.submissions.items():
         ids = submission.job_ids | set(run.by_marker.get(marker, ()))
         if len(ids) > 1:
@@ -63,9 +63,7 @@ def _ends_of(job_id: str, events: list[Event]) -> Iterator[str]:
 
 
 def has_no_gap(run: Folded) -> Iterator[str]:
-    """I2: the versions of a job and of its delivery follow each other, and no event is there
-    twice.
-    """
+    """I2: the versions of a job and its delivery are consecutive, and no event is stored twice."""
     for kind, histories in (("job", run.events), ("delivery", run.delivery_events)):
         for job_id, events in histories.items():
             versions = [event.version for event in events]
@@ -79,7 +77,7 @@ def has_no_gap(run: Folded) -> Iterator[str]:
 
 
 def read_model_is_the_fold(run: Folded) -> Iterator[str]:
-    """I3: a row is what its events fold to, and of what was erased nothing else is left."""
+    """I3: a row equals the fold of its events, and nothing but the end remains of erased jobs."""
     for job_id, job in run.jobs.items():
         row = run.history.rows.get(job_id)
         if row is None:
@@ -99,7 +97,7 @@ def read_model_is_the_fold(run: Folded) -> Iterator[str]:
 
 
 def callbacks_end(run: Folded) -> Iterator[str]:
-    """I4: each callback ends, and all tries of one have one id, which no other has."""
+    """I4: each callback ends, and all its attempts have one id, which no other callback has."""
     answered = {call.job_id for call in run.history.calls if (call.answered or 500) < 300}
     for job_id, job in run.jobs.items():
         if job.end is None or job.erased or job.submitted.callback_url is None:
@@ -130,13 +128,13 @@ def _ids_of_calls(run: Folded) -> Iterator[str]:
 
 
 def forbidden_is_left_alone(run: Folded) -> Iterator[str]:
-    """I5: no connection was made to an address that is not allowed."""
+    """I5: no connection was made to a forbidden address."""
     for address in run.history.forbidden_dials:
         yield f"a connection came to {address}"
 
 
 def refused_left_nothing(run: Folded) -> Iterator[str]:
-    """I6: what was refused for sure is not there."""
+    """I6: nothing was stored of a submission that was certainly refused."""
     for marker, submission in run.history.submissions.items():
         is_refused = submission.answers and all(map(_is_refusal, submission.answers))
         if is_refused and (ids := run.by_marker.get(marker)):
@@ -151,9 +149,9 @@ def _is_refusal(answer: Answer) -> bool:
 
 
 def nobody_is_blamed_for_others(run: Folded) -> Iterator[str]:
-    """I7: a job that harms nobody fails by nothing, and no attempt of it is charged.
+    """I7: a harmless job does not fail, and no attempt of it is blamed on it.
 
-    What was alone on an engine that a fault killed cannot be told from what killed it.
+    A job that was alone on an engine that a fault killed cannot be distinguished from a cause.
     """
     for job_id, events in run.events.items():
         submission = run.submission_of.get(job_id)
@@ -169,14 +167,14 @@ def nobody_is_blamed_for_others(run: Folded) -> Iterator[str]:
 
 
 def charged_attempts(events: list[Event]) -> list[tuple[Event, float, float]]:
-    """The `Started` of each attempt that was charged, with the times of its begin and its end."""
+    """Return the `Started` of each blamed attempt, with the times of its start and end."""
     charged: list[tuple[Event, float, float]] = []
     job: Job | None = None
     started: Event | None = None
     for event in events:
         after = fold([event], job)
-        before = job.charged_attempts if job else 0
-        if after and after.charged_attempts > before and started is not None:
+        before = job.blamed_attempts if job else 0
+        if after and after.blamed_attempts > before and started is not None:
             charged.append((started, started.time.timestamp(), event.time.timestamp()))
         if isinstance(event.data, Started):
             started = event
@@ -185,7 +183,7 @@ def charged_attempts(events: list[Event]) -> list[tuple[Event, float, float]]:
 
 
 _BREAKS_ATTEMPTS = ("engine", "job", "node", "nats", "leader", "answers", "acks", "log", "machine")
-"""Kinds of faults that end an attempt, or make its actor look dead, by how their names begin."""
+"""Prefixes of the kinds of faults that end an attempt or make its actor look dead."""
 
 
 def _may_be_charged(charged: tuple[Event, float, float], faults: list[Fault]) -> bool:
@@ -200,7 +198,7 @@ def _may_be_charged(charged: tuple[Event, float, float], faults: list[Fault]) ->
 
 
 def _lacked_memory(events: list[Event], run: Folded) -> bool:
-    """It ended while a fault kept memory from its engine."""
+    """Whether the job ended while a fault limited the memory of its engine."""
     ended = events[-1].time.timestamp()
     return any(
         fault.kind == "engine_memory" and fault.began < ended < (fault.ended or fault.began) + 5
@@ -214,7 +212,7 @@ def nothing_leaks(run: Folded) -> Iterator[str]:
 
 
 def verify_agrees(run: Folded) -> Iterator[str]:
-    """What `darkroom verify` tells, which walks the same stores by itself."""
+    """The report of `darkroom verify`, which reads the same stores independently."""
     yield from run.history.disagreements
 
 
@@ -232,7 +230,7 @@ INVARIANTS: dict[str, Callable[[Folded], Iterator[str]]] = {
 
 
 def violations(run: Folded) -> dict[str, list[str]]:
-    """What breaks each invariant; an empty list where it holds."""
+    """Return the violations of each invariant; an empty list if it holds."""
     return {name: list(check(run)) for name, check in INVARIANTS.items()}
 
 

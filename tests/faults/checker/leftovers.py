@@ -1,4 +1,4 @@
-"""What a run leaves that should be gone: beside the running service, and after its end."""
+"""Things that a run should not leave behind: beside the running service, and after its end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.faults.parts.parts import Parts
 from tests.faults.parts.processes import TITLES
 
 _MOST_FOLLOWERS = 12
-"""Consumers of a stream without a name of ours: those of roles, and of some that were killed."""
+"""The allowed number of unnamed consumers of a stream: those of roles, and of killed processes."""
 _MOST_FILES_OPEN = 400
 
 
 async def beside_the_service(parts: Parts, client: Client) -> list[str]:
-    """While it runs and has nothing to do."""
+    """Check while the service runs and is idle."""
     return [
         *[each async for each in _on_the_bus(client, parts.endpoints)],
         *_in_the_cluster(parts),
@@ -28,7 +28,7 @@ async def beside_the_service(parts: Parts, client: Client) -> list[str]:
 
 
 def after_the_service(machine: Machine) -> list[str]:
-    """Once it has been stopped, and the second node before it, while the event log still runs."""
+    """Check after the service has stopped, while the event log still runs."""
     ours = {node.process.pid for node in machine.nats.nodes if node.process}
     found = [
         f"process {process.pid} is left: {' '.join(process.cmdline())[:120]}"
@@ -38,7 +38,7 @@ def after_the_service(machine: Machine) -> list[str]:
     found += [
         f"{path.relative_to(machine.temporary)} is left in the temporary folder"
         for path in machine.temporary.glob("*/*")
-        if path.name != "ray"  # its logs are for whoever looks for a reason
+        if path.name != "ray"  # its logs are kept to investigate failures
     ]
     return found
 

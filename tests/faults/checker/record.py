@@ -1,4 +1,4 @@
-"""What a run did and saw, line by line in a file, so that a failure can be looked at again."""
+"""Records the actions and observations of a run in a file, to investigate failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history of a run once the service has come to rest."""
+"""The history of a run once the service is idle."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.faults.parts.parts import Parts
 _QUIET_S = 90.0
 _VERIFY_S = 300.0
 _LOOK_AGAIN_S = 3.0
-"""Between two looks at what the service has stored, until all that must hold does."""
+"""The pause between two reads of the stored data, until all invariants hold."""
 
 
 async def settled_history(parts: Parts, record: Record) -> History:
-    """As it is once all that must hold does, or the time for that is over."""
+    """Return the history once all invariants hold, or after the time-out."""
     history = await _settled(parts, record)
     try:
         history.disagreements = await _last_disagreements(parts)
@@ -58,7 +58,9 @@ async def _gathered(parts: Parts, record: Record) -> History:
 
 
 async def _last_disagreements(parts: Parts) -> list[str]:
-    """What stays: the janitor removes what late writers left, once it has been replaced itself."""
+    """Return the remaining disagreements: the janitor, once restarted, removes files of late
+    writers.
+    """
     give_up_at = time.monotonic() + _QUIET_S
     while True:
         found = await asyncio.to_thread(_verified, parts)
@@ -68,7 +70,7 @@ async def _last_disagreements(parts: Parts) -> list[str]:
 
 
 def _verified(parts: Parts) -> list[str]:
-    """What `darkroom verify` tells, which reads every image, too."""
+    """Return the report of `darkroom verify --images`."""
     done = subprocess.run(
         [DARKROOM, "verify", "--images", "--json"],
         env=parts.environment,

@@ -1,1 +1,1 @@
-"""The service with all that it runs on, each part of which can be harmed."""
+"""The service with all its servers, each part of which can be harmed."""

@@ -1,4 +1,4 @@
-"""Faults of the database: it is locked, gone, or silent."""
+"""Faults of the database: it is locked, stopped, or silent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _lock_sqlite(database_url: str, lasts_s: float) -> None:
 
 
 async def lose(parts: Parts, lasts_s: float) -> bool:
-    """The server dies and is started again; a file is locked instead."""
+    """Kill the server and start it again; a database file is locked instead."""
     postgres = parts.postgres
     if postgres is None:
         return await lock(parts, lasts_s)
@@ -51,7 +51,7 @@ async def lose(parts: Parts, lasts_s: float) -> bool:
 
 
 async def freeze(parts: Parts, lasts_s: float) -> bool:
-    """The server says nothing, and no connection to it ends."""
+    """Freeze the server, so that it does not answer and no connection to it ends."""
     postgres = parts.postgres
     if postgres is None:
         return False

@@ -18,20 +18,20 @@ from nats.js.api import StreamConfig
 from events.bus.streams import JOBS, QUEUE
 from tests.faults.checker.record import Record
 from tests.faults.parts import databases
-from tests.faults.parts.cable import Cable, Direction
 from tests.faults.parts.nats_servers import NatsNode
 from tests.faults.parts.parts import Parts
 from tests.faults.schedule import ROLES, Planned
+from tests.support.link import Direction, Link
 
 logger = logging.getLogger(__name__)
 
 _CLOCK_STEP_S = 30.0
 _ROOM_BYTES = 2_000
-"""Of a full log: for a few events more."""
+"""The room in a full log, enough for a few events."""
 
 
 class Injector:
-    """Each fault is over when its `inject` returns, and what it did is undone."""
+    """An injector of faults. Each fault is over and undone when its `inject` returns."""
 
     def __init__(self, machine: Parts, record: Record, *, seed: int) -> None:
         self._machine = machine
@@ -40,7 +40,7 @@ class Injector:
         self._chance = random.Random(f"injector {seed}")
 
     async def run(self, plan: list[Planned]) -> None:
-        """Inject each fault in its time. They may overlap."""
+        """Inject each fault at its time. Faults may overlap."""
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for planned in plan:
@@ -58,7 +58,7 @@ class Injector:
         self._record.add("fault", kind=name, began=began, ended=ended, hit=hit)
 
     async def _act(self, name: str, lasts_s: float) -> bool:
-        """Whether there was something to harm."""
+        """Inject a fault; return whether there was something to harm."""
         machine = self._machine
         acts: dict[str, Callable[[float], Awaitable[bool]]] = {
             "nats_kill": lambda s: self._kill_nats(self._chance.choice(machine.nats.nodes), s),
@@ -71,7 +71,7 @@ class Injector:
             "acks_lost": lambda s: self._swallow(Direction.REQUESTS, s),
             "redelivery": self._redeliver,
             "log_full": self._fill_log,
-            "projection_stop": lambda s: self._stop(self._ray.pids("results"), s),
+            "projection_stop": lambda s: self._stop(self._ray.pids("projection"), s),
             "database_locked": lambda s: databases.lock(machine, s),
             "database_dead": lambda s: databases.lose(machine, s),
             "database_stop": lambda s: databases.freeze(machine, s),
@@ -90,7 +90,7 @@ class Injector:
     # Processes.
 
     def _pids(self, part: str) -> list[int]:
-        """One process of the part, or none."""
+        """Return one process of the part, or none."""
         if part == "haproxy":
             pids = self._machine.processes.named("haproxy")
         elif part in ROLES:
@@ -111,7 +111,7 @@ class Injector:
             signal_to(stopped, signal.SIGCONT)
         return bool(stopped)
 
-    # The event log.
+    # Faults of the event log.
 
     async def _kill_nats(self, node: NatsNode, lasts_s: float) -> bool:
         await asyncio.to_thread(node.kill)
@@ -141,12 +141,12 @@ class Injector:
         return await self._kill_nats(self._chance.choice(followers), lasts_s)
 
     async def _cut(self, lasts_s: float) -> bool:
-        return await self._harm_cable(Cable.cut, lasts_s)
+        return await self._harm_cable(Link.cut, lasts_s)
 
     async def _swallow(self, direction: Direction, lasts_s: float) -> bool:
         return await self._harm_cable(lambda cable: cable.swallow(direction), lasts_s)
 
-    async def _harm_cable(self, harm: Callable[[Cable], None], lasts_s: float) -> bool:
+    async def _harm_cable(self, harm: Callable[[Link], None], lasts_s: float) -> bool:
         if (cable := self._machine.cable) is None:
             return False
         harm(cable)
@@ -157,9 +157,9 @@ class Injector:
         return True
 
     async def _redeliver(self, _lasts_s: float) -> bool:
-        """Each entry that somebody holds is delivered again, as after a lease that ran out.
+        """Deliver each held entry again, as after an expired lease.
 
-        The durable consumer of a lane is removed; whoever needs it makes it again.
+        The durable consumer of a lane is removed, and its reader creates it again.
         """
         async with self._machine.nats.client() as client:
             js = client.jetstream(timeout=2)
@@ -180,14 +180,14 @@ class Injector:
         try:
             yield
         finally:
-            for _ in range(50):  # the server may be away by another fault
+            for _ in range(50):  # another fault may have stopped the server
                 with suppress(NatsError, OSError, TimeoutError):
                     await self._limit_log(before)
                     break
                 await asyncio.sleep(0.5)
 
     async def _limit_log(self, max_bytes: int | None) -> int:
-        """Set the log's size, to what it has now where None is given; returns what it was."""
+        """Set the log's size, to the present one if None is given; return the earlier one."""
         async with self._machine.nats.client() as client:
             js = client.jetstream(timeout=2)
             info = await js.stream_info(JOBS)
@@ -197,7 +197,7 @@ class Injector:
             await js.update_stream(config.evolve(max_bytes=wanted))
             return before
 
-    # Inside of processes.
+    # Faults inside processes.
 
     async def _hang_models(self, lasts_s: float) -> bool:
         switch = self._machine.control / "hang"
@@ -209,7 +209,7 @@ class Injector:
         return True
 
     async def _take_memory(self, lasts_s: float) -> bool:
-        """An engine gets no more memory than it has."""
+        """Prevent an engine from allocating more memory."""
         pids = await asyncio.to_thread(self._pids, "engine")
         for pid in pids:
             process = psutil.Process(pid)

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from examples.service import free_port
-from serve_app.local.nats_server import nats_server_binary
+from local.nats_server import nats_server_binary
 
 PASSWORD = secrets.token_urlsafe(12)
 _CONFIG = """\
@@ -38,7 +38,7 @@ cluster {{
 
 @dataclass(slots=True)
 class NatsNode:
-    """One server with its folder. It has the same ports at each start."""
+    """One server with its folder. It has the same ports after each start."""
 
     name: str
     folder: Path
@@ -105,7 +105,7 @@ class NatsServers:
         return [node.port for node in self.nodes]
 
     async def wait_ready(self, *, within_s: float = 120.0) -> None:
-        """Returns once JetStream answers. Raises TimeoutError."""
+        """Wait until JetStream answers. Raises TimeoutError."""
         async with asyncio.timeout(within_s):
             while True:
                 with suppress(NatsError, OSError, TimeoutError):
@@ -116,7 +116,7 @@ class NatsServers:
 
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[Client]:
-        """A client of its own, which goes by no cable. Raises NatsError, OSError."""
+        """Connect a client without the cable. Raises NatsError, OSError."""
         client = await nats.connect(
             [node.url for node in self.nodes],
             connect_timeout=2,
@@ -129,7 +129,7 @@ class NatsServers:
             await client.close()
 
     async def leader(self, stream: str) -> NatsNode:
-        """The server that leads a stream; the only one where there is but one."""
+        """Return the leader of a stream, or the only server."""
         if len(self.nodes) > 1:
             with suppress(NatsError, OSError, TimeoutError):
                 async with self.client() as client:
@@ -142,4 +142,4 @@ class NatsServers:
 
 
 async def _ignore(_error: Exception) -> None:
-    """The servers are killed on purpose."""
+    """Ignore errors, because the servers are killed on purpose."""

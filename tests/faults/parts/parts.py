@@ -1,4 +1,4 @@
-"""What faults reach, checks look at and callers need, whatever the service runs on."""
+"""The interface of an installation for faults, checks and callers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from storage.images import ImageStore
-from tests.faults.parts.cable import Cable
 from tests.faults.parts.nats_servers import NatsServers
 from tests.faults.parts.processes import Processes, RayState
 from tests.support.database import Postgres
+from tests.support.link import Link
 
 
 class Parts(Protocol):
@@ -21,12 +21,12 @@ class Parts(Protocol):
     def nats(self) -> NatsServers: ...
 
     @property
-    def cable(self) -> Cable | None:
-        """None: every process knows the log servers themselves."""
+    def cable(self) -> Link | None:
+        """The cable; None if every process connects to the NATS servers directly."""
 
     @property
     def postgres(self) -> Postgres | None:
-        """None: the database is a file."""
+        """The Postgres; None if the database is a file."""
 
     @property
     def database_url(self) -> str: ...
@@ -36,15 +36,17 @@ class Parts(Protocol):
 
     @property
     def control(self) -> Path:
-        """Faults inside of the service's processes; see `inside/sitecustomize.py`."""
+        """The folder that controls faults inside the service's processes; see
+        `inside/sitecustomize.py`.
+        """
 
     @property
     def temporary(self) -> Path:
-        """What the service takes for the temporary folder."""
+        """The service's temporary folder."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of commands beside the service, with its settings."""
+        """The environment of commands beside the service, with its settings."""
 
     @property
     def endpoints(self) -> tuple[str, ...]: ...
@@ -52,9 +54,7 @@ class Parts(Protocol):
     def ray(self) -> RayState: ...
 
     def darkroom(self, *arguments: str) -> str:
-        """What the command prints. Raises if it fails."""
+        """Run the command and return its output. Raises if it fails."""
 
     async def lose_node(self, lasts_s: float) -> bool:
-        """Kill a Ray node whole, and have another one in its place after so long; whether there
-        was one.
-        """
+        """Kill a Ray node and replace it after this time; return whether there was one."""

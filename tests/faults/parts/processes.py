@@ -1,4 +1,6 @@
-"""The processes of one run, found by a mark in their environment: nothing else is ever harmed."""
+"""The processes of one run, identified by a mark in their environment, so that no others are
+harmed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ TITLES = {
 
 
 class Processes:
-    """Those that have this run's mark, which every child inherits."""
+    """The processes with this run's mark, which every child inherits."""
 
     def __init__(self) -> None:
         self.mark = uuid4().hex
@@ -54,7 +56,9 @@ class Processes:
         return sorted(ports)
 
     def signal(self, pids: Iterable[int], number: int) -> list[int]:
-        """Returns those that got it: each must still be one of this run's."""
+        """Send a signal and return the processes that received it; each must still belong to this
+        run.
+        """
         mine = {each.pid for each in self.all()}
         reached = []
         for pid in mine.intersection(pids):
@@ -64,7 +68,7 @@ class Processes:
         return reached
 
     def end(self, *, within_s: float = 60.0) -> None:
-        """Go on, stop, and then be killed: none is left."""
+        """Continue, terminate and finally kill all processes."""
         for number, patience_s in ((signal.SIGCONT, 0.0), (signal.SIGTERM, 3.0)):
             self.signal([each.pid for each in self.all()], number)
             psutil.wait_procs(self.all(), timeout=patience_s)
@@ -75,7 +79,9 @@ class Processes:
 
 
 class RayState:
-    """What Ray's GCS knows, read without joining the cluster: whoever is stopped is seen too."""
+    """The state of Ray's GCS, read without joining the cluster, so that stopped processes are
+    included.
+    """
 
     def __init__(self, address: str) -> None:
         from ray._private.state import GlobalState
@@ -89,12 +95,12 @@ class RayState:
         )
 
     def actors(self) -> list[dict[str, Any]]:
-        """Those that live or will, each with `Name`, `Pid` and `State`."""
+        """Return the living or starting actors, each with `Name`, `Pid` and `State`."""
         table = self._state.actor_table(None, None, None)
         return [each for each in table.values() if each["State"] != "DEAD"]
 
     def pids(self, part: str) -> list[int]:
-        """Of the living actors with `part` in their name."""
+        """Return the process ids of the living actors with `part` in their name."""
         return sorted(
             each["Pid"]
             for each in self.actors()
@@ -102,18 +108,18 @@ class RayState:
         )
 
     def placement_groups(self) -> list[str]:
-        """Names of those that are not removed."""
+        """Return the names of the placement groups that are not removed."""
         table = self._state.placement_group_table()
         return sorted(each["name"] for each in table.values() if each["state"] != "REMOVED")
 
     def node_of_group(self, name: str) -> str:
-        """The id of the node on which this placement group has its place."""
+        """Return the id of the node on which this placement group is placed."""
         table = self._state.placement_group_table().values()
         group = next(each for each in table if (each["name"], each["state"]) == (name, "CREATED"))
         return str(group["bundles_to_node_id"][0])
 
     def node_resources(self) -> list[dict[str, float]]:
-        """What each living node has."""
+        """Return the resources of each living node."""
         return [node["Resources"] for node in self._state.node_table() if node["Alive"]]
 
     def nodes(self) -> int:

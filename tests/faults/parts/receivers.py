@@ -1,4 +1,4 @@
-"""Receivers of callbacks, good ones and others, and a listener where no callback may ever come."""
+"""Receivers of callbacks, good and bad ones, and a listener at a forbidden address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.faults.parts.inside.sitecustomize import FORBIDDEN, REBOUND
 GOOD, SLOW, FLAKY, CLOSING, BROKEN = "good", "slow", "flaky", "closing", "broken"
 REDIRECTING, DEAD, REBINDING = "redirecting", "dead", "rebinding"
 BEHAVIOURS = (GOOD, GOOD, GOOD, SLOW, FLAKY, CLOSING, BROKEN, REDIRECTING, DEAD, REBINDING)
-"""As a caller chooses among them; each is a path of the receiver, or another address."""
+"""The receivers among which callers choose; each is a path of the receiver, or another address."""
 _LONGEST_REQUEST_S = 30.0
 
 
@@ -98,7 +98,7 @@ class Receivers:
             await writer.wait_closed()
 
     async def _status(self, behaviour: str) -> int | None:
-        """None: it closes the connection without a word."""
+        """Return the status for a behaviour; None: close the connection without an answer."""
         lot = self._chance.random()
         match behaviour:
             case "slow":

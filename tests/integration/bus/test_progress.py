@@ -11,11 +11,11 @@ import pytest
 from events.bus.bus import Bus
 from events.bus.progress import ProgressBoard, ProgressReporter
 from events.ids import new_id
-from events.wire.progress import JobProgress
-from serve_app.live.latest_previews import LatestPreviews
-from serve_app.local.nats_server import NatsServer
+from events.job_progress import JobProgress
+from local.nats_server import NatsServer
+from serve_app.live.progress import LatestPreviews
 from tests.support.bus import connected
-from tests.support.polling import eventually
+from tests.support.polling import eventually, running
 
 TOLD = JobProgress(done=3, total=20, preview=b"jpeg")
 ASKED_S = 1.0
@@ -68,12 +68,8 @@ async def bench(bus: Bus, nats_server: NatsServer) -> AsyncIterator[Bench]:
 async def _replica(server: NatsServer) -> AsyncIterator[Replica]:
     async with connected(server, "replica") as bus:
         replica = Replica(bus, most_subjects=4)
-        running = asyncio.create_task(replica.board.run())
-        try:
+        async with running(replica.board.run()):
             yield replica
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_replica_without_listeners_is_sent_nothing(bench: Bench) -> None:

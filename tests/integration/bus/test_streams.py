@@ -13,12 +13,13 @@ import pytest
 from nats.aio.client import Client
 
 from events.bus.bus import Bus
-from events.bus.health import tell_log_size
+from events.bus.health import warn_if_size_differs
 from events.bus.queues import JetStreamJobQueue
 from events.bus.streams import CANARY, JOBS, QUEUE, STREAMS
 from events.errors import LogUnavailable
-from serve_app.local.nats_server import NatsServer
+from local.nats_server import NatsServer
 from tests.support.bus import operator, stores
+from tests.support.events import LATER
 from tests.support.polling import eventually
 
 
@@ -33,19 +34,19 @@ async def test_a_stream_that_was_lost_is_made_again(nats_server: NatsServer, bus
     async with operator(nats_server) as client:
         await client.jetstream().delete_stream(QUEUE)
     with pytest.raises(LogUnavailable):
-        async with queue.reader("default", 1):
+        async with queue.consume("default", 1):
             pass
 
     async def queued() -> bool:
         try:
-            await queue.add("default", 1, "a-job")
+            await queue.add("default", 1, "a-job", deadline=LATER)
         except LogUnavailable:
             return False
         return True
 
     await eventually(queued)
     assert await queue.made_at() > made_at
-    async with queue.reader("default", 1) as lane:
+    async with queue.consume("default", 1) as lane:
         assert len(await lane.next(most=1, timeout_s=2)) == 1
 
 
@@ -136,7 +137,7 @@ async def test_no_start_changes_the_size_of_the_log(
     async def started() -> None:
         bus = Bus(nats_server.url, name="role", log_max_bytes=10_000_000)
         bus.start()
-        await tell_log_size(bus, configured=10_000_000)
+        await warn_if_size_differs(bus, configured=10_000_000)
         await bus.close()
 
     with caplog.at_level(logging.WARNING, "events.bus.health"):
@@ -149,12 +150,12 @@ async def test_no_start_changes_the_size_of_the_log(
             await js.update_stream(config.evolve(max_bytes=size_bytes))
             await started()
             assert (await js.stream_info(JOBS)).config.max_bytes == size_bytes
-    assert ["keeps the size" in message for message in caplog.messages] == [True]
+    assert ["keeps its present size" in message for message in caplog.messages] == [True]
 
 
 async def test_a_consumer_that_is_gone_already_is_deleted(bus: Bus) -> None:
     queue = JetStreamJobQueue(bus, lease_s=30)
-    async with queue.reader("default", 1):
+    async with queue.consume("default", 1):
         assert await bus.consumers(QUEUE) == ["default-1"]
     for _ in range(2):
         await bus.delete_consumer(QUEUE, "default-1")

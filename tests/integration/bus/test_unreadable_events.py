@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.streams import job_subject
-from events.decisions import Cancel, Erase, Submit
-from events.errors import JobDamaged
 from events.ids import new_id
-from events.job import fold_readable
-from events.log import Appended, JobWriter, utc_now
+from events.log import Appended, utc_now
 from events.types import Broken, CancelRequested, Event, Submitted
 from tests.support.events import submitted
 
@@ -36,23 +31,6 @@ async def test_what_cannot_be_read_keeps_its_place_in_the_history(bus: Bus) -> N
         while len(read) < len(history):  # it may come in parts
             read += await reader.next(5)
         assert read == history
-
-
-async def test_of_a_damaged_job_nothing_is_decided_but_its_erasure(bus: Bus) -> None:
-    log, job_id = JetStreamLog(bus), new_id()
-    await append(log, job_id, version=1, expected=0, data=submitted())
-    await bus.store(job_subject(job_id), b"not an event", timeout_s=5)
-    job = fold_readable(await log.read(job_id))
-    assert job is not None
-    writer = JobWriter(log)
-    again = await writer.submit(job_id, Submit(submitted()))
-    assert (again.added, again.job) == ((), job)
-    with pytest.raises(JobDamaged):
-        await writer.execute(Cancel(), job)
-    await writer.execute(Erase(), job)
-    erased = await writer.load(job_id)
-    assert erased is not None
-    assert (erased.erased, erased.version) == (True, 4)
 
 
 async def append(

@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from actors.callbacks.reaper import CallbackReaper
 from events.bus.streams import CALLBACKS, due_subject, scheduled_subject
-from events.delivery import fold_delivery
+from events.errors import LogUnavailable
 from events.ids import new_id
-from events.log import Appended, Conflict, EventLog, Writer, utc_now
-from events.types import CallbackAttempted, CallbackDelivered, Event, EventData, RedeliveryRequested
+from events.log import Appended, Conflict, EventLog, utc_now
+from events.queue import AT_ONCE
+from events.store.read_model import ReadModel
+from events.types import (
+    CallbackAttempted,
+    CallbackDelivered,
+    Completed,
+    Event,
+    EventData,
+    Started,
+)
 from tests.support.callbacks.receiver import DEADLINE_S, Receiver, status
-from tests.support.callbacks.role import SETTINGS, World, ids
-from tests.support.polling import eventually
+from tests.support.callbacks.role import LIMITS, World, ids
+from tests.support.events import image, submitted
+from tests.support.polling import eventually, running
 
 
 async def test_an_entry_that_is_longer_in_work_than_its_ack_wait_is_sent_once(
     world: World,
 ) -> None:
-    settings = SETTINGS.model_copy(update={"timeout_s": DEADLINE_S})
-    async with Receiver([status(200, after_s=4)]) as receiver:
-        async with world.callbacks(settings=settings):
+    async with Receiver([status(200, after_s=2.5)]) as receiver:
+        async with world.callbacks(timeout_s=DEADLINE_S):
             await world.end(await world.ended_job(receiver.url))
         assert len(receiver.received) == 1
 
 
 async def test_an_early_entry_is_parked_until_its_time(world: World) -> None:
     """What a death between `CallbackAttempted` and parking leaves."""
-    at = utc_now() + timedelta(seconds=2.5)
+    at = utc_now() + timedelta(seconds=1.5)
     async with Receiver() as receiver:
         job_id = await world.ended_job(receiver.url)
         early = CallbackAttempted(attempt=1, status=500, latency_s=0, retry_at=at)
@@ -103,10 +114,9 @@ async def has_two_entries(world: World, job_id: str) -> bool:
 
 async def test_of_two_instances_that_send_the_same_one_ends_it_once(world: World) -> None:
     both_came = asyncio.Event()
-    settings = SETTINGS.model_copy(update={"timeout_s": DEADLINE_S})
     async with Receiver([status(200, after=both_came)]) as receiver:
         job_id = await world.ended_job(receiver.url)
-        async with world.callbacks(settings=settings), world.callbacks(settings=settings):
+        async with world.callbacks(timeout_s=DEADLINE_S), world.callbacks(timeout_s=DEADLINE_S):
             await receiver.wait_for(1)
             await world.queue.park(job_id, utc_now())
             await receiver.wait_for(2)
@@ -118,24 +128,72 @@ async def test_of_two_instances_that_send_the_same_one_ends_it_once(world: World
 
 async def test_deliveries_go_on_after_nats_was_away(world: World) -> None:
     async with Receiver([status(200, after_s=0.05)]) as receiver:
-        jobs = [await world.ended_job(receiver.url) for _ in range(100)]
+        jobs = [await world.ended_job(receiver.url) for _ in range(20)]
         async with world.callbacks():
-            await receiver.wait_for(10)
+            await receiver.wait_for(3)
             await asyncio.to_thread(world.server.stop)
             await asyncio.to_thread(world.server.start)
             for job_id in jobs:
                 assert isinstance((await world.end(job_id))[-1], CallbackDelivered)
         assert set(ids(receiver.received)) == {f"msg_{job_id}" for job_id in jobs}
-        assert len(receiver.received) <= len(jobs) + SETTINGS.per_host
+        assert len(receiver.received) <= len(jobs) + LIMITS.per_host
 
 
-async def test_a_writer_of_deliveries_continues_their_own_versions(world: World) -> None:
-    job_id = new_id()
-    writer = Writer(world.deliveries, fold=fold_delivery)
-    for _ in range(3):
-        delivery, added = await writer.write(
-            job_id, await world.delivery(job_id), lambda known: (RedeliveryRequested(),)
-        )
-        assert added == (RedeliveryRequested(),)
-    assert delivery.version == 3
-    assert await world.bus.pending(CALLBACKS, "callbacks.>") == {}
+async def test_of_two_roles_at_once_none_tells_a_later_one_first(world: World) -> None:
+    """Callbacks before the end of a job."""
+    run: list[EventData] = [Started(attempt=1, actor="a"), image(0), Completed(images=1)]
+    asked = submitted(callback_events=("started", "image"))
+    async with (
+        Receiver([status(200, after_s=0.05)]) as receiver,
+        world.callbacks(),
+        world.callbacks(),
+    ):
+        jobs = [new_id() for _ in range(5)]
+        for event in [asked.model_copy(update={"callback_url": receiver.url}), *run]:
+            for job_id in jobs:
+                await world.store(world.jobs, job_id, event)
+                await world.queue.park(job_id, AT_ONCE)  # as the router does
+        for job_id in jobs:
+            await world.end(job_id)
+    told = list(dict.fromkeys(ids(receiver.received)))
+    for job_id in jobs:
+        mine = [each for each in told if each.startswith(f"msg_{job_id}")]
+        assert mine == [f"msg_{job_id}{each}" for each in ("_started", "_image-0", "")]
+
+
+async def test_lost_entries_of_open_deliveries_are_put_back_also_after_nats_was_away(
+    world: World,
+) -> None:
+    untried, delivered = [await world.ended_job("http://example.com/") for _ in range(2)]
+    await world.ended_job(None)
+    await world.store(world.deliveries, delivered, CallbackDelivered(attempt=1))
+    model = ReadModel(world.database)
+    async with world.jobs.reader(after=0) as reader:
+        while events := await reader.next(0.5):
+            assert await model.apply(events, expected=await model.offset())
+
+    async def are_lost() -> bool:
+        with suppress(LogUnavailable):
+            await world.bus.purge(CALLBACKS, "callbacks.>")
+            return True
+        return False
+
+    async def are_back() -> bool:
+        with suppress(LogUnavailable):
+            return await world.queue.job_ids() == {untried}
+        return False
+
+    reaper = CallbackReaper(
+        queue=world.queue,
+        unsettled=model.unsettled,
+        deliveries=world.deliveries,
+        period_s=0.2,
+        batch=100,
+    )
+    await eventually(are_lost)
+    async with running(reaper.run()):
+        await eventually(are_back)
+        await asyncio.to_thread(world.server.stop)
+        await asyncio.to_thread(world.server.start)
+        await eventually(are_lost)
+        await eventually(are_back)

@@ -1,13 +1,15 @@
-"""What is sent, how often and how it is signed: the role with receivers on real sockets."""
+"""Callbacks: their content, attempts and signatures, and the cost of a bad receiver for others."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from uuid import UUID
 
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from actors.callbacks.hosts import BreakerLimits
 from events.callback_address import AddressRule
 from events.ids import new_id
 from events.job import fold
@@ -18,12 +20,21 @@ from events.types import (
     CallbackAttempted,
     CallbackDelivered,
     CallbackExhausted,
+    CallbackWithheld,
     Failed,
     RedeliveryRequested,
 )
-from events.webhook_secret import webhook_secret
-from tests.support.callbacks.receiver import Receiver, status
-from tests.support.callbacks.role import SECRET, SETTINGS, TRACEPARENT, URL_FOR, World, api_key, ids
+from storage.service_secret import webhook_secret
+from tests.support.callbacks.receiver import DEADLINE_S, Receiver, hang, status
+from tests.support.callbacks.role import (
+    LIMITS,
+    SECRET,
+    TRACEPARENT,
+    URL_FOR,
+    World,
+    api_key,
+    ids,
+)
 from tests.support.events import submitted
 from tests.support.polling import eventually
 
@@ -77,30 +88,19 @@ async def test_a_failed_try_is_repeated_with_the_same_id(world: World) -> None:
     assert events[-1] == CallbackDelivered(attempt=3)
 
 
-async def test_a_receiver_that_never_takes_it_exhausts_the_tries(world: World) -> None:
-    async with Receiver([status(503)]) as receiver, world.callbacks():
-        events = await world.end(await world.ended_job(receiver.url))
-        assert len(receiver.received) == 4
-    assert isinstance(events[-1], CallbackExhausted)
-    assert events[-1].attempts == 4
-    assert "503" in events[-1].message
-
-
-async def test_410_is_not_tried_again(world: World) -> None:
-    async with Receiver([status(410)]) as receiver, world.callbacks():
-        events = await world.end(await world.ended_job(receiver.url))
-        assert len(receiver.received) == 1
-    assert isinstance(events[-1], CallbackExhausted)
-
-
-async def test_a_redirect_is_not_followed_and_stops_after_three_tries(world: World) -> None:
+@pytest.mark.parametrize(("code", "tries"), [(503, 4), (404, 3), (307, 3), (410, 1)])
+async def test_what_no_receiver_takes_is_given_up_after_as_many_tries_as_the_policy_says(
+    world: World, code: int, tries: int
+) -> None:
     async with Receiver() as inside:
-        redirect = status(307, headers=f"Location: {inside.url}\r\n")
-        async with Receiver([redirect]) as receiver, world.callbacks():
+        refusal = status(code, headers=f"Location: {inside.url}\r\n")
+        async with Receiver([refusal]) as receiver, world.callbacks():
             events = await world.end(await world.ended_job(receiver.url))
-            assert len(receiver.received) == 3
-        assert inside.connections == 0
+            assert len(receiver.received) == tries
+        assert inside.connections == 0, "no redirect is followed"
     assert isinstance(events[-1], CallbackExhausted)
+    assert events[-1].attempts == tries
+    assert str(code) in events[-1].message
 
 
 async def test_a_private_address_is_never_dialled(world: World) -> None:
@@ -119,7 +119,7 @@ async def test_a_host_that_the_key_may_no_longer_have_called_is_never_dialled(
         events = await world.end(await world.ended_job(receiver.url))
         assert receiver.connections == 0
     assert isinstance(events[-1], CallbackExhausted)
-    assert "the key of the job may not have this host called back" in events[-1].message
+    assert "the key of the job may not use this callback host" in events[-1].message
 
 
 async def test_the_jobs_of_a_revoked_key_still_call_back(world: World) -> None:
@@ -173,7 +173,7 @@ async def test_a_delivery_is_signed_for_the_owners_other_live_keys_too(world: Wo
         await world.end(await world.ended_job(receiver.url, key_id="used", owner="alice"))
         (request,) = receiver.received
     signatures = request.headers["webhook-signature"].split(" ")
-    assert len(signatures) == SETTINGS.secrets == 3
+    assert len(signatures) == 3
     for key_id in ("used", "newer", "older"):
         Webhook(webhook_secret(SECRET, key_id)).verify(request.body, request.headers)
     for key_id in ("revoked", "foreign"):
@@ -190,3 +190,47 @@ async def test_a_delivery_without_a_trace_begins_one_of_its_own(world: World) ->
     assert first[2] != second[2]
     agents = {each.headers["user-agent"] for each in receiver.received}
     assert agents == {f"Darkroom/{version('darkroom')}"}
+
+
+async def test_a_receiver_that_hangs_costs_the_others_nothing(world: World) -> None:
+    async with Receiver([hang]) as hung, Receiver() as healthy:
+        hanging = [await world.ended_job(hung.url) for _ in range(LIMITS.per_host + 5)]
+        async with world.callbacks(timeout_s=DEADLINE_S):
+            await hung.wait_for(LIMITS.per_host)
+            for _ in range(10):
+                await world.end(await world.ended_job(healthy.url))
+            assert len(hung.received) == LIMITS.per_host
+        assert set(hanging) <= await world.queue.job_ids()
+
+
+async def test_a_receiver_gets_no_more_than_its_share_at_once(world: World) -> None:
+    async with Receiver([status(200, after_s=0.02)]) as receiver:
+        jobs = [await world.ended_job(receiver.url) for _ in range(2 * LIMITS.per_host)]
+        async with world.callbacks():
+            for job_id in jobs:
+                await world.end(job_id)
+        assert receiver.most_at_once == LIMITS.per_host
+        assert sorted(ids(receiver.received)) == sorted(f"msg_{job_id}" for job_id in jobs)
+
+
+async def test_a_receiver_that_fails_is_left_alone_and_what_was_withheld_is_no_try(
+    world: World,
+) -> None:
+    limits = replace(
+        LIMITS,
+        breaker=BreakerLimits(failures=2, open_s=0.5, longest_open_s=0.5),
+        per_host=1,
+        delays_s=(0, *[0.1] * 9),
+    )
+    async with Receiver([status(500)] * 3 + [status(200)]) as receiver:
+        jobs = [await world.ended_job(receiver.url) for _ in range(6)]
+        async with world.callbacks(limits=limits):
+            events = [await world.end(job_id) for job_id in jobs]
+        assert len(receiver.received) == 3 + len(jobs)
+    for each in events:
+        tries = [data for data in each if isinstance(data, CallbackAttempted)]
+        assert [data.attempt for data in tries] == list(range(1, len(tries) + 1))
+        assert each[-1] == CallbackDelivered(attempt=len(tries))
+        assert sum(isinstance(data, CallbackWithheld) for data in each) <= 1
+    untried = [each[:-2] for each in events if each[-1] == CallbackDelivered(attempt=1)]
+    assert [CallbackWithheld()] in untried, "withheld, then taken at the first try"

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
 
-from actors.callbacks.sender import Sender
 from events.callback_address import AddressRule
-from settings.callbacks import CallbackSettings
 from tests.support.callbacks.hostile_addresses import HOSTILE, HOSTILE_ANSWERS
-from tests.support.callbacks.receiver import Receiver, status
+from tests.support.callbacks.receiver import Receiver, sending, status
 
-LOOPBACK = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
+URL = "http://hooks.example.com/"
 
 
 class Dials:
@@ -45,87 +43,39 @@ def dials() -> Dials:
     return Dials()
 
 
-@pytest.fixture
-async def sender() -> AsyncIterator[Sender]:
-    sender = Sender(AddressRule(), settings=CallbackSettings())
-    yield sender
-    await sender.close()
-
-
-def test_there_are_at_least_sixty() -> None:
-    assert len({url for url, _ in HOSTILE}) + len(HOSTILE_ANSWERS) >= 60
-
-
-async def test_a_dial_is_counted(dials: Dials) -> None:
-    sender = Sender(LOOPBACK, settings=CallbackSettings())
-    async with Receiver() as receiver:
-        with dials.counted() as dialled:
-            assert (await sender.send(receiver.url, b"{}", {})).status == 200
-    assert dialled == [("127.0.0.1", receiver.port)]
-    await sender.close()
-
-
-@pytest.mark.parametrize(("url", "reason"), HOSTILE)
-async def test_a_hostile_address_is_refused_by_name_and_not_dialled(
-    sender: Sender, dials: Dials, url: str, reason: str
+@pytest.mark.parametrize(
+    ("url", "answers", "reason"),
+    [
+        *((url, (), reason) for url, reason in HOSTILE),
+        *(
+            (URL, answers, f"resolves to {re.escape(str(ip_address(refused)))}")
+            for answers, refused in HOSTILE_ANSWERS
+        ),
+    ],
+)
+async def test_a_hostile_address_or_answer_is_refused_by_name_and_not_dialled(
+    dials: Dials, url: str, answers: tuple[str, ...], reason: str
 ) -> None:
-    with dials.counted() as dialled:
-        sent = await sender.send(url, b"{}", {})
+    async with sending(AddressRule(), answers=[answers]) as sender:
+        with dials.counted() as dialled:
+            sent = await sender.send(url, b"{}", {})
     assert sent.refused
     assert re.search(reason, sent.error or "")
     assert dialled == []
 
 
-@pytest.mark.parametrize(("answers", "refused"), HOSTILE_ANSWERS)
-async def test_a_name_with_a_hostile_answer_is_not_dialled(
-    dials: Dials, answers: tuple[str, ...], refused: str
+async def test_a_name_is_asked_for_at_each_connect_and_what_was_checked_is_dialled(
+    dials: Dials,
 ) -> None:
-    async def resolve(host: str) -> Sequence[str]:
-        return answers
-
-    sender = Sender(AddressRule(), settings=CallbackSettings(), resolve=resolve)
-    with dials.counted() as dialled:
-        sent = await sender.send("http://hooks.example.com/", b"{}", {})
-    assert sent.refused
-    assert f"resolves to {ip_address(refused)}" in (sent.error or "")
-    assert dialled == []
-    await sender.close()
-
-
-async def test_a_name_that_changes_its_answer_after_the_check_is_not_dialled(dials: Dials) -> None:
-    """DNS rebinding: what was checked at acceptance does not count at the connect."""
-    answers = iter([["8.8.8.8"], ["127.0.0.1"], ["8.8.8.8", "::1"]])
-
-    async def resolve(host: str) -> Sequence[str]:
-        return next(answers)
-
-    rule = AddressRule()
-    sender = Sender(rule, settings=CallbackSettings(), resolve=resolve)
-    url = "http://hooks.example.com/"
-    accepted = await rule.addresses(rule.check_url(url), resolve)
-    assert [str(each) for each in accepted] == ["8.8.8.8"]
-    with dials.counted() as dialled:
-        for hostile in ("127.0.0.1", "::1"):
-            sent = await sender.send(url, b"{}", {})
-            assert sent.refused
-            assert f"resolves to {hostile}" in (sent.error or "")
-    assert dialled == []
-    await sender.close()
-
-
-async def test_a_name_is_asked_for_once_and_what_was_checked_is_dialled(dials: Dials) -> None:
-    """Between check and dial there is no second answer that could differ."""
-    asked: list[str] = []
-
-    async def resolve(host: str) -> Sequence[str]:
-        asked.append(host)
-        return ["127.0.0.1"] if len(asked) == 1 else ["10.0.0.1"]
-
-    sender = Sender(LOOPBACK, settings=CallbackSettings(), resolve=resolve)
-    async with Receiver([status(200)]) as receiver:
+    """DNS rebinding: there is no second answer between check and dial."""
+    answers = [("127.0.0.1",), ("10.0.0.1",), ("127.0.0.1", "::1")]
+    close = status(200, headers="Connection: close\r\n")
+    async with Receiver([close]) as receiver, sending(answers=answers) as sender:
+        url = f"http://receiver.test:{receiver.port}/"
         with dials.counted() as dialled:
-            sent = await sender.send(f"http://receiver.test:{receiver.port}/", b"{}", {})
-    assert sent.status == 200
-    assert asked == ["receiver.test"]
+            assert (await sender.send(url, b"{}", {})).status == 200
+            for hostile in ("10.0.0.1", "::1"):
+                sent = await sender.send(url, b"{}", {})
+                assert sent.refused
+                assert f"resolves to {hostile}" in (sent.error or "")
     assert dialled == [("127.0.0.1", receiver.port)]
-    await sender.close()

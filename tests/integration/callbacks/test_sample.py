@@ -9,8 +9,8 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from events.result import ResultResponse, Status
-from events.webhook_secret import webhook_secret
 from serve_app.access.api_keys import parse
+from storage.service_secret import webhook_secret
 from tests.support.callbacks.receiver import Receiver, hang, status
 from tests.support.edge import Edge, running_edge
 from tests.support.edge_services import SECRET

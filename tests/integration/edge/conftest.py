@@ -23,9 +23,10 @@ from ray.serve._private.haproxy import (
 )
 from ray.serve.config import HTTPOptions
 
-from serve_app.local.haproxy import environment
-from serve_app.local.ports import held_ports
+from local.haproxy import environment
+from local.ports import held_ports
 from settings.http import HttpSettings
+from tests.support.constants import constants, take_constants
 from tests.support.edge import running_edge
 
 SHORT: dict[str, Any] = {
@@ -84,18 +85,17 @@ def received(connection: socket.socket) -> bytes:
     return answer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     with _running_front(tmp_path_factory.mktemp("front"), SHORT) as front:
         yield front
 
 
-@pytest.fixture
-def patient_front(tmp_path: Path) -> Iterator[Front]:
+@pytest.fixture(scope="session")
+def patient_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """Waits for callers for longer than a test takes, however slow the machine is."""
-    with _running_front(
-        tmp_path, SHORT | {"header_timeout_s": 60.0, "silence_timeout_s": 60.0}
-    ) as front:
+    limits = SHORT | {"header_timeout_s": 60.0, "silence_timeout_s": 60.0}
+    with _running_front(tmp_path_factory.mktemp("patient"), limits) as front:
         yield front
 
 
@@ -119,7 +119,7 @@ def _replica(folder: Path, limits: dict[str, Any]) -> Iterator[tuple[int, str]]:
     async def run() -> None:
         async with running_edge(folder, **limits) as edge:
             key = await edge.key()
-            async with _listening(edge.app) as port:
+            async with listening(edge.app) as (port, _):
                 found.append((port, key))
                 ready.set()
                 await asyncio.to_thread(stop.wait)
@@ -135,21 +135,21 @@ def _replica(folder: Path, limits: dict[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 @asynccontextmanager
-async def _listening(app: Any) -> AsyncGenerator[int]:
+async def listening(app: Any) -> AsyncGenerator[tuple[int, uvicorn.Server]]:
+    """Serve the application; gives the port."""
+
     async def with_health_check(scope: Any, receive: Any, send: Any) -> None:
         """Serve's replica answers HAProxy's checks itself."""
         path = "/health/live" if scope["path"] == "/-/healthz" else scope["path"]
         await app({**scope, "path": path}, receive, send)
 
+    config = uvicorn.Config(with_health_check, lifespan="off", log_config=None, access_log=False)
+    server = uvicorn.Server(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            with_health_check, lifespan="off", log_config=None, access_log=False
-        )
-        server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            yield int(listener.getsockname()[1])
+            yield int(listener.getsockname()[1]), server
         finally:
             server.should_exit = server.force_exit = True
             await serving
@@ -180,9 +180,11 @@ def _haproxy_on(
     server = ServerConfig("replica", "127.0.0.1", replica_port)
     api.set_backend_configs({"app": BackendConfig("app", "/", servers=[server], app_name="app")})
     api._generate_config_file_internal()
-    launcher = environment(HttpSettings(port=ports[0], **limits), folder)[
-        "RAY_SERVE_HAPROXY_BINARY_PATH"
-    ]
+    given = dict(limits)
+    changed = take_constants(given)
+    settings = HttpSettings(port=ports[0], **given)
+    with constants(**changed):
+        launcher = environment(settings, folder)["RAY_SERVE_HAPROXY_BINARY_PATH"]
     with (folder / "haproxy.log").open("wb") as log:
         process = subprocess.Popen([launcher, "-db", "-f", str(path)], stdout=log, stderr=log)
     try:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 
-from tests.integration.edge.conftest import PATIENCE_S, SHORT, Front
+from tests.integration.edge.conftest import PATIENCE_S, SHORT, Front, listening
 from tests.support.edge import running_edge
 from tests.support.generate_bodies import diffusion_body
 
@@ -68,21 +66,16 @@ def test_callers_who_vanish_leave_nothing(caller: httpx.Client) -> None:
 
 async def test_a_server_that_is_told_to_end_ends_its_streams_properly(tmp_path: Path) -> None:
     """As Serve does it with a replica that it replaces: nothing tells the streams."""
-    async with running_edge(tmp_path) as edge:
+    async with (
+        running_edge(tmp_path, stream_keep_alive_s=600.0) as edge,
+        listening(edge.app) as (port, server),
+        httpx.AsyncClient(timeout=PATIENCE_S, trust_env=False) as http,
+    ):
+        url = f"http://127.0.0.1:{port}/v1/events"
         headers = {"Authorization": f"Bearer {await edge.key()}"}
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            config = uvicorn.Config(edge.app, lifespan="off", log_config=None, access_log=False)
-            server = uvicorn.Server(config)
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            async with (
-                httpx.AsyncClient(headers=headers, timeout=PATIENCE_S, trust_env=False) as http,
-                http.stream("GET", f"{url}/v1/events") as answer,
-            ):
-                lines = answer.aiter_lines()
-                assert (await anext(lines)).startswith("id:")
-                server.should_exit = True
-                async with asyncio.timeout(PATIENCE_S):
-                    assert [line async for line in lines if line] == ["retry: 1000"]
-                    await serving
+        async with http.stream("GET", url, headers=headers) as answer:
+            lines = answer.aiter_lines()
+            assert (await anext(lines)).startswith("id:")
+            server.should_exit = True
+            async with asyncio.timeout(PATIENCE_S):
+                assert [line async for line in lines if line] == ["retry: 1000"]

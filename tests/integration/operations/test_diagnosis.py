@@ -10,9 +10,9 @@ from pydantic import SecretStr
 
 from events.bus.bus import Bus
 from events.bus.streams import JOBS, QUEUE
-from serve_app.local.nats_server import NatsServer
-from serve_app.operations.diagnosis.findings import Finding, Level
-from serve_app.operations.diagnosis.log_check import LogCheck
+from local.nats_server import NatsServer
+from operations.diagnosis.findings import Finding, Level
+from operations.diagnosis.store_checks import LogCheck
 from settings.log import LogSettings
 from settings.stores import StoreSettings
 from tests.support.bus import connected, operator
@@ -63,7 +63,7 @@ async def test_a_stream_that_is_otherwise_and_a_log_that_is_full_are_told(
         jobs = (await js.stream_info(JOBS)).config
         await js.update_stream(jobs.evolve(max_bytes=10_000))
         stream, full, _ = await look(nats_server.url, tmp_path)
-    assert (stream.level, f"{QUEUE} is otherwise" in stream.what) == (Level.WARNING, True)
+    assert (stream.level, f"{QUEUE} differs" in stream.what) == (Level.WARNING, True)
     assert "discard" in stream.what
     assert (full.level, "full" in full.what) == (Level.ERROR, True)
 

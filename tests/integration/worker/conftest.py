@@ -19,6 +19,6 @@ from tests.support.worker import LANE, LEASE_S, Bench
 async def bench(bus: Bus, tmp_path: Path) -> AsyncIterator[Bench]:
     log = JetStreamLog(bus)
     queue = JetStreamJobQueue(bus, lease_s=LEASE_S)
-    async with queue.reader("default", LANE) as lane:
+    async with queue.consume("default", LANE) as lane:
         images = ImageStore((tmp_path / "images").as_uri())
         yield Bench(bus, log, JobWriter(log), queue, lane, images)

@@ -9,30 +9,31 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from actors.worker.job import RunOutcome
-from engine.errors import CheckpointUnavailable, DeviceFailed, NodeFailed
+from actors.worker.attempt import AttemptLimits
+from actors.worker.job_runner import RunOutcome
+from engine.errors import CheckpointUnavailable, DeviceFailed, EngineError, NodeFailed
 from engine.reports import Errored, Finished, LatentReady, Progress
-from events.decisions import Cancel
+from events.decisions import Cancel, Erase
 from events.types import (
     AttemptFailed,
     Cancelled,
     Completed,
+    Erased,
     Failed,
     ImageStored,
     InputFile,
     Started,
 )
-from serve_app.local.nats_server import NatsServer
+from local.nats_server import NatsServer
 from storage.images import ImageStore, ImageStoreUnavailable
 from storage.keys import SAFETENSORS
 from tests.support.polling import eventually
-from tests.support.worker import QUICK, Bench, ScriptedEngine, picture, pictures
+from tests.support.worker import QUICK, Bench, ScriptedEngine, job_runner, picture, pictures
 
 
 async def test_a_job_is_started_stored_completed_and_acked(bench: Bench) -> None:
     job_id = await bench.submit(images=2)
-    entry = await bench.entry()
-    outcome = await bench.runner(ScriptedEngine(pictures(2))).run(entry)
+    outcome = await bench.run(ScriptedEngine(pictures(2)))
     assert outcome is RunOutcome.COMPLETED
     job = await bench.job(job_id)
     assert [image.index for image in job.images] == [0, 1]
@@ -44,33 +45,35 @@ async def test_a_job_is_started_stored_completed_and_acked(bench: Bench) -> None
     await eventually(bench.nothing_queued)
 
 
-async def test_a_job_that_the_engine_refuses_fails_with_its_reason(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (
+            CheckpointUnavailable("no such checkpoint: x.safetensors"),
+            Failed(message="no such checkpoint: x.safetensors", code="model_unavailable"),
+        ),
+        (
+            NodeFailed("8", "VAEDecode", "ValueError: no"),
+            Failed(message="node 8 (VAEDecode): ValueError: no", code="node_failed"),
+        ),
+    ],
+    ids=["the engine refuses it", "a node fails"],
+)
+async def test_a_job_that_would_fail_again_fails_with_its_reason(
+    bench: Bench, error: EngineError, end: Failed
+) -> None:
     job_id = await bench.submit()
-    entry = await bench.entry()
-    engine = ScriptedEngine([Errored(CheckpointUnavailable("no such checkpoint: x.safetensors"))])
-    assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
-    job = await bench.job(job_id)
-    assert job.end == Failed(message="no such checkpoint: x.safetensors", code="model_unavailable")
-
-
-async def test_a_job_whose_node_fails_is_not_tried_again(bench: Bench) -> None:
-    job_id = await bench.submit()
-    entry = await bench.entry()
-    engine = ScriptedEngine([Errored(NodeFailed("8", "VAEDecode", "ValueError: no"))])
-    assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
-    assert (await bench.job(job_id)).end == Failed(
-        message="node 8 (VAEDecode): ValueError: no", code="node_failed"
-    )
+    assert await bench.run(ScriptedEngine([Errored(error)])) is RunOutcome.ENDED
+    assert (await bench.job(job_id)).end == end
 
 
 async def test_a_job_on_a_faulty_device_is_tried_again_with_no_other(bench: Bench) -> None:
     job_id = await bench.submit()
-    entry = await bench.entry()
     engine = ScriptedEngine([Errored(DeviceFailed("The device failed: CUDA error", False))])
-    assert await bench.runner(engine).run(entry) is RunOutcome.RETRY
+    assert await bench.run(engine) is RunOutcome.RETRY
     job = await bench.job(job_id)
     assert job.last_failure == "The device failed: CUDA error"
-    assert (job.charged_attempts, job.is_suspect) == (0, True)
+    assert (job.blamed_attempts, job.is_suspect) == (0, True)
 
 
 class Refusing(ImageStore):
@@ -98,10 +101,9 @@ async def test_an_image_store_that_is_away_is_waited_for(bench: Bench, tmp_path:
 
 async def test_a_latent_is_stored_beside_the_images(bench: Bench) -> None:
     job_id = await bench.submit()
-    entry = await bench.entry()
     samples = np.ones((1, 4, 2, 3), np.float32)
     engine = ScriptedEngine([picture(0), LatentReady(1, "9", samples, 7), Finished(2)])
-    assert await bench.runner(engine).run(entry) is RunOutcome.COMPLETED
+    assert await bench.run(engine) is RunOutcome.COMPLETED
     image, latent = (await bench.job(job_id)).images
     assert (image.media_type, latent.media_type) == (None, SAFETENSORS)
     assert (latent.key, latent.seed) == (f"{job_id}/1/1.latent", 7)
@@ -113,9 +115,8 @@ async def test_a_latent_is_stored_beside_the_images(bench: Bench) -> None:
 
 async def test_a_completed_job_tells_where_its_time_went(bench: Bench) -> None:
     job_id = await bench.submit()
-    entry = await bench.entry()
     engine = ScriptedEngine([picture(0), Finished(1, {"denoise": 0.5}, rows_per_call=4.0)])
-    assert await bench.runner(engine).run(entry) is RunOutcome.COMPLETED
+    assert await bench.run(engine) is RunOutcome.COMPLETED
     end = (await bench.job(job_id)).end
     assert isinstance(end, Completed)
     assert end.timing is not None
@@ -126,40 +127,34 @@ async def test_a_completed_job_tells_where_its_time_went(bench: Bench) -> None:
 async def test_the_engine_gets_the_files_that_were_recorded(bench: Bench) -> None:
     await bench.images.put("uploads/cat", b"a cat")
     await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
-    entry = await bench.entry()
     engine = ScriptedEngine(pictures(1))
-    assert await bench.runner(engine).run(entry) is RunOutcome.COMPLETED
+    assert await bench.run(engine) is RunOutcome.COMPLETED
     assert [order.input_files for order in engine.orders] == [{"cat.png": b"a cat"}]
 
 
 @pytest.mark.parametrize("alone", [None, True])
 async def test_the_engine_is_told_that_a_job_is_to_be_alone(bench: Bench, alone: bool) -> None:
     await bench.submit(alone=alone)
-    entry = await bench.entry()
     engine = ScriptedEngine(pictures(1))
-    await bench.runner(engine).run(entry)
-    assert [order.is_alone for order in engine.orders] == [bool(alone)]
+    await bench.run(engine)
+    assert [order.is_unbatched for order in engine.orders] == [bool(alone)]
 
 
 async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) -> None:
     job_id = await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
-    entry = await bench.entry()
     engine = ScriptedEngine(pictures(1))
-    assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
+    assert await bench.run(engine) is RunOutcome.ENDED
     assert engine.orders == []
-    text = "The input file 'cat.png' is gone. Upload it again and submit a new job."
+    text = "The input file 'cat.png' does not exist any more. Upload it again and submit a new job."
     assert (await bench.job(job_id)).end == Failed(message=text, code="invalid_input")
 
 
 async def test_after_an_engine_has_died_stored_images_are_kept(bench: Bench) -> None:
     job_id = await bench.submit(images=2)
-    entry = await bench.entry()
     dying = ScriptedEngine([Progress(1, 2), picture(0), None])
-    assert await bench.runner(dying).run(entry) is RunOutcome.RETRY
+    assert await bench.run(dying) is RunOutcome.RETRY
     first = (await bench.job(job_id)).images[0]
-
-    again = await bench.entry()  # given back at once, before its lease ran out
-    outcome = await bench.runner(ScriptedEngine(pictures(2)), actor="b").run(again)
+    outcome = await bench.run(ScriptedEngine(pictures(2)), actor="b")
     assert outcome is RunOutcome.COMPLETED
     job = await bench.job(job_id)
     assert job.images[0] == first
@@ -173,14 +168,12 @@ async def test_a_job_that_breaks_its_engine_runs_alone_and_is_given_up(bench: Be
     job_id = await bench.submit()
     orders = []
     for attempt in range(4):
-        entry = await bench.entry()
         engine = ScriptedEngine([None])
-        assert await bench.runner(engine, actor=f"a{attempt}").run(entry) is RunOutcome.RETRY
+        assert await bench.run(engine, actor=f"a{attempt}") is RunOutcome.RETRY
         orders += engine.orders
     assert [order.is_exclusive for order in orders] == [False, True, True, True]
-    entry = await bench.entry()
     fresh = ScriptedEngine(pictures(1))
-    assert await bench.runner(fresh).run(entry) is RunOutcome.ENDED
+    assert await bench.run(fresh) is RunOutcome.ENDED
     assert fresh.orders == []
     reason = "3 of them with no other job on the engine: The engine died: killed"
     end = (await bench.job(job_id)).end
@@ -190,46 +183,67 @@ async def test_a_job_that_breaks_its_engine_runs_alone_and_is_given_up(bench: Be
 async def test_a_job_that_only_stood_by_is_not_charged_however_often(bench: Bench) -> None:
     job_id = await bench.submit()
     for attempt in range(5):
-        entry = await bench.entry()
         engine = ScriptedEngine([None], active=False)
-        assert await bench.runner(engine, actor=f"a{attempt}").run(entry) is RunOutcome.RETRY
+        assert await bench.run(engine, actor=f"a{attempt}") is RunOutcome.RETRY
         assert not engine.orders[0].is_exclusive
     job = await bench.job(job_id)
-    assert (job.attempts, job.charged_attempts, job.end) == (5, 0, None)
-    entry = await bench.entry()
-    outcome = await bench.runner(ScriptedEngine(pictures(1)), actor="b").run(entry)
+    assert (job.attempts, job.blamed_attempts, job.end) == (5, 0, None)
+    outcome = await bench.run(ScriptedEngine(pictures(1)), actor="b")
     assert outcome is RunOutcome.COMPLETED
 
 
 async def test_a_job_with_all_its_images_completes_without_the_engine(bench: Bench) -> None:
     job_id = await bench.submit(images=1)
-    entry = await bench.entry()
     dying = ScriptedEngine([picture(0), None])
-    await bench.runner(dying).run(entry)
+    await bench.run(dying)
     idle = ScriptedEngine([])
-    entry = await bench.entry()
-    assert await bench.runner(idle).run(entry) is RunOutcome.COMPLETED
+    assert await bench.run(idle) is RunOutcome.COMPLETED
     assert idle.orders == []
     assert isinstance((await bench.job(job_id)).end, Completed)
 
 
 async def test_a_running_job_is_cancelled_on_request(bench: Bench) -> None:
     job_id = await bench.submit()
-    entry = await bench.entry()
     engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True)
     engine.advance()
-    run = asyncio.create_task(bench.runner(engine).run(entry))
+    run = asyncio.create_task(bench.run(engine))
     await eventually(lambda: engine.orders)
     await bench.writer.execute(Cancel(), await bench.job(job_id))
     assert await run is RunOutcome.ENDED
     assert isinstance((await bench.job(job_id)).end, Cancelled)
 
 
+async def test_an_actor_whose_job_is_erased_meanwhile_writes_nothing(bench: Bench) -> None:
+    job_id = await bench.submit(images=2)
+    entry = await bench.entry()
+    engine = ScriptedEngine([picture(0), picture(1)], gated=True)
+    runner = job_runner(
+        engine,
+        log=bench.log,
+        images=bench.images,
+        bus=bench.bus,
+        limits=AttemptLimits(silence_s=30),
+        lease_renew_s=30,  # it will not notice by itself
+    )
+    run = asyncio.create_task(runner.run(entry))
+    engine.advance()
+
+    async def has_stored() -> bool:
+        return bool((await bench.job(job_id)).images)
+
+    await eventually(has_stored)
+    await bench.writer.execute(Erase(), await bench.job(job_id))
+    await bench.log.purge(job_id, keep=1)
+    engine.advance()
+    assert await run is RunOutcome.ENDED
+    assert await bench.events(job_id) == [Erased]
+    await eventually(bench.nothing_queued)
+
+
 async def test_a_job_past_its_deadline_fails_and_says_so(bench: Bench) -> None:
     job_id = await bench.submit(deadline_s=0.5)
-    entry = await bench.entry()
     engine = ScriptedEngine([Progress(1, 2)], gated=True)
-    assert await bench.runner(engine).run(entry) is RunOutcome.ENDED
+    assert await bench.run(engine) is RunOutcome.ENDED
     end = (await bench.job(job_id)).end
     assert end == Failed(message="Timed out: the job did not end within 0.5 s.", code="timeout")
 
@@ -238,10 +252,9 @@ async def test_an_engine_that_does_not_answer_is_killed_and_the_job_tried_again(
     bench: Bench,
 ) -> None:
     job_id = await bench.submit()
-    entry = await bench.entry()
     engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True, silent=True)
     engine.advance()
-    assert await bench.runner(engine).run(entry) is RunOutcome.RETRY
+    assert await bench.run(engine) is RunOutcome.RETRY
     assert engine.kills == 1
     job = await bench.job(job_id)
     assert job.last_failure == "The engine did not answer for 1 s."
@@ -252,9 +265,8 @@ async def test_a_job_that_waits_for_its_turn_waits_as_long_as_the_engine_answers
     bench: Bench,
 ) -> None:
     await bench.submit()
-    entry = await bench.entry()
     engine = ScriptedEngine(pictures(1), gated=True, active=False)
-    run = asyncio.create_task(bench.runner(engine).run(entry))
+    run = asyncio.create_task(bench.run(engine))
     done, _ = await asyncio.wait({run}, timeout=1.5 * QUICK.silence_s)
     assert not done
     engine.advance(10)
@@ -266,9 +278,8 @@ async def test_a_job_survives_a_restart_of_the_event_log(
     bench: Bench, nats_server: NatsServer
 ) -> None:
     job_id = await bench.submit(images=1)
-    entry = await bench.entry()
     engine = ScriptedEngine(pictures(1), gated=True)
-    run = asyncio.create_task(bench.runner(engine).run(entry))
+    run = asyncio.create_task(bench.run(engine))
     await eventually(lambda: engine.orders)
     nats_server.stop()
     engine.advance(10)

@@ -6,12 +6,11 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
-from actors.worker.job import RunOutcome
+from actors.worker.job_runner import RunOutcome
 from engine.reports import Progress
 from events.decisions import Start
 from events.ids import new_id
-from events.log import JobWriter, utc_now
-from events.persistent_log import PersistentLog
+from events.log import JobWriter, RetryingLog, utc_now
 from tests.support.polling import eventually
 from tests.support.worker import LEASE_S, Bench, ScriptedEngine, pictures
 
@@ -73,7 +72,7 @@ async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
     entry = await bench.entry()
     engine = ScriptedEngine(pictures(1), gated=True)
     runner = bench.runner(engine, actor="zombie")
-    held, log = Stoppable(entry), Stoppable(PersistentLog(bench.log))
+    held, log = Stoppable(entry), Stoppable(RetryingLog(bench.log))
     runner._log, runner._writer = log, JobWriter(log)
     engine.advance()
     zombie = asyncio.create_task(runner.run(held))

@@ -1,1 +1,1 @@
-"""For tests of callbacks: the role at work, receivers and a proxy, hostile addresses."""
+"""Support for tests of callbacks: the running role, receivers and a proxy, hostile addresses."""

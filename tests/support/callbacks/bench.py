@@ -12,55 +12,52 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from actors.callbacks.allowed_hosts import AllowedHosts
-from actors.callbacks.deliverer import Deliverer
-from actors.callbacks.image_puts import ImagePuts
-from actors.callbacks.role import Callbacks
-from actors.callbacks.secrets import SigningSecrets
+from actors.callbacks.deliverer import Deliverer, DeliveryLimits
+from actors.callbacks.keys import AllowedHosts, SigningSecrets
+from actors.callbacks.presigned_uploads import PresignedUploads
 from actors.callbacks.sender import Sender
+from actors.roles.callbacks import Callbacks
 from events.callback_address import AddressRule
 from events.decisions import Cancel, Submit
-from events.delivery import fold_delivery
-from events.delivery_policy import SendResult
+from events.delivery import SendResult, fold_delivery
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter
-from events.memory.queues import MemoryCallbackQueue
 from events.store.keys import ApiKeys
 from events.store.records import ApiKey
 from events.types import CallbackAttempted
-from settings.callbacks import CallbackSettings, ImagePutSettings
 from storage.images import ImageStore
 from telemetry.callback_metrics import CallbackMetrics
 from tests.support.database import database_in
 from tests.support.events import submitted
 from tests.support.failing_log import FailingLog
-from tests.support.polling import eventually
+from tests.support.memory.queues import MemoryCallbackQueue
+from tests.support.polling import eventually, running
 
 SECRET = b"0" * 16
 TAKEN = SendResult(status=200, latency_s=0.1)
-SETTINGS = CallbackSettings(max_errors=3, delays_s=(0, 0.5, 3600), jitter=0)
+LIMITS = DeliveryLimits(max_errors=3, delays_s=(0, 0.5, 3600), jitter=0)
 
 
 class RecordingSender(Sender):
-    """Every receiver takes what it is sent, but for those whose address says otherwise."""
+    """A sender whose receivers accept everything, except those whose address says otherwise."""
 
     def __init__(self) -> None:
-        super().__init__(AddressRule(allow_networks=[ip_network("127.0.0.0/8")]), settings=SETTINGS)
+        super().__init__(AddressRule(allow_networks=[ip_network("127.0.0.0/8")]))
         self.sent: list[str] = []
         self.told: list[str] = []
-        """The ids of what was sent, as they are on the wire."""
+        """The ids of the sent callbacks, as they are on the wire."""
         self.bodies: list[dict[str, Any]] = []
         self.outcomes: list[SendResult | Exception] = []
-        """What the next tries come to, one after the other."""
+        """The outcomes of the next attempts, in order."""
         self.put_at: dict[str, tuple[bytes, Mapping[str, str]]] = {}
-        """What was put, by its address, with its headers."""
+        """The uploaded files with their headers, by address."""
         self.put_outcomes: list[SendResult] = []
-        """As `outcomes`; what fails is not put."""
+        """The outcomes of the next uploads, as `outcomes`; a failed file is not stored."""
         self.slow: str | None = None
-        """What ends so is never taken."""
+        """Addresses with this ending never answer."""
         self.waiting = 0
-        """How many of these are being sent."""
+        """The number of such requests that are in progress."""
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
         if "hostile" in url:
@@ -89,7 +86,7 @@ class RecordingSender(Sender):
             await asyncio.Event().wait()
         data = b"".join([part async for part in content])
         outcome = self.put_outcomes.pop(0) if self.put_outcomes else TAKEN
-        if outcome.is_taken:
+        if outcome.is_accepted:
             self.put_at[url] = data, headers
         return outcome
 
@@ -99,13 +96,13 @@ class Bench:
         self.jobs, self.deliveries = FailingLog(), FailingLog()
         self.queue = queue or MemoryCallbackQueue()
         self.sender = RecordingSender()
-        self.settings = SETTINGS
-        self.put_settings = ImagePutSettings(delays_s=(0, 0))
+        self.limits = LIMITS
+        self.put_limits: dict[str, Any] = {"delays_s": (0, 0)}
         self.images = ImageStore("memory://")
         self.keys: list[ApiKey] = []
-        """The database has these."""
+        """The keys in the database."""
         self.registry = CollectorRegistry()
-        """Of the metrics."""
+        """The registry of the metrics."""
         self.on_try: Callable[[Job, SendResult], None] = lambda _job, _result: None
 
     async def ended_job(self, url: str) -> str:
@@ -130,21 +127,16 @@ class Bench:
                 url_for=lambda job_id, image: "",
                 secrets=SigningSecrets(ApiKeys(database), secret=SECRET, most=1),
                 allowed_hosts=AllowedHosts(ApiKeys(database), default=["*"]),
-                image_puts=ImagePuts(
-                    self.sender, self.images, secret=SECRET, settings=self.put_settings
+                presigned_uploads=PresignedUploads(
+                    self.sender, self.images, secret=SECRET, **self.put_limits
                 ),
-                settings=self.settings,
+                limits=self.limits,
                 metrics=CallbackMetrics(self.registry, on_try=self.on_try),
             )
-            role = Callbacks(self.queue, deliverer, settings=self.settings, hold_s=0.3)
-            task = asyncio.create_task(role.run())
-            try:
+            role = Callbacks(self.queue, deliverer, hold_s=0.3)
+            async with running(role.run()):
                 yield
-                assert not task.done()
-            finally:
-                task.cancel()
-                await asyncio.wait({task})
-                await self.sender.close()
+            await self.sender.close()
 
     @asynccontextmanager
     async def others_are_sent(self, folder: Path) -> AsyncGenerator[None]:
@@ -159,7 +151,7 @@ class Bench:
         return sum(isinstance(event.data, CallbackAttempted) for event in events)
 
     async def is_delivered(self, job_id: str) -> bool:
-        """Whether it is, and nothing of it is left on the queue."""
+        """Whether the callback is delivered and has no entry on the queue."""
         delivery = fold_delivery(await self.deliveries.read(job_id))
         return delivery.delivered and job_id not in await self.queue.job_ids()
 

@@ -1,4 +1,4 @@
-"""Many callbacks to one receiver, in virtual time: how often they wake up, and who waits."""
+"""Many callbacks to one receiver, in virtual time: how often entries are handled and which wait."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from actors.callbacks.hosts import Hosts
-from actors.callbacks.lines import Lines
-from events.memory.queues import MemoryCallbackQueue
+from actors.callbacks.hosts import Hosts, Lines
 from tests.support.events import MORNING
+from tests.support.memory.queues import MemoryCallbackQueue
 
 T = TypeVar("T")
 
 HANDLING_S = 0.003
-"""What the role's process is busy with one entry: reads, a turn, and parking or recording."""
+"""The seconds for which the role's process is busy with one entry: reads, a turn, and parking or
+recording.
+"""
 
 
 class _Jump(selectors.DefaultSelector):
-    """Does not wait for the next timer: it moves the clock there."""
+    """An event loop that moves the clock to the next timer instead of waiting."""
 
     now = 0.0
 
@@ -40,7 +41,7 @@ def run_in_virtual_time(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class _Queue(MemoryCallbackQueue):
-    """By the clock of the loop. It hands over what is due, and does not keep it."""
+    """A queue by the clock of the loop. It delivers entries that are due and does not keep them."""
 
     def __init__(self) -> None:
         super().__init__(clock=_virtual_now)
@@ -56,12 +57,12 @@ class Crowd:
 
     hosts: Hosts
     answers_s: Mapping[str, float]
-    """How long each receiver takes to answer."""
+    """The seconds that each receiver takes to answer."""
     woken: list[float] = field(default_factory=list)
-    """When entries were handled that were not for the first time on the queue."""
+    """The times at which entries were handled that had been on the queue before."""
     delivered: list[float] = field(default_factory=list)
     delays_s: dict[str, float] = field(default_factory=dict)
-    """From being put on the queue to being taken off it for the last time, by callback."""
+    """The seconds from the first addition to the queue to the final removal, by callback."""
     _queue: _Queue = field(default_factory=_Queue)
     _seen: set[str] = field(default_factory=set)
     _held: set[str] = field(default_factory=set)
@@ -74,7 +75,7 @@ class Crowd:
         self._queue.entries.put_nowait(callback)
 
     async def run(self, until: float) -> None:
-        """One process; after its end another one may run, with `hosts` of its own."""
+        """Run one process; after its end another one may run, with its own `hosts`."""
         lines = Lines(self.hosts, self._queue)
         for callback in self._held:
             self._queue.entries.put_nowait(callback)
@@ -95,7 +96,7 @@ class Crowd:
         self._held.discard(callback)
 
     async def _deliver(self, callback: str, lines: Lines) -> None:
-        if callback in self.delays_s:  # it was called while it came by itself
+        if callback in self.delays_s:  # it was called, although it was not rescheduled
             return
         receiver = self._receivers[callback]
         async with self.hosts.turn(receiver, callback) as turn:

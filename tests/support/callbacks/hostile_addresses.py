@@ -1,4 +1,4 @@
-"""Addresses that a callback must never reach, and what the refusal says of each."""
+"""Addresses that a callback must never reach, and the messages of the refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOSTILE = [
     ("gopher://example.com:6379/_FLUSHALL", "http or https"),
     ("javascript://example.com/%0aalert(1)", "http or https"),
     ("unix://%2Fvar%2Frun%2Fdocker.sock/", "http or https"),
-    # what two parsers read differently
+    # two parsers read these differently
     ("http://", "no valid host"),
     ("http:///done", "no valid host"),
     ("http://:8080/", "no valid host"),
@@ -115,7 +115,7 @@ HOSTILE = [
     ("http://[fec0::1]/", "not a public address"),
     ("http://[ff02::1]/", "not a public address"),
     ("http://[5f00::1]/", "not a public address"),
-    # names in other scripts, and dots behind addresses
+    # names in other scripts, and trailing dots
     ("http://127.0.0.1./", "letters, digits"),
     ("http://localhost./", "letters, digits"),
     ("http://\uff11\uff12\uff17.0.0.1/", "letters, digits"),
@@ -146,4 +146,4 @@ HOSTILE_ANSWERS = [
     (("8.8.8.8", "8.8.4.4", "0.0.0.0"), "0.0.0.0"),
     (("fe80::1",), "fe80::1"),
 ]
-"""Answers of a name server, public ones among them, and the one that refuses the name."""
+"""Answers of a name server, some with public addresses, and the address that is refused."""

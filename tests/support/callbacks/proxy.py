@@ -1,4 +1,4 @@
-"""An outbound proxy on a real socket, which takes CONNECT."""
+"""An outbound proxy on a real socket, which accepts CONNECT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A receiver of callbacks on a real socket, which answers as a test tells it to, or does not."""
+"""A receiver of callbacks on a real socket, which answers as a test tells it to, or not at all."""
 
 from __future__ import annotations
 
@@ -6,18 +6,61 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+from actors.callbacks.sender import Sender
+from events.callback_address import AddressRule, Resolve
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 DEADLINE_S = 60.0
 
-CERTIFICATE = Path(__file__).with_name("receiver.pem")
-"""For `receiver.test`, with its key; no authority signed it."""
+LOOPBACK = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
+
+_CERTIFICATE = Path(__file__).with_name("receiver.pem")
+"""A certificate for `receiver.test` with its key; no authority signed it."""
+
+
+def server_tls() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(_CERTIFICATE)
+    return context
+
+
+def client_tls() -> ssl.SSLContext:
+    """Trusts the certificate of `server_tls`."""
+    return ssl.create_default_context(cafile=str(_CERTIFICATE))
+
+
+def resolving_to(*answers: Sequence[str]) -> Resolve:
+    """A name server that gives these answers in order and then repeats the last one."""
+    left = list(answers)
+
+    async def resolve(_host: str) -> Sequence[str]:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return resolve
+
+
+@asynccontextmanager
+async def sending(
+    rule: AddressRule = LOOPBACK,
+    *,
+    answers: Sequence[Sequence[str]] = (("127.0.0.1",),),
+    **options: Any,
+) -> AsyncGenerator[Sender]:
+    """A sender that knows the certificate, and for which every name has these answers."""
+    sender = Sender(rule, resolve=resolving_to(*answers), ssl_context=client_tls(), **options)
+    try:
+        yield sender
+    finally:
+        await sender.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +73,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """Gives its `answers` in order, and then the last one again and again."""
+    """A receiver that gives its `answers` in order and then repeats the last one."""
 
     answers: list[Answer] = field(default_factory=lambda: [status(200)])
     ssl_context: ssl.SSLContext | None = None
@@ -71,13 +114,13 @@ class Receiver:
         return f"http://127.0.0.1:{self.port}/hook"
 
     async def wait_for(self, count: int, *, timeout_s: float = DEADLINE_S) -> list[Received]:
-        """Returns when `count` requests have come. Raises TimeoutError."""
+        """Wait until `count` requests have been received. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(lambda: len(self.received) >= count)
         return self.received
 
     async def wait_for_open(self, most: int, *, timeout_s: float = DEADLINE_S) -> None:
-        """Returns when at most `most` connections are open. Raises TimeoutError."""
+        """Wait until at most `most` connections are open. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(lambda: len(self._tasks) <= most)
 
@@ -131,19 +174,19 @@ def status(
 
 
 async def hang(writer: asyncio.StreamWriter) -> None:
-    """Takes the request and never answers."""
+    """Accept the request and never answer."""
     await asyncio.Event().wait()
 
 
 async def reset(writer: asyncio.StreamWriter) -> None:
-    """Resets the connection in place of an answer."""
+    """Reset the connection instead of answering."""
     linger = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     writer.transport.abort()
 
 
 async def drip_headers(writer: asyncio.StreamWriter) -> None:
-    """Sends one byte of headers at a time, without end."""
+    """Send one byte of headers at a time, without end."""
     writer.write(b"HTTP/1.1 200 OK\r\nX: ")
     while True:
         writer.write(b"x")
@@ -161,7 +204,7 @@ async def drip_body(writer: asyncio.StreamWriter) -> None:
 
 @dataclass
 class Large:
-    """Answers 200 with `size_bytes`; `written_bytes` says how much the sender let it write."""
+    """An answer 200 with `size_bytes`; `written_bytes` is how much of it the sender accepted."""
 
     size_bytes: int
     written_bytes: int = 0
@@ -176,7 +219,7 @@ class Large:
 
 
 async def flood_headers(writer: asyncio.StreamWriter) -> None:
-    """Sends headers without end, as fast as they are taken."""
+    """Send headers without end, as fast as they are accepted."""
     writer.write(b"HTTP/1.1 200 OK\r\n")
     while True:
         writer.write(b"X-Header: " + b"x" * 4000 + b"\r\n")
@@ -184,7 +227,7 @@ async def flood_headers(writer: asyncio.StreamWriter) -> None:
 
 
 async def flood_interim(writer: asyncio.StreamWriter) -> None:
-    """Sends interim answers without end."""
+    """Send interim answers without end."""
     while True:
         writer.write(b"HTTP/1.1 103 Early Hints\r\nX-Header: " + b"x" * 1000 + b"\r\n\r\n")
         await writer.drain()

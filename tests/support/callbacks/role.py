@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from actors.callbacks.allowed_hosts import AllowedHosts
-from actors.callbacks.deliverer import Deliverer
-from actors.callbacks.image_puts import ImagePuts
-from actors.callbacks.role import Callbacks
-from actors.callbacks.secrets import SigningSecrets
+from actors.callbacks.deliverer import Deliverer, DeliveryLimits
+from actors.callbacks.keys import AllowedHosts, SigningSecrets
+from actors.callbacks.presigned_uploads import PresignedUploads
 from actors.callbacks.sender import Sender
+from actors.roles.callbacks import Callbacks
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.queues import JetStreamCallbackQueue
 from events.bus.streams import DELIVERIES, delivery_subject
-from events.callback_address import AddressRule
+from events.callback_address import CONNECT_TIMEOUT_S, AddressRule
 from events.delivery import Delivery, fold_delivery
 from events.errors import LogUnavailable
 from events.ids import new_id
@@ -32,27 +29,26 @@ from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.records import ApiKey, Scope
 from events.types import Completed, Event, EventData, Started
-from events.wire.callback_keys import ALONE, callback_key
-from serve_app.local.nats_server import NatsServer
-from settings.callbacks import CallbackSettings, ImagePutSettings
+from local.nats_server import NatsServer
 from storage.images import ImageStore
-from storage.tokens import url_for
+from storage.service_secret import url_for
 from telemetry.callback_metrics import CallbackMetrics
 from tests.support.bus import connected
-from tests.support.callbacks.receiver import Received
+from tests.support.callbacks.receiver import LOOPBACK, Received
 from tests.support.database import database_in
 from tests.support.events import image, submitted
-from tests.support.polling import eventually
+from tests.support.polling import eventually, running
 
 SECRET = b"a secret of sixteen"
 URL_FOR = url_for("http://images.example", SECRET)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-SETTINGS = CallbackSettings(delays_s=(0, 0.2, 0.2, 0.2), timeout_s=3.0)
+LIMITS = DeliveryLimits(delays_s=(0, 0.2, 0.2, 0.2))
+TIMEOUT_S = 3.0
 
 
 @dataclass
 class World:
-    """A nats-server, its bus, and what the callbacks role works on."""
+    """A nats-server, its bus, and the stores of the callbacks role."""
 
     server: NatsServer
     bus: Bus
@@ -71,13 +67,9 @@ class World:
         callback_url: str | None,
         *,
         traceparent: str | None = TRACEPARENT,
-        divided: bool = False,
         **changes: Any,
     ) -> str:
-        """Store a completed job with one image, and put its callback on the queue.
-
-        `divided`: in the part of its receiver, and not as older versions did.
-        """
+        """Store a completed job with one image, and put its callback on the queue."""
         job_id = new_id()
         first = submitted(callback_url=callback_url, **changes)
         events = (
@@ -87,7 +79,7 @@ class World:
             Completed(images=1),
         )
         await self.store(self.jobs, job_id, *events, traceparent=traceparent)
-        await self.queue.add(callback_key(job_id, first) if divided else job_id)
+        await self.queue.add(job_id)
         return job_id
 
     @staticmethod
@@ -116,7 +108,7 @@ class World:
         return [event.data for event in await self.deliveries.read(job_id)]
 
     async def end(self, job_id: str) -> list[EventData]:
-        """The delivery's events once it has ended and nothing of it is left on the queue."""
+        """Return the delivery's events once it has ended and has no entry on the queue."""
         await eventually(lambda: self._is_over(job_id))
         return await self.events(job_id)
 
@@ -129,37 +121,30 @@ class World:
     async def callbacks(
         self,
         *,
-        settings: CallbackSettings = SETTINGS,
+        limits: DeliveryLimits = LIMITS,
+        timeout_s: float = TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
         rule: AddressRule | None = None,
         deliveries: EventLog | None = None,
-        parts: Sequence[str] = ALONE,
     ) -> AsyncGenerator[None]:
         """Run the role until the end of the context."""
-        loopback = AddressRule(allow_networks=[ip_network("127.0.0.0/8")])
-        sender = Sender(rule or loopback, settings=settings)
+        sender = Sender(rule or LOOPBACK, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
         deliverer = Deliverer(
             queue=self.queue,
             jobs=self.jobs,
             deliveries=deliveries or self.deliveries,
             sender=sender,
             url_for=URL_FOR,
-            secrets=SigningSecrets(self.keys, secret=SECRET, most=settings.secrets),
+            secrets=SigningSecrets(self.keys, secret=SECRET),
             allowed_hosts=AllowedHosts(self.keys, default=["*"]),
-            image_puts=ImagePuts(
-                sender, ImageStore("memory://"), secret=SECRET, settings=ImagePutSettings()
-            ),
-            settings=settings,
+            presigned_uploads=PresignedUploads(sender, ImageStore("memory://"), secret=SECRET),
+            limits=limits,
             metrics=CallbackMetrics(CollectorRegistry()),
         )
-        role = Callbacks(self.queue, deliverer, settings=settings, parts=parts, hold_s=1.5)
-        task = asyncio.create_task(role.run())
-        try:
+        role = Callbacks(self.queue, deliverer, hold_s=1.5)
+        async with running(role.run()):
             yield
-            assert not task.done(), "the role ended"
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await sender.close()
+        await sender.close()
 
 
 def api_key(id: str, owner: str, **changes: Any) -> ApiKey:

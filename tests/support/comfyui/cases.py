@@ -1,4 +1,4 @@
-"""Graphs by name, and what ComfyUI made of each: `tests/golden/comfyui.npz`."""
+"""Graphs by name, and ComfyUI's results for them: `tests/golden/comfyui.npz`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.comfyui import sampling_cases as sampling
 
 ANSWERS = Path(__file__).parents[2] / "golden" / "comfyui.npz"
 WEIGHTS = "weights/"
-"""Before a model's name: the digest of the file that ComfyUI loaded."""
+"""The prefix of a model's name for the digest of the file that ComfyUI loaded."""
 GROUPS = {
     "sampler": sampling.samplers,
     "schedule": sampling.schedules,
@@ -40,7 +40,9 @@ CASES = {
 
 
 def read_answers() -> dict[str, Any]:
-    """By case a latent in float32 or images in uint8, [count, height, width, 3]; and digests."""
+    """Return by case a latent in float32 or images in uint8, [count, height, width, 3]; and
+    digests.
+    """
     with np.load(ANSWERS) as answers:
         return dict(answers)
 

@@ -89,7 +89,7 @@ def _area(width: int, height: int, x: int, y: int, strength: float = 1.0) -> Nod
 
 
 def placed() -> Graphs:
-    """Conditionings for a part of the picture or of the steps, alone or beside one for all."""
+    """Conditionings for a part of the picture or of the steps, alone or beside a full one."""
     parts = _parts()
     strength = node("ConditioningSetAreaStrength", conditioning=of("forest"), strength=0.4)
     alone = ("area_in_the_middle", "area_beyond_the_edge", "mask", "mask_bounds", "middle")

@@ -1,7 +1,7 @@
-"""Workflows as ComfyUI's page saves them, turned into prompts as its API takes them.
+"""Converts workflows that ComfyUI's page saved to prompts for its API.
 
-The page keeps the values of a node in the order of its widgets, which that of the inputs in our
-declarations must be.
+The page stores the values of a node in the order of its widgets, so our declarations must list
+inputs in the same order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _AFTER_SEEDS = {"fixed", "increment", "decrement", "randomize"}
 _AFTER_FILES = {"image"}
 _NOTES = {"Note", "MarkdownNote"}
 _OUTSIDE = -10
-"""The id that stands for the inputs of a subgraph, inside it."""
+"""The id that represents the inputs of a subgraph, inside it."""
 
 
 def prompt_of(workflow: Mapping[str, Any], catalogue: Catalogue) -> Prompt:
-    """The prompt of a saved workflow, without what is muted and what nothing needs."""
+    """Return the prompt of a saved workflow, without muted and unneeded nodes."""
     subgraphs = {each["id"]: each for each in workflow.get("definitions", {}).get("subgraphs", ())}
     scope = _Scope(workflow, "", None, subgraphs)
     return {
@@ -37,16 +37,16 @@ def prompt_of(workflow: Mapping[str, Any], catalogue: Catalogue) -> Prompt:
 
 @dataclass(frozen=True, eq=False)
 class _Scope:
-    """The workflow, or one place of a subgraph in it."""
+    """The workflow, or one use of a subgraph in it."""
 
     graph: Mapping[str, Any]
     prefix: str
     outer: tuple[_Scope, Mapping[str, Any]] | None
-    """What it is in, and the node that stands for it there."""
+    """The scope around it, and the node that represents it there."""
     subgraphs: Mapping[str, Mapping[str, Any]]
 
     def nodes(self) -> Iterator[tuple[_Scope, Mapping[str, Any]]]:
-        """The nodes that run, those of subgraphs too."""
+        """Yield the nodes that run, including those of subgraphs."""
         for node in self.graph["nodes"]:
             if node.get("mode") in {_MUTED, _BYPASSED} or node["type"] in _NOTES:
                 continue
@@ -63,7 +63,7 @@ class _Scope:
         return next(each for each in self.graph["nodes"] if each["id"] == node_id)
 
     def source(self, link_id: int | None) -> Any:
-        """What a link brings: [node id, output], a value in a list, or None."""
+        """Return the source of a link: [node id, output], a value in a list, or None."""
         link = next((each for each in map(_link, self.graph["links"]) if each[0] == link_id), None)
         if link is None:
             return None
@@ -124,9 +124,9 @@ def _named(values: Sequence[Any], declared: NodeType | None) -> Iterator[tuple[s
 
 
 def _is_extra(value: object, *, after: Input) -> bool:
-    """Whether it belongs to a widget that is no input: what becomes of a seed, or an upload."""
+    """Whether the value belongs to a widget that is no input: seed control, or an upload."""
     match after:
-        case Int():  # old workflows have a truth value
+        case Int():  # old workflows have a boolean
             return isinstance(value, bool) or value in _AFTER_SEEDS
         case InputFile():
             return value in _AFTER_FILES

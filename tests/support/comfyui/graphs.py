@@ -29,7 +29,7 @@ def text(prompt: str, clip: Link = CLIP) -> Node:
 
 
 def red(image: str) -> Node:
-    """The mask that an image's red makes."""
+    """The mask of an image's red channel."""
     return node("LoadImageMask", image=image, channel="red")
 
 
@@ -66,24 +66,24 @@ USUAL: Graph = {
 
 
 def latent(name: str, output: int = 0, **nodes: Node) -> Graph:
-    """Saves a node's latent."""
+    """Save a node's latent."""
     saved = node("SaveLatent", samples=of(name, output), filename_prefix="case")
     return USUAL | nodes | {"saved": saved}
 
 
 def image(name: str, output: int = 0, **nodes: Node) -> Graph:
-    """Saves a node's images."""
+    """Save a node's images."""
     saved = node("SaveImage", images=of(name, output), filename_prefix="case")
     return USUAL | nodes | {"saved": saved}
 
 
 def mask(name: str, output: int = 0, **nodes: Node) -> Graph:
-    """Saves a node's mask as images."""
+    """Save a node's mask as images."""
     return image("shown", shown=node("MaskToImage", mask=of(name, output)), **nodes)
 
 
 def decoded(name: str, **nodes: Node) -> Graph:
-    """Saves a node's latent as images."""
+    """Save a node's latent as images."""
     return image("decoded", decoded=node("VAEDecode", samples=of(name), vae=VAE), **nodes)
 
 
@@ -114,17 +114,17 @@ def sampler(
 
 
 def sampled(**settings: Any) -> Graph:
-    """Text to a latent, by one sampler."""
+    """A latent that one sampler makes from text."""
     return latent("sampled", sampled=sampler(**settings))
 
 
 def sampled_anew(start: str, *, denoise: float = 0.7, **nodes: Node) -> Graph:
-    """Samples a latent of another node again."""
+    """Sample another node's latent again."""
     return latent("sampled", sampled=sampler(start=start, denoise=denoise), **nodes)
 
 
 def advanced(**settings: Any) -> Graph:
-    """A picture's latent, by a sampler that may begin late and end early."""
+    """Sample a picture's latent with a sampler that may start late and end early."""
     usual = {
         "add_noise": "enable",
         "noise_seed": 9,
@@ -150,7 +150,7 @@ def advanced(**settings: Any) -> Graph:
 def custom(
     sigmas: Link | Node, name: str = "euler", *, output: int = 0, noise: bool = True, **nodes: Node
 ) -> Graph:
-    """A picture's latent along a schedule of its own; output 1 is the last denoised latent."""
+    """Sample a picture's latent along a custom schedule; output 1 is the last denoised latent."""
     if isinstance(sigmas, dict):
         nodes["sigmas"], sigmas = sigmas, of("sigmas")
     step = node(
@@ -170,7 +170,7 @@ def custom(
 
 
 def conditioned(positive: Node | None = None, negative: Node | None = None, **nodes: Node) -> Graph:
-    """A wide latent, sampled with these conditionings."""
+    """Sample a wide latent with these conditionings."""
     step = sampler(
         start="wide",
         positive=of("positive"),
@@ -184,6 +184,6 @@ def conditioned(positive: Node | None = None, negative: Node | None = None, **no
 
 
 def patched(patch: Node, **settings: Any) -> Graph:
-    """A picture's latent, sampled with a patched model."""
+    """Sample a picture's latent with a patched model."""
     step = sampler(model=of("patch"), start="encoded", **({"steps": 3} | settings))
     return latent("sampled", sampled=step, patch=patch)

@@ -1,7 +1,7 @@
-"""ComfyUI's own graphs: those that its example pictures carry, and its templates.
+"""ComfyUI's own graphs: those in its example pictures, and its templates.
 
 `tests/golden/comfyui_examples.json` has those of github.com/comfyanonymous/ComfyUI_examples for
-SD1, SD2 and SDXL, whose licence lets anyone copy them. Templates come with a package.
+SD1, SD2 and SDXL, whose licence allows copies. Templates are in a package.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXAMPLES = Path(__file__).parents[2] / "golden" / "comfyui_examples.json"
 
 
 def examples() -> dict[str, Graph]:
-    """The graphs by the places of their pictures, anew each time."""
+    """Return new copies of the graphs by the paths of their pictures."""
     found: dict[str, Graph] = json.loads(_EXAMPLES.read_text())
     return {name: with_defaults(graph) for name, graph in found.items()}
 
@@ -35,9 +35,8 @@ def template(name: str, catalogue: Catalogue) -> Graph:
 
 
 def with_defaults(graph: Graph) -> Graph:
-    """The graph, whose nodes have what they lack: some are older than inputs of today.
-
-    On ComfyUI's page they get the defaults too.
+    """Return the graph with defaults for missing inputs, because some graphs are older than inputs
+    of today. ComfyUI's page adds these defaults too.
     """
     declared = {each.class_type: each for each in NODE_TYPES}
     for node in graph.values():
@@ -55,9 +54,9 @@ def _default(declared: Input) -> Any:
 
 
 def with_models(graph: Graph, root: Path) -> Catalogue:
-    """A catalogue of empty files below `root` by the names of the graph's models.
+    """Return a catalogue of empty files below `root` with the names of the graph's models.
 
-    The graph is changed where it names pickled files: to names with the suffix that is read.
+    In the graph, names of pickled files are replaced by names of safetensors files.
     """
     catalogue = Catalogue(ModelsFolder(root))
     for folder, name, inputs in _models(graph, catalogue):
@@ -71,9 +70,8 @@ def with_models(graph: Graph, root: Path) -> Catalogue:
 
 
 def renamed(graph: Graph, catalogue: Catalogue, names: Mapping[str, str]) -> Graph:
-    """The graph, changed to name these models by folder, and small and short: one step of 64 x 64.
-
-    A name may be that of the input instead of the folder.
+    """Change the graph to use these models by folder, with one step of 64 x 64, and return it. A
+    key of `names` may be an input's name instead of the folder.
     """
     for folder, name, inputs in _models(graph, catalogue):
         inputs[name] = names.get(name) or names[folder]

@@ -78,7 +78,7 @@ def _composites() -> Graph:
 
 
 def batches() -> Graphs:
-    """A latent repeated, and part of that."""
+    """A repeated latent, and a part of it."""
     nodes = {
         "four": node("RepeatLatentBatch", samples=of("encoded"), amount=4),
         "part": node("LatentFromBatch", samples=of("four"), batch_index=2, length=2),
@@ -100,7 +100,7 @@ def _masked(latents: str = "encoded", mask: str = "mask", output: int = 0) -> No
 
 
 def noise_masks() -> Graphs:
-    """A mask says where a latent is sampled anew."""
+    """Masks that say where a latent is sampled again."""
     by = ("euler", "euler_ancestral", "heun", "dpmpp_2m_sde", "lcm", "ddim", "uni_pc")
     larger = node(
         "LatentUpscale",
@@ -134,7 +134,7 @@ def _repainted(name: str) -> Node:
 
 
 def inpainting() -> Graphs:
-    """Pictures encoded without what is below a mask."""
+    """Pictures that are encoded without the masked area."""
 
     def emptied(grow: int, pixels: str = "picture", mask: Link | None = None) -> Node:
         masks = {"mask": mask or of("mask"), "grow_mask_by": grow}

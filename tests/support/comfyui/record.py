@@ -1,10 +1,11 @@
-"""Asks a ComfyUI for its answer to each case and keeps what it makes in `tests/golden`.
+"""Records the results of a ComfyUI for each case in `tests/golden`.
+
+Set COMFYUI_URL and DARKROOM_PARITY_DIR. Start ComfyUI with `--cpu --cache-none`, because a cached
+graph may change the noise levels of the next. Models and input images are copied into its folder.
+The recorded results are those of version 0.3.64.
 
 usage: python -m tests.support.comfyui.record FOLDER_OF_COMFYUI
 with COMFYUI_URL and DARKROOM_PARITY_DIR set.
-
-Start it with `--cpu --cache-none`: what it keeps of one graph may change the noise levels of the
-next. Models and input images are put into its folder. The answers are those of version 0.3.64.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def _put(source: Path, target: Path) -> None:
-    """Copies all models and images that are not yet there."""
+    """Copy all models and images that are missing."""
     for path in source.rglob("*"):
         to = target / path.relative_to(source)
         if path.suffix in {".safetensors", ".png"} and not (

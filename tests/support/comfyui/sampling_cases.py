@@ -1,4 +1,4 @@
-"""Samplers, schedules, those that a graph makes itself, and patched models."""
+"""Samplers, schedules, custom schedules, and patched models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.comfyui.graphs import (
 from tests.support.engine.workflows import node
 
 NOT_IN_COMFYUI: frozenset[str] = frozenset()
-"""Samplers that ComfyUI lacks, by name: there is no answer to compare theirs with."""
+"""The names of samplers that ComfyUI lacks, so there is no result to compare with."""
 
 
 def samplers() -> Graphs:
@@ -32,7 +32,7 @@ def samplers() -> Graphs:
         for row in names.SAMPLERS
         if row.name not in NOT_IN_COMFYUI
     }
-    # From the start it would take as long as all others together.
+    # Starting here would take as long as all others together.
     adaptive = sampled(start="encoded", sampler_name="dpm_adaptive", denoise=0.2)
     return every | {"dpm_adaptive": adaptive}
 
@@ -42,7 +42,7 @@ def schedules() -> Graphs:
 
 
 def starts() -> Graphs:
-    """Where sampling begins."""
+    """Graphs that start sampling at different steps."""
     partly = {
         f"denoise_{name}": sampled(
             start="encoded", sampler_name=name, scheduler=scheduler, denoise=denoise

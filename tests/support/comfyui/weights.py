@@ -1,4 +1,4 @@
-"""The weights that the graphs to compare with ComfyUI load, beside the small checkpoint."""
+"""The weights that the compared graphs load besides the small checkpoint."""
 
 from __future__ import annotations
 

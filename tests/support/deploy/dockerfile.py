@@ -1,4 +1,4 @@
-"""deploy/Dockerfile, read as a builder reads it: as far as that file goes."""
+"""Reads deploy/Dockerfile as a builder does, as far as that file needs it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.deploy.manifests import DEPLOY, ROOT
 @dataclass(frozen=True, slots=True)
 class Instruction:
     name: str
-    """`RUN`, `COPY`, …"""
+    """The instruction: `RUN`, `COPY`, …"""
     text: str
-    """The rest of it, on one line for each that the file has."""
+    """The arguments; each line of the file is one line."""
 
 
 def instructions(path: Path = DEPLOY / "Dockerfile") -> list[Instruction]:
@@ -31,25 +31,25 @@ def texts(name: str) -> list[str]:
 
 
 def defaults() -> dict[str, str]:
-    """Of the build arguments."""
+    """Return the defaults of the build arguments."""
     return dict(text.split("=", 1) for text in texts("ARG"))
 
 
 def copied() -> Iterator[tuple[list[str], str]]:
-    """Sources and destination of each COPY."""
+    """Yield sources and destination of each COPY."""
     for text in texts("COPY"):
         *sources, destination = text.split()
         yield sources, destination
 
 
 def allowed() -> set[str]:
-    """What .dockerignore lets a builder see."""
+    """Return the files that .dockerignore allows."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     return {line[1:] for line in lines if line.startswith("!")}
 
 
 def copy_into(folder: Path) -> None:
-    """What the image's build has in its working folder."""
+    """Copy the files that the build has in its working folder."""
     ignored = shutil.ignore_patterns("__pycache__")
     for sources, destination in copied():
         for source in sources:
@@ -63,5 +63,5 @@ def copy_into(folder: Path) -> None:
 
 
 def install_steps() -> list[str]:
-    """The RUN instructions that install Python packages. Others need a builder: they are root's."""
+    """Return the RUN instructions that install Python packages. The others need root."""
     return [text for text in texts("RUN") if "pip install" in text]

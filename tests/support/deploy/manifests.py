@@ -1,4 +1,4 @@
-"""The manifests of deploy/: as they are written, and as kustomize puts them together."""
+"""The manifests of deploy/, as files and as kustomize combines them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DEPLOY = ROOT / "deploy"
 PARTS = ("base", "nats", "postgres", "redis", "monitoring")
 OVERLAYS = ("cluster", "trial")
 _OF_KUSTOMIZE = ("kustomization.yaml", "name-references.yaml", "nats-exporter.yaml")
-"""What no API server gets to see as it is."""
+"""Files for kustomize only, which are not sent to the API server."""
 
 
 def manifest_files() -> list[Path]:
-    """Every file with objects of Kubernetes, by its path below deploy/."""
+    """Return every file with objects of Kubernetes, by its path below deploy/."""
     folders = (*PARTS, *(f"overlays/{name}" for name in OVERLAYS))
     files = [path for folder in folders for path in sorted((DEPLOY / folder).glob("*.yaml"))]
     written = [path for path in files if path.name not in _OF_KUSTOMIZE]
@@ -37,7 +37,7 @@ def read(path: str | Path) -> list[Manifest]:
 
 
 def one(path: str | Path, kind: str, name: str | None = None) -> Manifest:
-    """The one object of its kind, or of its name too, in a file below deploy/."""
+    """Return the only object of this kind, and name if given, in a file below deploy/."""
     found = [
         each
         for each in read(path)
@@ -49,7 +49,7 @@ def one(path: str | Path, kind: str, name: str | None = None) -> Manifest:
 
 @cache
 def rendered(overlay: str) -> list[Manifest]:
-    """What `kubectl apply -k` sends. Skips the test where neither tool is installed."""
+    """Return the objects that `kubectl apply -k` sends. Skips the test if no tool is installed."""
     tool = shutil.which("kustomize"), shutil.which("kubectl")
     if not any(tool):
         pytest.skip("neither kustomize nor kubectl is installed")
@@ -67,7 +67,7 @@ def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
 
 
 def ray_cluster_spec(manifest: Manifest) -> Manifest:
-    """That of a RayCluster, or the one within a RayService."""
+    """Return the spec of a RayCluster, or of the one within a RayService."""
     spec: Manifest = manifest["spec"]
     return spec.get("rayClusterConfig", spec)
 
@@ -90,7 +90,7 @@ def gpu_limit(group: Manifest) -> int:
 
 
 def pod_templates(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
-    """Every pod template, with the name of what it belongs to."""
+    """Yield every pod template with the name of its object."""
     for manifest in manifests:
         name = f"{manifest['kind']} {manifest['metadata']['name']}"
         if manifest["kind"] in {"RayCluster", "RayService"}:

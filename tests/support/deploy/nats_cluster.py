@@ -1,4 +1,4 @@
-"""Three nats-servers with deploy/nats/nats.conf: TLS, accounts, a copy of every stream on each."""
+"""Three nats-servers with deploy/nats/nats.conf: TLS, accounts, three copies of every stream."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from examples.service import free_port
-from serve_app.local.nats_server import nats_server_binary
+from local.nats_server import nats_server_binary
 from tests.support.deploy.manifests import DEPLOY, one
 
 PASSWORDS = {"NATS_SERVICE_PASSWORD": "p12e5a", "NATS_READER_PASSWORD": "p0x7f"}
-"""As the documentation has them made: what follows the letter alone would be a number."""
+"""Passwords as the documentation creates them. Without the first letter they would be numbers."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Cluster:
 
 @contextmanager
 def nats_cluster(folder: Path) -> Iterator[Cluster]:
-    """Skips the test where there is no openssl to make certificates with."""
+    """Run three servers. Skips the test if openssl is missing, which makes the certificates."""
     certificates = make_certificates(folder)
     servers = []
     for number in range(one("nats/stateful-set.yaml", "StatefulSet")["spec"]["replicas"]):
@@ -95,7 +95,7 @@ def nats_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def make_certificates(folder: Path) -> Path:
-    """What cert-manager makes of certificates.yaml, and `localhost` besides: a folder."""
+    """Create certificates as in certificates.yaml, also for `localhost`; return their folder."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     names = [*one("nats/certificates.yaml", "Certificate", "nats")["spec"]["dnsNames"], "localhost"]

@@ -1,4 +1,4 @@
-"""Prometheus' own checker, where it is installed (Debian has it in the package `prometheus`)."""
+"""Prometheus' checker, if it is installed (Debian has it in the package `prometheus`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 
 def promtool(*arguments: str | Path) -> str:
-    """What it says. Fails the test where that is an error, skips it where there is no promtool."""
+    """Return its output. Fails the test if it reports an error; skips it without promtool."""
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("promtool is not installed: Debian has it in the package `prometheus`")

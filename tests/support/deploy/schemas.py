@@ -1,4 +1,4 @@
-"""Schemas of what operators define, and what a manifest says that its schema does not know."""
+"""Schemas of operators' kinds, and fields of a manifest that its schema does not have."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SCHEMA_FILES = {
     "PrometheusRule": "prometheus-prometheusrule-v1.json",
     "ScrapeConfig": "prometheus-scrapeconfig-v1alpha1.json",
 }
-"""By kind, in the folder that DARKROOM_SCHEMAS_DIR names: `openAPIV3Schema` of each definition."""
+"""Files by kind in the folder DARKROOM_SCHEMAS_DIR: `openAPIV3Schema` of each definition."""
 
 
 @cache
 def schema_of(kind: str) -> dict[str, Any]:
-    """Skips the test where the schema is not at hand."""
+    """Return the schema of a kind. Skips the test if it is missing."""
     folder = os.environ.get("DARKROOM_SCHEMAS_DIR")
     if not folder:
         pytest.skip("DARKROOM_SCHEMAS_DIR is not set: schemas of operators are not at hand")
@@ -38,22 +38,22 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 def check(manifest: dict[str, Any]) -> None:
-    """Against the schema of its kind; a member that it does not name is an error, too."""
+    """Check a manifest against the schema of its kind; an unknown field is an error too."""
     schema = schema_of(manifest["kind"])
     validate(manifest, schema)
     assert unknown_fields(manifest, schema) == []
 
 
 def validate(manifest: dict[str, Any], schema: dict[str, Any]) -> None:
-    """Without a look at the schema itself, which takes seconds and is its authors' business."""
+    """Validate a manifest without checking the schema itself, which would take seconds."""
     validator_for(schema)(schema).validate(manifest)
 
 
 def unknown_fields(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
-    """Paths of the members that `schema` does not name.
+    """Return the paths of the fields that `schema` does not name.
 
-    Kubernetes' structural schemas leave `additionalProperties` out and the API server drops what
-    they do not name without an error, so that a misspelt field passes validation and does nothing.
+    Kubernetes' structural schemas omit `additionalProperties`, and the API server drops unknown
+    fields without an error. So a misspelt field passes validation and has no effect.
     """
     if isinstance(value, list):
         items = schema.get("items", {})
@@ -76,7 +76,7 @@ def unknown_fields(value: Any, schema: dict[str, Any], path: str = "") -> list[s
 
 
 def is_open(schema: dict[str, Any]) -> bool:
-    """Whether an object may hold anything: it says so, or names no member at all."""
+    """Whether an object may have any fields: the schema says so, or names none."""
     return bool(
         schema.get("x-kubernetes-preserve-unknown-fields")
         or not (schema.keys() & {"properties", "additionalProperties"})

@@ -1,1 +1,1 @@
-"""Helpers for tests of the engine: tiny models, workflows, comparisons."""
+"""Support for tests of the engine: tiny models, workflows, comparisons."""

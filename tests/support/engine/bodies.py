@@ -19,7 +19,7 @@ def outputs_of(
     files: Mapping[str, bytes] | None = None,
     **inputs: Any,
 ) -> Any:
-    """The outputs of a body, whose requests are run one by one."""
+    """Return the outputs of a body; its requests are run one by one."""
     context = Context(
         cast("Any", None),
         on_steps=lambda _: None,
@@ -33,8 +33,14 @@ def outputs_of(
         return driven(work)
 
 
+def output_of(class_type: str, **inputs: Any) -> Any:
+    """The only output of a body."""
+    (found,) = outputs_of(class_type, **inputs)
+    return found
+
+
 def driven(work: Generator[Any, Any, Any]) -> Any:
-    """What the work returns, whose requests are run one by one."""
+    """Return the result of the work; its requests are run one by one."""
     try:
         request = next(work)
         while True:

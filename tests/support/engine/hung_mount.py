@@ -11,7 +11,7 @@ import pytest
 
 
 class HungMount:
-    """Whoever lists a folder does not come back before `answer`."""
+    """A folder whose listings do not return before `answer`."""
 
     def __init__(self) -> None:
         self._answers = threading.Event()
@@ -31,7 +31,7 @@ class HungMount:
 
 @contextmanager
 def hung_mount() -> Generator[HungMount]:
-    """Every listing of a folder goes through it, and hangs once it is told to."""
+    """Route every listing of a folder through a mount that a test can hang."""
     with pytest.MonkeyPatch.context() as patch:
         mount = HungMount()
         patch.setattr("os.scandir", mount.scandir)

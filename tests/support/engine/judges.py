@@ -1,4 +1,4 @@
-"""Latents that diffusers' own pipelines make with the tiny checkpoints, to compare ours with."""
+"""Latents that diffusers' own pipelines make with the tiny checkpoints, for comparison."""
 
 from __future__ import annotations
 

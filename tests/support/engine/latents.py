@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.batcher import Batcher, Member
+from engine.batcher import BatchedRun, Batcher
 from engine.executor import BODIES, execute
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import Body
@@ -60,7 +60,7 @@ def recorded(
             on_output=run.take,
             bodies={**bodies, "VAEDecode": run.decode},
         )
-        batcher.join(Member(execution, on_end=errors.append))
+        batcher.join(BatchedRun(execution, on_end=errors.append))
     with torch.inference_mode():
         while not batcher.idle:
             batcher.step()
@@ -87,6 +87,27 @@ class Recorded:
                 self.saved[node_id] = each.samples
             else:
                 self.images.append(each)
+
+
+def latents_of(
+    prompts: Sequence[dict[str, Any]], catalogue: Catalogue, bodies: Mapping[str, Body] = BODIES
+) -> list[Any]:
+    """For each prompt the latent that was decoded first; all run at once."""
+    return [latent for latent, _ in all_latents_and_images(prompts, catalogue, bodies)]
+
+
+def shared_images(prompts: Sequence[dict[str, Any]], catalogue: Catalogue) -> list[Any]:
+    """The first image of each prompt, all run at once, which are as if each had run alone."""
+    together = [images[0].astype(int) for _, images in all_latents_and_images(prompts, catalogue)]
+    for prompt, image in zip(prompts, together, strict=True):
+        _, (alone,) = latent_and_images(prompt, catalogue)
+        assert farthest(image, alone) <= 1
+    return together
+
+
+def farthest(one: Any, other: Any) -> int:
+    """The largest difference of two images, in levels of 255."""
+    return int(np.abs(one.astype(int) - other.astype(int)).max())
 
 
 def psnr_db_of(found: Any, expected: Any) -> float:

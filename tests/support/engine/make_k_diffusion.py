@@ -33,7 +33,7 @@ _ALONG_TIMESTEPS = {"steps_offset": 1, "set_alpha_to_one": False, **_BETAS}
 
 
 def _k_diffusion() -> tuple[ModuleType, ModuleType]:
-    """Its samplers and its schedules, without what they are not concerned with."""
+    """Import its samplers and schedules without their other dependencies."""
     for name in ("torchvision", "torchvision.transforms", "torchdiffeq"):
         sys.modules[name] = MagicMock()
     package = ModuleType("k_diffusion")
@@ -82,7 +82,7 @@ def _sampler_ends(k: ModuleType, whole: Tensor) -> dict[str, list[float]]:
 
 
 def _with_options(k: ModuleType, whole: Tensor) -> dict[str, list[float]]:
-    """Ends with churn, and with a factor of the noise."""
+    """Return the final values with churn, and with a noise factor."""
     found: dict[str, list[float]] = {}
     for name in ("euler", "heun", "dpm_2"):
         x, generator = _start(whole[0])
@@ -104,7 +104,7 @@ def _end(
 
 
 def _along_timesteps(scheduler: Any, steps: int) -> dict[str, Any]:
-    """The timesteps, and the end of a latent of unit variance."""
+    """Return the timesteps, and the end of a latent of unit variance."""
     scheduler.set_timesteps(steps)
     x, _ = _start(torch.tensor(1.0))
     for timestep in scheduler.timesteps:

@@ -96,7 +96,7 @@ def _words(prompt: str) -> Iterator[tuple[int, float] | None]:
 
 
 def _chunks(prompt: str, comma: int) -> list[list[tuple[int, float]]]:
-    """75 tokens each; what stands behind a comma among the last 20 goes to the next one."""
+    """Return chunks of 75 tokens; text after a comma among the last 20 moves to the next one."""
     done: list[list[tuple[int, float]]] = []
     rest: list[tuple[int, float]] = []
     for word in (*_words(prompt), None):

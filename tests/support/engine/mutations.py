@@ -1,4 +1,4 @@
-"""Requests of both flavours that are drawn: valid ones, changed here and there.
+"""Random requests of both flavours: valid ones with some changes.
 
 The changes are drawn as numbers and not as values of hypothesis, which takes a tenth of the time.
 """
@@ -100,12 +100,12 @@ class Requests:
 
 
 def _changes(draw: random.Random) -> int:
-    """How many changes are made; few more often than many."""
+    """Return the number of changes; small numbers are more frequent."""
     return min(draw.randint(0, _MOST_CHANGES), draw.randint(0, _MOST_CHANGES))
 
 
 def _likely(default: Any) -> tuple[Any, ...]:
-    """Values of a member that are valid more often than not."""
+    """Return values of a member, of which more than half are valid."""
     if isinstance(default, str):
         return (default, *_TEXTS)
     if isinstance(default, bool) or not isinstance(default, int | float):
@@ -114,12 +114,12 @@ def _likely(default: Any) -> tuple[Any, ...]:
 
 
 def _valid(graphs: list[Body], catalogue: Catalogue) -> list[Body]:
-    """Those that the catalogue has the models for, without the nodes that no output needs."""
+    """Return the graphs whose models the catalogue has, without unneeded nodes."""
     valid = []
     for graph in graphs:
         try:
             valid.append(validate(graph, catalogue, Limits()).prompt)
-        except GraphInvalid:  # it names a model that is not there
+        except GraphInvalid:  # it names a missing model
             continue
     return valid
 
@@ -170,7 +170,9 @@ def _change_nodes(graph: Body, node_id: str, draw: random.Random) -> None:
 
 
 def _add_row(graph: Body, node_id: str, draw: random.Random) -> None:
-    """Many copies of a node, each linked to the one before it; what needed it needs the last."""
+    """Add many copies of a node, each linked to the previous one; users of the node get the last
+    one.
+    """
     node = graph[node_id]
     inputs = node.get("inputs") if isinstance(node, dict) else None
     if not isinstance(inputs, dict):
@@ -207,7 +209,7 @@ def _change_node(node: Body, draw: random.Random) -> None:
 
 
 def _change_input(graph: Body, node: Body, draw: random.Random) -> None:
-    """A value in its range, a link to some node, any value, or none."""
+    """Set an input to a value in its range, a link to some node, any value, or nothing."""
     declared = _TYPES.get(node.get("class_type")) if _is_text(node.get("class_type")) else None
     inputs = declared.all_inputs if declared else {}
     name = draw.choice([*inputs, *node["inputs"], "other"])
@@ -227,7 +229,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _fitting(declared: Input, draw: random.Random) -> Any:
-    """A value of an input, at the ends of its range or in between, perhaps as a text."""
+    """Return a value of an input, at the ends of its range or in between, sometimes as a text."""
     match declared:
         case Int():
             ends = [declared.min, declared.min + 1, declared.max - 1, declared.max]
@@ -246,7 +248,7 @@ def _fitting(declared: Input, draw: random.Random) -> Any:
 
 
 def _junk(draw: random.Random) -> Any:
-    """Any JSON value."""
+    """Return any JSON value."""
     match draw.randrange(5):
         case 0:
             return draw.choice(_NUMBERS)

@@ -1,4 +1,4 @@
-"""The programs and images in DARKROOM_PARITY_DIR; the programs write the same weights each time."""
+"""The programs and images in DARKROOM_PARITY_DIR. The programs always write the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny UNet with random weights and the levels of Stable Diffusion's, and what it answers."""
+"""A tiny UNet with random weights and the levels of Stable Diffusion's UNet, and its output."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 LEVELS = [8, 16, 32, 32]
-"""The channels of each level: the fewest, and twice and four times as many, as published."""
+"""The channels of each level, in the published ratios of 1, 2 and 4."""
 
 
 def tiny_unet(seed: int = 1) -> Any:
-    """A UNet whose text is 16 wide."""
+    """Return a UNet whose text is 16 wide."""
     sizes: dict[str, Any] = {
         "block_out_channels": LEVELS,
         "down_block_types": ["CrossAttnDownBlock2D"] * 3 + ["DownBlock2D"],
@@ -29,7 +29,7 @@ def tiny_unet(seed: int = 1) -> Any:
 
 
 def answer_of(unet: Any, x: Tensor) -> Tensor:
-    """What it makes of latents of two rows at most, and of the same random texts each time."""
+    """Return its output for latents of at most two rows and the same random texts each time."""
     tokens = torch.randn((2, 77, 16), generator=torch.Generator().manual_seed(2))
     found: Tensor = unet(x, torch.tensor([999, 10])[: len(x)], tokens[: len(x)], return_dict=False)[
         0

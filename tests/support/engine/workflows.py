@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from threading import Event
+from typing import Any, TypeVar
 
+from engine.engine import Engine, Run
+from engine.errors import EngineError
+from engine.graph.catalogue import Catalogue
+from engine.graph.limits import Limits
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import validate
 from engine.reports import EngineEvent, Errored, Finished, ImageReady
-from engine.run import Run
 
 TINY = "darkroom-tiny.safetensors"
 DEADLINE_S = 300.0
+Prompt = dict[str, Any]
+Error = TypeVar("Error", bound=EngineError)
 
 
 def text_to_image(**sampler: Any) -> dict[str, Any]:
@@ -40,6 +50,14 @@ def text_to_image(**sampler: Any) -> dict[str, Any]:
 
 def node(class_type: str, **inputs: Any) -> dict[str, Any]:
     return {"class_type": class_type, "inputs": inputs}
+
+
+def webui_texts_of(sampler: Prompt, text: str, negative: str = "", **options: Any) -> Prompt:
+    """The WebUI's node for the texts of a sampler, which has them as its outputs 0 and 1."""
+    names = ("steps", "sampler_name", "scheduler", "denoise", "model")
+    schedule = {name: sampler["inputs"][name] for name in names}
+    texts = {"text": text, "negative_text": negative, "steps_before": 0}
+    return node("WebUITextEncode", clip=["4", 1], **texts, **schedule, **options)
 
 
 def with_input(prompt: dict[str, Any], node_id: str, **inputs: Any) -> dict[str, Any]:
@@ -72,9 +90,9 @@ class Watched:
 
     def wait(self) -> EngineEvent:
         """Wait for the end of the run, and return it."""
-        while not isinstance(event := self.next(), Finished | Errored):
-            pass
-        return event
+        while not (self.events and isinstance(self.events[-1], Finished | Errored)):
+            self.next()
+        return self.events[-1]
 
     def images(self) -> list[ImageReady]:
         """All images by index, once the run has ended well."""
@@ -83,3 +101,43 @@ class Watched:
         found = [event for event in self.events if isinstance(event, ImageReady)]
         assert end.images == len(found)
         return sorted(found, key=lambda image: image.index)
+
+    def error(self, kind: type[Error]) -> Error:
+        """The error of that kind with which the run must end."""
+        end = self.wait()
+        assert isinstance(end, Errored), end
+        assert isinstance(end.error, kind), end.error
+        return end.error
+
+    def cancel(self) -> None:
+        assert self.run is not None
+        self.run.cancel()
+
+
+Submit = Callable[..., Watched]
+RunAll = Callable[..., list[Any]]
+
+
+@contextmanager
+def held(engine: Engine, models: ModelsFolder) -> Iterator[None]:
+    """Hold the engine's device thread, so that runs that are submitted in this context start
+    together.
+
+    A run with a waiting callback holds it, because callbacks are called on that thread.
+    """
+    is_held, may_go_on = Event(), Event()
+
+    def wait(event: EngineEvent) -> None:
+        is_held.set()
+        may_go_on.wait(DEADLINE_S)
+
+    graph = {
+        "1": node("EmptyImage", width=8, height=8, batch_size=1, color=0),
+        "2": node("SaveImage", images=["1", 0], filename_prefix="held"),
+    }
+    engine.submit(validate(graph, Catalogue(models), Limits()), on_event=wait)
+    assert is_held.wait(DEADLINE_S)
+    try:
+        yield
+    finally:
+        may_go_on.set()

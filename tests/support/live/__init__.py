@@ -1,1 +1,1 @@
-"""Event streams, as a client meets them."""
+"""Event streams as a client sees them."""

@@ -1,4 +1,4 @@
-"""One event stream of an HTTP edge, read as it comes. httpx waits for the end of an answer."""
+"""One event stream of the HTTP API, read as it arrives; httpx waits for the end of an answer."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class Received:
 
 
 class Stream:
-    """A client of one request. While `takes` is not set it takes nothing of the answer."""
+    """A client of one request. While `takes` is not set it reads nothing of the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: bytes | None = None) -> None:
+        self._sent = body
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
         self.is_whole = False
-        """The answer came to its proper end."""
+        """Whether the answer ended properly."""
         self.takes = asyncio.Event()
         self.takes.set()
         self.last_id: str | None = None
@@ -42,16 +43,16 @@ class Stream:
         self._unread = b""
         self._received: asyncio.Queue[Received] = asyncio.Queue()
         self.began = asyncio.Event()
-        """The first of the answer is here: what happens from now on is sent."""
+        """Set when the answer has begun; later events are sent."""
         self.done = asyncio.Event()
-        """The application has ended."""
+        """Set when the application has ended."""
 
     async def next(self) -> Received:
         async with asyncio.timeout(DEADLINE_S):
             return await self._received.get()
 
     async def event(self) -> Received:
-        """The next that is no comment."""
+        """Return the next event that is not a comment."""
         while (received := await self.next()).comment is not None:
             pass
         return received
@@ -60,7 +61,7 @@ class Stream:
         return [(await self.event()).event for _ in range(count)]
 
     async def end(self) -> list[Received]:
-        """What comes until the answer has ended."""
+        """Return the events until the answer has ended."""
         async with asyncio.timeout(DEADLINE_S):
             await self.done.wait()
         return [self._received.get_nowait() for _ in range(self._received.qsize())]
@@ -69,6 +70,9 @@ class Stream:
         self._gone.set()
 
     async def receive(self) -> dict[str, Any]:
+        if self._sent is not None:
+            sent, self._sent = self._sent, None
+            return {"type": "http.request", "body": sent, "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
@@ -107,13 +111,19 @@ async def watching(
     *,
     last_event_id: str | None = None,
     server: tuple[str, int | None] = ("darkroom.test", None),
+    body: bytes | None = None,
 ) -> AsyncGenerator[Stream]:
-    """`path` may have a query. The client leaves at the end."""
-    stream = Stream()
+    """Open a stream; `path` may have a query. The client disconnects at the end.
+
+    With a body, which is JSON, the request is a POST.
+    """
+    stream = Stream(body)
     headers = {"authorization": f"Bearer {key}"}
+    if body is not None:
+        headers["content-type"] = "application/json"
     if last_event_id is not None:
         headers["last-event-id"] = last_event_id
-    scope = _scope(path, headers, server)
+    scope = _scope(path, headers, server) | {"method": "GET" if body is None else "POST"}
 
     async def run() -> None:
         try:
@@ -137,7 +147,6 @@ def _scope(path: str, headers: Mapping[str, str], server: tuple[str, int | None]
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": "GET",
         "scheme": "http",
         "path": plain,
         "raw_path": plain.encode(),

@@ -1,4 +1,4 @@
-"""An example of a subscriber, run as a program: started, killed, and started again."""
+"""Runs an example of a subscriber as a program: it is started, killed, and started again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from events.bus.bus import Bus
-from events.bus.logs.job_log import job_log
+from events.bus.jetstream_log import JetStreamLog
 from events.decisions import Complete, Erase, Start, StoreImage, Submit
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter, utc_now
-from serve_app.local.nats_server import NatsServer
+from local.nats_server import NatsServer
 from tests.support.events import image, submitted
 from tests.support.polling import eventually
 
@@ -28,17 +28,15 @@ WHOLE = ["submitted", "started", "image_stored", "completed"]
 
 @dataclass(frozen=True)
 class Subscriber:
-    """`command` takes the file with the address of the log, and the file of its place."""
+    """A subscriber. `command` gets the files with the address of the log and the offset."""
 
     command: Sequence[str | Path]
     server: NatsServer
     folder: Path
-    arguments: Sequence[str] = ()
-    """Those that follow."""
 
     @contextmanager
     def runs(self) -> Iterator[None]:
-        """It is killed at the end, without a chance to tidy up."""
+        """Run the subscriber and kill it at the end, without a chance to clean up."""
         with (
             self._output.open("ab") as output,
             subprocess.Popen(self._words, stdout=output, start_new_session=True) as process,
@@ -46,21 +44,14 @@ class Subscriber:
             try:
                 yield
             finally:
-                # With its children: `node` of a wheel is a program that starts the real one.
+                # Kill its children too: `node` of a wheel is a program that starts the real one.
                 os.killpg(process.pid, signal.SIGKILL)
-
-    def refuses(self, place: str) -> str:
-        """What it says of a place that it does not go on from."""
-        (self.folder / "place").write_text(place)
-        done = subprocess.run(self._words, check=False, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stdout) == (1, "")
-        return done.stderr
 
     @property
     def _words(self) -> list[str | Path]:
         address = self.folder / "reader.url"
         address.write_text(self.server.reader_url + "\n")
-        return [*self.command, address, self.folder / "place", *self.arguments]
+        return [*self.command, address, self.folder / "offset"]
 
     @property
     def _output(self) -> Path:
@@ -82,11 +73,11 @@ class Jobs:
     """Real events of real jobs, stored by the service's own writer."""
 
     def __init__(self, bus: Bus) -> None:
-        self._log = job_log(bus)
+        self._log = JetStreamLog(bus)
         self._writer = JobWriter(self._log)
 
     async def run(self) -> str:
-        """A whole job; its id."""
+        """Run a whole job and return its id."""
         job_id = new_id()
         await self._writer.submit(job_id, Submit(submitted(request={"prompt": PROMPT})))
         start = Start("a", max_attempts=3, max_attempts_total=9, now=utc_now())
@@ -105,7 +96,7 @@ class Jobs:
 
 
 async def follows_replays_and_resumes(subscriber: Subscriber, jobs: Jobs) -> None:
-    """What is promised of each example."""
+    """Check what is promised of each example."""
     erased, before = await jobs.run(), await jobs.run()
     await jobs.erase(erased)
     with subscriber.runs():
@@ -124,12 +115,6 @@ async def follows_replays_and_resumes(subscriber: Subscriber, jobs: Jobs) -> Non
     assert subscriber.has_shown(erased) == ["erased"]
     texts = [json.dumps(event) for event in subscriber.shown() if event["subject"] == erased]
     assert not any(PROMPT in text for text in texts)
-    # Killed between an event and its place it may show that one again, and no other.
+    # If it was killed between an event and its offset it may show that event again, and no other.
     ids = [event["id"] for event in subscriber.shown()]
     assert len(ids) - len(set(ids)) <= 1
-
-
-def refuses_places_of_other_streams(subscriber: Subscriber, streams: int) -> None:
-    for count in {1, 2, 4} - {streams}:
-        said = subscriber.refuses(" ".join(["7"] * count))
-        assert f"is a place in {count} streams, not in {streams}: give the number" in said

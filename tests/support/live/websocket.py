@@ -1,4 +1,4 @@
-"""One websocket of an HTTP edge, as a client has it: no server and no network between them."""
+"""One websocket of the HTTP API as a client has it, without a server or network."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI
 
 from tests.support.edge_services import URL
+from tests.support.patience import FACTOR
 
-_PATIENCE_S = 5.0
+_PATIENCE_S = 5.0 * FACTOR
 
 
 class Websocket:
     def __init__(self) -> None:
         self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        """What the application has sent."""
+        """The messages that the application has sent."""
         self._received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.reading = asyncio.Event()
-        """Cleared, the client takes nothing."""
+        """While it is cleared, the client reads nothing."""
         self.reading.set()
         self.status: int | None = None
-        """Of the answer to a handshake that was refused."""
+        """The status of the answer to a refused handshake."""
         self.headers: list[tuple[str, str]] = []
         self.close_code: int | None = None
 
@@ -58,14 +59,14 @@ class Websocket:
         self._received.put_nowait({"type": "websocket.disconnect", "code": 1000})
 
     async def next(self) -> Any:
-        """A message as it was meant: JSON as a value, else bytes."""
+        """Return the next message: JSON as a value, else bytes."""
         async with asyncio.timeout(_PATIENCE_S):
             message = await self.sent.get()
         text = message.get("text")
         return message["bytes"] if text is None else json.loads(text)
 
     async def until(self, type: str) -> list[Any]:
-        """Every message up to the first of this type."""
+        """Return every message up to the first of this type."""
         messages = [await self.next()]
         while isinstance(messages[-1], bytes) or messages[-1]["type"] != type:
             messages.append(await self.next())
@@ -76,7 +77,7 @@ class Websocket:
 async def connected(
     app: FastAPI, path: str, *, headers: dict[str, str] | None = None
 ) -> AsyncGenerator[Websocket]:
-    """With a client that has asked, and may have been refused."""
+    """Open a websocket; the handshake may have been refused."""
     websocket, parts = Websocket(), urlsplit(path)
     given = {"host": urlsplit(URL).netloc, **(headers or {})}
     scope = {

@@ -1,1 +1,1 @@
-"""What the commands of an operator look at."""
+"""Support for tests of the operator's commands."""

@@ -1,4 +1,4 @@
-"""An installation in memory and one folder: jobs of every kind, and every place that knows them."""
+"""An installation in memory and one folder: jobs of every kind, in every store."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from events.archive.archive import Archive, SegmentRef
-from events.archive.segment import ArchivedJob, pack
-from events.ids import new_id, partition_of
+from events.cloud_events import decode
+from events.history import StoredHistory, write_history
+from events.ids import new_id
 from events.job import Job, fold
 from events.log import Appended, StoredEvent
-from events.memory.contents import MemoryLogContents, MemoryQueueContents
-from events.memory.log import MemoryLog
-from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
-from events.store.archiving.hot_jobs import archived_bytes
-from events.store.archiving.segments import Segments
 from events.store.database import Database
-from events.store.maintenance.contents import DatabaseContents
+from events.store.database_contents import DatabaseContents
+from events.store.ended_jobs import moved_bytes
 from events.store.read_model import ReadModel
 from events.store.records import Upload
 from events.store.tables import JOBS
@@ -42,17 +38,21 @@ from events.types import (
     ImageStored,
     Started,
 )
-from serve_app.operations.places import Places
-from serve_app.operations.verification import Verification
+from operations.stores import Stores
+from operations.verification import Verification
 from storage.images import ImageStore
-from tests.support.events import image, submitted
+from storage.keys import HistoryName
+from tests.support.events import LATER, image, submitted
+from tests.support.memory.contents import MemoryLogContents, MemoryQueueContents
+from tests.support.memory.log import MemoryLog
+from tests.support.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 
 NOW = datetime.fromisoformat("2026-03-01T12:00:00+00:00")
 CALLBACK = {"callback_url": "https://receiver.example/ended"}
 
 
 class PatchedContents(MemoryLogContents):
-    """Of a log in memory, with what a test says that is stored of some jobs instead."""
+    """The content of a log in memory, with changed events for some jobs."""
 
     def __init__(self, log: MemoryLog) -> None:
         super().__init__(log)
@@ -82,11 +82,11 @@ class Installation:
         self.log_contents = PatchedContents(self.log)
         self.delivery_contents = PatchedContents(self.deliveries)
         self.ids: dict[str, str] = {}
-        """Of the jobs that `fill` makes, by what is special about them."""
+        """The ids of the jobs that `fill` creates, by their special property."""
 
     @property
-    def places(self) -> Places:
-        return Places(
+    def stores(self) -> Stores:
+        return Stores(
             log=self.log_contents,
             deliveries=self.delivery_contents,
             event_log=self.log,
@@ -96,25 +96,23 @@ class Installation:
             read_model=self.read_model,
             rows=DatabaseContents(self.database),
             images=self.images,
-            archive=Archive(self.images),
-            segments=Segments(self.database),
         )
 
     def verification(self, **options: Any) -> Verification:
         async def no_pause(_: float) -> None:
             await self.project()
 
-        return Verification(self.places, **({"sleep": no_pause, "now": lambda: NOW} | options))
+        return Verification(self.stores, **({"sleep": no_pause, "now": lambda: NOW} | options))
 
     async def disagreements(self, **options: Any) -> list[tuple[str, str | None]]:
-        """Kind and job of each."""
+        """Return kind and job of each disagreement."""
         found = [each async for each in self.verification(**options).run()]
         return [(each.kind.value, each.job_id) for each in found]
 
     # Jobs.
 
     async def fill(self) -> None:
-        """Jobs of every kind, projected, and everything that belongs to them; an upload."""
+        """Create jobs of every kind, projected and with all their data, and an upload."""
         failed = AttemptFailed(attempt=1, message="Out of memory.")
         begun = Started(attempt=1, actor="a")
         self.ids = {
@@ -137,12 +135,14 @@ class Installation:
         await self.project()
 
     async def job(self, *events: EventData, **changes: Any) -> str:
-        """A job with these events after its submission, its files, and its entry if it is open."""
+        """Create a job with these events after its submission, its files, and its entry if it is
+        open.
+        """
         job_id = new_id()
         await self.append(job_id, submitted(**changes), *events)
         job = await self.load(job_id)
         if job.end is None:
-            await self.queue.add(job.submitted.endpoint, job.submitted.lane, job_id)
+            await self.queue.add(job.submitted.endpoint, job.submitted.lane, job_id, deadline=LATER)
         return job_id
 
     async def append(self, job_id: str, *events: EventData, log: MemoryLog | None = None) -> None:
@@ -165,32 +165,31 @@ class Installation:
         return job
 
     async def project(self) -> None:
-        at = await self.read_model.checkpoint()
+        at = await self.read_model.offset()
         async with self.log.reader(after=at) as reader:
             if events := await reader.next(0.01):
                 await self.read_model.apply(events, expected=at)
 
-    async def archive(self, job_id: str) -> SegmentRef:
-        """What the archiver does with an ended job."""
-        ref = SegmentRef(NOW.date(), partition_of(job_id), new_id())
+    async def move(self, job_id: str) -> str:
+        """Move an ended job to a history object as the historian does; return the object's key."""
         events = (await self.log.stored([job_id]))[job_id]
         deliveries = (await self.deliveries.stored([job_id])).get(job_id, ())
-        blocks = list(pack([ArchivedJob(job_id, events, deliveries)]))
-        size_bytes = await self.places.archive.write(ref, blocks)
-        await self.places.segments.add(ref, jobs=1, size_bytes=size_bytes, now=NOW)
+        version = decode(events[-1].payload).version
+        key = HistoryName(job_id, version, len(deliveries)).key
+        await self.put_history(key, StoredHistory(job_id, events, deliveries))
         mine = sa.update(JOBS).where(JOBS.c.id == job_id)
         settled_at = sa.func.coalesce(JOBS.c.settled_at, JOBS.c.ended_at)
-        archived = mine.values(
-            segment=ref.id,
-            archived_at=NOW,
-            hot_since=None,
-            settled_at=settled_at,
-            **archived_bytes(),
-        )
-        await self.database.execute(archived)
+        cold = {"history": key, "hot_since": None, "settled_at": settled_at, **moved_bytes()}
+        await self.database.execute(mine.values(cold))
         await self.log.purge(job_id)
         await self.deliveries.purge(job_id)
-        return ref
+        return key
+
+    async def put_history(self, key: str, history: StoredHistory) -> None:
+        """Store a history object that is older than the time for which new files are protected."""
+        await write_history(self.images, key, history)
+        at = (NOW - timedelta(days=1)).timestamp()
+        os.utime(self.folder / key, (at, at))
 
     async def upload(self) -> str:
         data, upload_id = b"an upload", new_id()
@@ -215,7 +214,7 @@ class Installation:
     # Files.
 
     def stored_image(self, index: int) -> ImageStored:
-        """Gets its file, key, size and digest when it is appended."""
+        """Return an event that gets its file, key, size and digest when it is appended."""
         return image(index)
 
     async def _with_file(self, job_id: str, stored: ImageStored) -> ImageStored:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from actors.archiving import open_archive
-from events.store.maintenance.rebuild import Rebuild
-from serve_app.operations.rebuilding import Rebuilding
+from events.store.table_rebuild import Rebuild
+from operations.rebuilding import Rebuilding
 from tests.support.operations.installation import NOW, Installation
 
 
@@ -21,11 +20,9 @@ async def rebuild(
     tables: Rebuild | None = None,
 ) -> Rebuilding:
     rebuilding = Rebuilding(
-        installation.places,
+        installation.stores,
         tables or Rebuild(installation.database, now=lambda: NOW),
-        writer=open_archive(installation.database, installation.images, now=lambda: NOW).writer,
         on_batch=on_batch,
-        now=lambda: NOW,
     )
     await rebuilding.run()
     return rebuilding

@@ -21,7 +21,7 @@ _SERVERS = ("master", "volume", "filer", "s3")
 
 @contextmanager
 def object_store(folder: Path) -> Iterator[int]:
-    """Its port. Skips the test where the program is not installed."""
+    """Run an object store and yield its port. Skips the test if the program is not installed."""
     beside = Path(sys.executable).with_name("weed")
     program = str(beside) if beside.exists() else shutil.which("weed")
     if program is None:

@@ -1,4 +1,4 @@
-"""A Postgres and its standby, as an operator has them: what one commits, the other has."""
+"""A Postgres and its standby: commits wait until the standby has them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pair:
     standby: Postgres
 
     def fail_over(self) -> None:
-        """The primary dies, and the other one takes its place."""
+        """Kill the primary and promote the standby."""
         self.primary.stop()
         self.standby.promote()
 

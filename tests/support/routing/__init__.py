@@ -1,1 +1,1 @@
-"""For tests of the router."""
+"""Support for tests of the router."""

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-from actors.dispatch.router import Router
+from actors.roles.router import Router
 from events.decisions import Cancel, Command, Submit
 from events.ids import new_id
 from events.log import JobWriter, utc_now
-from events.memory.log import MemoryConsumer
-from events.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 from events.store.database import Database
 from events.store.read_model import ReadModel
 from tests.support.events import submitted
 from tests.support.failing_log import FailingLog
-from tests.support.polling import eventually
+from tests.support.memory.log import MemoryConsumer
+from tests.support.memory.queues import MemoryCallbackQueue, MemoryJobQueue
+from tests.support.polling import eventually, running
 
 LANE = 3
 NEVER_S = 3600.0
-"""A period in which no test puts anything back."""
+"""A period so long that the reaper never runs in a test."""
 A_WHILE = timedelta(minutes=1)
-"""How long ago jobs were submitted. What has just come is routed without a look at the log."""
+"""The age of the jobs. The router does not read the log for jobs that were just submitted."""
 
 
 class FailingJobQueue(MemoryJobQueue):
-    """Raises what a test has put into its lists, one error at each call, before it works."""
+    """A job queue that raises the errors in its lists, one per call, before it works."""
 
     def __init__(self) -> None:
         super().__init__()
         self.errors: dict[str, list[Exception]] = {}
-        """By job: what adding it raises."""
+        """The errors that adding a job raises, by job."""
         self.errors_of_listing: list[Exception] = []
         self.calls: Counter[str] = Counter()
 
@@ -70,18 +69,13 @@ class Bench:
             callbacks=self.callbacks,
             read_model=self.read_model,
             requeue_period_s=requeue_period_s,
-            most_images_told=8,
+            most_notified_images=8,
         )
-        task = asyncio.create_task(router.run())
-        try:
+        async with running(router.run()):
             yield
-            assert not task.done(), task
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
 
     async def job(self, *commands: Command, **changes: Any) -> str:
-        """A job that was submitted, and then what `commands` made of it."""
+        """Submit a job and apply `commands` to it; returns its id."""
         job_id = new_id()
         job = (await self.writer.submit(job_id, Submit(submitted(**{"lane": LANE} | changes)))).job
         for command in commands:
@@ -90,7 +84,7 @@ class Bench:
         return job_id
 
     async def routed(self) -> None:
-        """Returns when every event that is stored now has been routed."""
+        """Wait until every stored event has been routed."""
         last = await self.job()
         await eventually(lambda: self.queue.calls[last])
         await self.cancel(last)
@@ -102,20 +96,20 @@ class Bench:
         await self.writer.execute(Cancel(), job)
 
     async def waits(self, *job_ids: str) -> bool:
-        """Whether these jobs and no others have an entry on the job queue."""
+        """Whether exactly these jobs have an entry on the job queue."""
         return await MemoryJobQueue.job_ids(self.queue) == set(job_ids)
 
     async def callbacks_of(self, *job_ids: str) -> bool:
-        """Whether these jobs and no others are to be called back."""
+        """Whether exactly these jobs have an entry on the callback queue."""
         return await self.callbacks.job_ids() == set(job_ids)
 
     async def project(self) -> None:
-        at = await self.read_model.checkpoint()
+        at = await self.read_model.offset()
         async with self.log.reader(after=at) as reader:
             assert await self.read_model.apply(await reader.next(1), expected=at)
 
     async def lose_callback(self, job_id: str) -> None:
-        """Take its only entry off the callback queue."""
+        """Remove the only entry of a job from the callback queue."""
         async with self.callbacks.due(most_held=10, hold_s=60) as due:
             [entry] = await due.next(most=10, timeout_s=5)
             assert entry.job_id == job_id

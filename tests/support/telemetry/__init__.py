@@ -1,1 +1,1 @@
-"""For tests of metrics."""
+"""Support for tests of metrics."""

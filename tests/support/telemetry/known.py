@@ -11,24 +11,21 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from events.log import StreamState
-from events.memory.queues import MemoryJobQueue
 from events.store.read_model import ReadModel
+from telemetry.api_metrics import ApiMetrics
 from telemetry.callback_metrics import Breakers, CallbackMetrics
-from telemetry.dispatch_metrics import DispatchMetrics
-from telemetry.edge_metrics import EdgeMetrics
-from telemetry.engine_metrics import EngineMetrics
-from telemetry.job_metrics import JobMetrics
-from telemetry.labels import EndpointLabels
-from telemetry.store_metrics import ArchiveMetrics, LogMetrics
-from telemetry.streams import Streams
+from telemetry.dispatcher_metrics import DispatchMetrics, EngineMetrics
+from telemetry.exposition import EndpointLabels
+from telemetry.projection_metrics import JobMetrics, LogMetrics
 from tests.support.database import database_in
+from tests.support.memory.queues import MemoryJobQueue
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 
 
 async def known_metrics(folder: Path) -> list[Metric]:
-    """All families, without those of processes."""
-    edge = EdgeMetrics(_no_answer)
+    """Return all families except those of processes."""
+    edge = ApiMetrics(_no_answer)
     counted = CollectorRegistry()
     JobMetrics(counted, most_endpoints=1)
     CallbackMetrics(counted)
@@ -37,13 +34,12 @@ async def known_metrics(folder: Path) -> list[Metric]:
         queue=MemoryJobQueue(), statuses=_no_endpoints, endpoints=EndpointLabels(1)
     )
     async with database_in(folder) as database:
-        log = LogMetrics(Streams(_streams, ["JOBS"], _nothing_after), ReadModel(database))
+        log = LogMetrics(ReadModel(database), states=_streams, stored_after=_nothing_after)
         looks = (
             engines.look,
             dispatched.look,
             Breakers(lambda: 0).look,
             log.look,
-            ArchiveMetrics(database).look,
         )
         looked_up = [metric for look in looks for metric in await look()]
     families = [*counted.collect(), *edge.registry.collect(), *looked_up]
@@ -55,7 +51,7 @@ def sample_names(metrics: Iterable[Metric]) -> set[str]:
 
 
 def shown_name(metric: Metric) -> str:
-    """As a page has it behind `# TYPE`."""
+    """Return the name that the page shows after `# TYPE`."""
     return f"{metric.name}_total" if metric.type == "counter" else metric.name
 
 

@@ -1,4 +1,4 @@
-"""What a page of metrics says, sample by sample."""
+"""The samples of a page of metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ABOUT_PROCESSES = ("role", "process")
 
 
 class Samples:
-    """Values by name and labels; those of several processes added up."""
+    """Values by name and labels; those of several processes are added."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
@@ -30,7 +30,7 @@ class Samples:
         return cls(registry.collect())
 
     def __call__(self, name: str, **labels: str) -> float | None:
-        """None where there is no such sample."""
+        """Return the value; None if there is no such sample."""
         return self._values.get((f"darkroom_{name}", _key(labels)))
 
     @property

@@ -1,4 +1,4 @@
-"""Jobs with their spans, and a collector that notes what it takes."""
+"""Jobs with their spans, and a collector that records what it receives."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from events.job import Job, fold
 from events.types import Event, EventData
-from telemetry.tracing.exporter import SpanExporter
-from telemetry.tracing.spans import Span, job_spans
+from telemetry.exporter import SpanExporter
+from telemetry.spans import Span, job_spans
 from tests.support.events import START, history_of
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -24,7 +24,7 @@ UNWANTED = f"00-{TRACE}-{CALLER}-00"
 def told(
     *events: EventData, traceparent: str | None = None
 ) -> tuple[Job, Sequence[Event], list[Span]]:
-    """A job with an event a second from `START` on, and its spans."""
+    """Return a job with an event per second from `START` on, and its spans."""
     history = [replace(each, traceparent=traceparent) for each in history_of(*events)]
     job = fold(history)
     assert job is not None
@@ -33,7 +33,7 @@ def told(
 
 
 class Collector(httpx.AsyncBaseTransport):
-    """Notes the spans that it takes; answers as a test says."""
+    """A collector that records spans and answers as a test says."""
 
     def __init__(self) -> None:
         self.statuses: list[int] = []

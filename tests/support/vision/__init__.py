@@ -1,1 +1,1 @@
-"""For tests of pictures as prompts: tiny CLIP vision models and IP-Adapters."""
+"""Support for tests of image prompts: tiny CLIP vision models and IP-Adapters."""

@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
 
 
 def tiny_vision(**sizes: Any) -> Any:
-    """A vision model whose weights are of half precision; `sizes` replace parts of `CONFIG`."""
+    """Return a vision model with weights in half precision; `sizes` replace parts of `CONFIG`."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(7)
         network = CLIPVisionModelWithProjection(CLIPVisionConfig(**CONFIG | sizes))
@@ -45,14 +45,14 @@ def tiny_vision(**sizes: Any) -> Any:
 
 
 def open_keys(network: Any, prefix: str = "visual.") -> dict[str, Tensor]:
-    """Its weights in open_clip's layout."""
+    """Return its weights in open_clip's layout."""
     state = network.state_dict()
     found = packed(state, layout.open_clip_vision(state, prefix))
     return {key: each.half().contiguous() for key, each in found.items()}
 
 
 def write_vision(folder: Path) -> Any:
-    """Write it in both layouts, with its configuration beside each file. Returns the model."""
+    """Write a model in both layouts, with its configuration beside each file; returns the model."""
     folder.mkdir(parents=True)
     network = tiny_vision()
     save_file(network.state_dict(), folder / VISION)
@@ -69,9 +69,8 @@ def write_config(path: Path, inner: str = "", **sizes: Any) -> None:
 
 
 def write_unclip(root: Path) -> Any:
-    """Write a checkpoint of unCLIP, as a file with its vision model and as a folder of the others.
-
-    Returns the vision model.
+    """Write a checkpoint of unCLIP as a file with its vision model, and as a diffusers folder;
+    returns the vision model.
     """
     single = root / "checkpoints" / UNCLIP_NAME
     write_family(Family.SD2, single, root / "checkpoints" / "unclip-folder", UNCLIP)

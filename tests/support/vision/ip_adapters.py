@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.vision.image_prompts import cross_attentions
+from engine.diffusion.vision.operations import cross_attentions
 from engine.graph.models_folder import ModelsFolder
 from tests.support.engine.workflows import TINY
 from tests.support.vision.clip_vision import CONFIG
@@ -20,7 +20,7 @@ TEXT_WIDTH, SEEN_WIDTH, PATCH_WIDTH = 64, CONFIG["projection_dim"], CONFIG["hidd
 
 
 def write_adapters(folder: Path, tiny_root: Path) -> None:
-    """Write a plain one and a "plus" for the tiny checkpoint."""
+    """Write a plain adapter and a "plus" for the tiny checkpoint."""
     folder.mkdir()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)

@@ -166,3 +166,20 @@ def test_a_state_that_is_not_known_is_told_by_the_status() -> None:
     body = {"request_id": ID, "status": 1, "state": "framed", "results": [{"status": 1}]}
     result = Result.of(body)
     assert (result.state, result.images) == (State.COMPLETED, ())
+
+
+def test_a_call_of_any_route_is_made_once() -> None:
+    call = Call("GET", "/v1/models")
+    assert driven(core.called_once(call), answer(body={"models": []})) == (
+        [call],
+        [],
+        {"models": []},
+    )
+    assert driven(core.called_once(call), Answer(204, {}, b""))[2] is None
+    for sent, error in (
+        (Lost("reset"), Unreachable),
+        (answer(503, {}), Refused),
+        (Answer(200, {}, b"<html>"), AnswerInvalid),
+    ):
+        with pytest.raises(error):
+            driven(core.called_once(call), sent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,11 @@ import pytest
 
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
-from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import validate
 from tests.support.engine import parity
-from tests.support.engine.workflows import TINY, Watched, text_to_image
-
-
-@pytest.fixture
-def prompt() -> Callable[..., dict[str, Any]]:
-    return text_to_image
+from tests.support.engine.engines import Running, running
+from tests.support.engine.graphs import catalogue_of
+from tests.support.engine.workflows import TINY, Prompt, RunAll, Submit
 
 
 @pytest.fixture(scope="session")
@@ -57,10 +52,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 @pytest.fixture
 def empty_catalogue(tmp_path: Path) -> Catalogue:
     """A catalogue that lists a file named like the tiny checkpoint, without torch or weights."""
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    (folder / TINY).touch()
-    return Catalogue(ModelsFolder(tmp_path))
+    return catalogue_of(tmp_path, f"checkpoints/{TINY}")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_root: Path) -> Iterator[Running]:
+    with running(tiny_root) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
@@ -69,31 +67,21 @@ def catalogue(tiny_root: Path) -> Catalogue:
 
 
 @pytest.fixture(scope="session")
-def engine(tiny_root: Path) -> Iterator[Engine]:
-    engine = Engine(models=ModelsFolder(tiny_root))
-    engine.start()
-    yield engine
-    engine.stop()
+def engine(tiny: Running) -> Engine:
+    return tiny.engine
 
 
 @pytest.fixture(scope="session")
-def submit(engine: Engine, catalogue: Catalogue) -> Callable[..., Watched]:
-    """Submits a prompt, valid within `limits`, and watches it."""
-
-    def submit(prompt: dict[str, Any], *, limits: Limits | None = None, **options: Any) -> Watched:
-        watched = Watched()
-        graph = validate(prompt, catalogue, limits or Limits())
-        watched.run = engine.submit(graph, on_event=watched.take, **options)
-        return watched
-
-    return submit
+def submit(tiny: Running) -> Submit:
+    """Submits a prompt and watches it."""
+    return tiny.submit
 
 
 @pytest.fixture(scope="session")
-def run_all(submit: Callable[..., Watched]) -> Callable[..., list[Any]]:
+def run_all(submit: Submit) -> RunAll:
     """The pixels of the first image of each prompt, all run at once."""
 
-    def run_all(prompts: Sequence[dict[str, Any]]) -> list[Any]:
+    def run_all(prompts: Sequence[Prompt]) -> list[Any]:
         watched = [submit(prompt) for prompt in prompts]
         return [each.images()[0].pixels for each in watched]
 

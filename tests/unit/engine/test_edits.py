@@ -2,56 +2,40 @@
 
 from __future__ import annotations
 
-import io
 from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from engine.families.family import Defaults
 from engine.graph.catalogue import Catalogue
 from events.store.records import Upload
-from serve_app.adapters.openai.edit_graph import Edit, edit_graph
-from serve_app.adapters.openai.parameters import EditParameters
+from serve_app.protocols.openai.requests import Edit, EditParameters, edit_graph
 from tests.support.engine.latents import recorded
 from tests.support.engine.workflows import TINY
+from tests.support.uploads import png_of
+
+SAMPLING = {"sampler_name": "euler", "scheduler": "normal", "cfg": 7.0}
 
 WIDTH, HEIGHT = 48, 32
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def upload(name: str) -> Upload:
-    return Upload(
-        id=name,
-        owner="alice",
-        name=name,
-        digest="sha256:9f",
-        storage_key=name,
-        width=WIDTH,
-        height=HEIGHT,
-        size_bytes=1,
-        created_at=NOON,
-        used_at=NOON,
-    )
-
-
-def png(levels: np.ndarray) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(levels).save(out, "PNG")
-    return out.getvalue()
+    named = dict.fromkeys(("id", "owner", "name", "digest", "storage_key"), name)
+    times = dict.fromkeys(("created_at", "used_at"), NOON)
+    return Upload(**named, width=WIDTH, height=HEIGHT, size_bytes=1, **times)
 
 
 COLOURS = np.random.default_rng(3).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
 MASK = np.full((HEIGHT, WIDTH, 4), 255, np.uint8)
 MASK[:, : WIDTH // 2, 3] = 0  # the left half is edited
-FILES = {"image.png": png(COLOURS), "mask.png": png(MASK)}
+FILES = {"image.png": png_of(COLOURS), "mask.png": png_of(MASK)}
 
 
 def pictures(catalogue: Catalogue, *, is_masked: bool, **members: object) -> np.ndarray:
     asked = EditParameters.model_validate({"prompt": "a circle", "seed": 7, **members})
     mask = upload("mask.png") if is_masked else None
-    edit = Edit(asked, TINY, 2, upload("image.png"), mask, Defaults())
+    edit = Edit(asked, TINY, 2, upload("image.png"), mask, SAMPLING)
     [run] = recorded([edit_graph(edit)], catalogue, FILES)
     return np.stack(run.images)
 

@@ -1,8 +1,9 @@
-"""Real pixels, with the tiny checkpoint."""
+"""Real pixels, and who is on the device when, with the tiny checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,20 @@ from engine.engine import Engine
 from engine.errors import Cancelled, CheckpointUnavailable, EngineError, NodeFailed
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
-from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
-from engine.reports import Errored, Finished, ImageReady, Progress
-from engine.webui.compiler import compile_parameters
-from engine.webui.parameters import parse_parameters
-from tests.support.engine.workflows import TINY, Watched, node, text_to_image
-
-Submit = Callable[..., Watched]
-RunAll = Callable[..., list[Any]]
-
-
-def farthest(one: Any, other: Any) -> int:
-    """The largest difference of two images, in levels of 255."""
-    return int(np.abs(one.astype(int) - other.astype(int)).max())
+from engine.reports import EngineEvent, Finished, ImageReady, Progress
+from tests.support.engine.diffusion_requests import compiled
+from tests.support.engine.engines import Running, running
+from tests.support.engine.graphs import graph_of
+from tests.support.engine.latents import farthest
+from tests.support.engine.workflows import (
+    Prompt,
+    RunAll,
+    Submit,
+    Watched,
+    node,
+    text_to_image,
+)
 
 
 def test_a_workflow_tells_progress_image_and_end_in_order(submit: Submit) -> None:
@@ -75,19 +76,13 @@ def test_neighbours_change_a_picture_by_one_level_at_most(run_all: RunAll) -> No
     ]
     together = run_all(prompts)
     alone = [run_all([prompt])[0] for prompt in prompts]
-    assert [farthest(one, other) <= 1 for one, other in zip(together, alone, strict=True)] == [
-        True
-    ] * 4
+    assert max(map(farthest, together, alone)) <= 1
 
 
-def test_each_image_of_a_batch_is_that_of_a_job_of_its_own(
-    submit: Submit, catalogue: Catalogue
-) -> None:
+def test_each_image_of_a_batch_is_that_of_its_own_job(submit: Submit, catalogue: Catalogue) -> None:
     def images(**body: Any) -> list[ImageReady]:
-        body |= {"prompt": "a red circle", "width": 64, "height": 64, "steps": 4}
-        parameters = parse_parameters(body)
-        compiled = compile_parameters(parameters, catalogue, Limits(), default_checkpoint=TINY)
-        return submit(compiled.prompt, first_index=compiled.first_index).images()
+        found = compiled(catalogue, **body, prompt="a red circle", steps=4)
+        return submit(found.prompt, first_index=found.first_index).images()
 
     batch = images(seed=40, batch_size=3)
     assert [(image.index, image.seed) for image in batch] == [(0, 40), (1, 41), (2, 42)]
@@ -103,10 +98,8 @@ def test_images_of_a_workflow_are_numbered_in_the_order_of_its_outputs(submit: S
     quick["q9"] = node("SaveImage", images=["q8", 0], filename_prefix="x")
     watched = submit(slow | quick)
     images = watched.images()
-    assert [(image.index, image.node_id, image.seed) for image in images] == [
-        (0, "9", 1),
-        (1, "q9", 5),
-    ]
+    found = [(image.index, image.node_id, image.seed) for image in images]
+    assert found == [(0, "9", 1), (1, "q9", 5)]
     told = [event.index for event in watched.events if isinstance(event, ImageReady)]
     assert told == [0, 1]
 
@@ -139,13 +132,10 @@ def test_cancelling_ends_a_run_and_leaves_the_others(submit: Submit) -> None:
     other = submit(text_to_image(steps=30))
     while not isinstance(doomed.next(), Progress):
         pass
-    assert doomed.run is not None
-    doomed.run.cancel()
-    end = doomed.wait()
-    assert isinstance(end, Errored)
-    assert isinstance(end.error, Cancelled)
-    doomed.run.cancel()
-    assert isinstance(other.wait(), Finished)
+    doomed.cancel()
+    doomed.error(Cancelled)
+    doomed.cancel()
+    assert other.images()
     assert doomed.queue.empty()
 
 
@@ -153,11 +143,21 @@ def test_a_failing_node_is_named_and_leaves_the_others(submit: Submit) -> None:
     other = submit(text_to_image(steps=6))
     area = {"width": 64, "height": 64, "x": 4096, "y": 0, "strength": 1.0}
     outside = node("ConditioningSetArea", conditioning=["6", 0], **area)
-    end = submit(text_to_image(positive=["10", 0]) | {"10": outside}).wait()
-    assert isinstance(end, Errored)
-    assert isinstance(end.error, NodeFailed)
-    assert (end.error.node_id, end.error.class_type) == ("3", "KSampler")
-    assert isinstance(other.wait(), Finished)
+    error = submit(text_to_image(positive=["10", 0]) | {"10": outside}).error(NodeFailed)
+    assert (error.node_id, error.class_type) == ("3", "KSampler")
+    assert other.images()
+
+
+def test_equal_requests_at_once_have_images_each(submit: Submit, catalogue: Catalogue) -> None:
+    hires = {"enable_hr": True, "hr_scale": 1.5, "batch_size": 2}
+    found = compiled(catalogue, **hires, prompt="a [red|blue] circle", seed=3, steps=3)
+    runs = [submit(found.prompt, first_index=found.first_index) for _ in range(3)]
+    one, *others = [run.images() for run in runs]
+    assert all(image.pixels.shape == (96, 96, 3) for image in one)
+    for images in (one, *others):
+        assert [(image.index, image.seed) for image in images] == [(0, 3), (1, 4)]
+        pixels = ([each.pixels for each in found] for found in (one, images))
+        assert max(map(farthest, *pixels)) <= 1
 
 
 def test_denoise_of_zero_keeps_the_latent(submit: Submit) -> None:
@@ -175,39 +175,26 @@ def test_a_callback_that_raises_ends_its_own_run_alone(
 
 
 def test_a_checkpoint_that_went_away_ends_the_run(empty_catalogue: Catalogue) -> None:
-    engine = Engine(models=empty_catalogue.models)
-    engine.start()
-    watched = Watched()
-    engine.submit(validate(text_to_image(), empty_catalogue, Limits()), on_event=watched.take)
-    end = watched.wait()
-    engine.stop()
-    assert isinstance(end, Errored)
-    assert isinstance(end.error, CheckpointUnavailable)
+    with running(empty_catalogue.models.root) as engine:
+        engine.submit(text_to_image()).error(CheckpointUnavailable)
 
 
-def test_stopping_cancels_what_runs_and_takes_nothing_more(
-    tiny_root: Path, catalogue: Catalogue
-) -> None:
-    engine = Engine(models=ModelsFolder(tiny_root))
-    graph = validate(text_to_image(steps=3000), catalogue, Limits())
-    early, late = Watched(), Watched()
-    engine.submit(graph, on_event=early.take)
-    engine.start()
+def test_stopping_cancels_what_runs_and_takes_nothing_more(tiny_root: Path) -> None:
+    rig, prompt = Running(tiny_root), text_to_image(steps=3000)
+    early = rig.submit(prompt)
+    rig.engine.start()
     early.next()
-    engine.submit(graph, on_event=late.take)
-    engine.stop()
+    late = rig.submit(prompt)
+    rig.engine.stop()
     for watched in (early, late):
-        end = watched.wait()
-        assert isinstance(end, Errored)
-        assert isinstance(end.error, Cancelled)
+        watched.error(Cancelled)
     with pytest.raises(EngineError, match="stopped"):
-        engine.submit(graph, on_event=late.take)
+        rig.submit(prompt)
 
 
-def test_first_index_must_cover_every_output(engine: Engine, catalogue: Catalogue) -> None:
-    graph = validate(text_to_image(), catalogue, Limits())
+def test_first_index_must_cover_every_output(submit: Submit) -> None:
     with pytest.raises(ValueError, match="9"):
-        engine.submit(graph, on_event=lambda _: None, first_index={})
+        submit(text_to_image(), first_index={})
 
 
 def test_previews_change_no_picture(submit: Submit) -> None:
@@ -222,6 +209,111 @@ def test_a_run_shows_what_its_picture_looks_like_so_far(submit: Submit) -> None:
         pass
     assert event.preview.startswith(b"\xff\xd8")
     assert event.class_type == "KSampler"
-    assert watched.run is not None
-    watched.run.cancel()
-    assert isinstance(watched.wait(), Errored)
+    watched.cancel()
+    watched.error(Cancelled)
+
+
+Start = Callable[..., Watched]
+
+
+Told = list[tuple[str, EngineEvent]]
+
+
+@pytest.fixture
+def told() -> Told:
+    """The events of all runs in the order in which they were told, each with the run's name."""
+    return []
+
+
+@pytest.fixture
+def start(tiny: Running, told: Told) -> Start:
+    """Submits a prompt under a name."""
+
+    def start(name: str, prompt: Prompt, **options: Any) -> Watched:
+        watched = Watched()
+
+        def take(event: EngineEvent) -> None:
+            told.append((name, event))
+            watched.take(event)
+
+        graph = graph_of(prompt, tiny.catalogue)
+        watched.run = tiny.engine.submit(graph, on_event=take, **options)
+        return watched
+
+    return start
+
+
+def test_an_exclusive_run_shares_the_engine_with_no_other(start: Start, told: Told) -> None:
+    first = start("first", text_to_image(steps=20))
+    first.next()
+    lone = start("lone", text_to_image(), is_exclusive=True)
+    for watched in (first, lone, start("last", text_to_image())):
+        assert watched.images()
+    assert [name for name, _ in groupby(told, key=lambda each: each[0])] == [
+        "first",
+        "lone",
+        "last",
+    ]
+
+
+def test_a_run_that_waits_can_be_cancelled(start: Start) -> None:
+    first = start("first", text_to_image(steps=3000))
+    assert isinstance(first.next(), Progress)
+    lone = start("lone", text_to_image(), is_exclusive=True)
+    last = start("last", text_to_image())
+    lone.cancel()
+    lone.error(Cancelled)
+    assert last.images()
+    first.cancel()
+    first.error(Cancelled)
+
+
+def test_a_small_job_ends_before_a_long_chain_of_host_work(start: Start, told: Told) -> None:
+    start("warm", text_to_image()).wait()
+    chain = start("chain", chain_of_scales(900))
+    small = start("small", text_to_image())
+    assert small.images()
+    assert not any(name == "chain" for name, _ in told)
+    chain.cancel()
+    chain.error(Cancelled)
+
+
+def saved_images(count: int) -> Prompt:
+    sides = {"width": 64, "height": 64, "batch_size": 1}
+    images = {f"{n}": node("EmptyImage", **sides, color=n) for n in range(count)}
+    saves = {f"s{n}": node("SaveImage", images=[n, 0], filename_prefix="x") for n in images}
+    return images | saves
+
+
+def test_a_run_pauses_until_its_results_are_taken(start: Start) -> None:
+    paused = start("paused", saved_images(40), max_untaken=3)
+    assert start("other", text_to_image()).images()
+    assert paused.queue.qsize() == 3
+    assert paused.run is not None
+    for number in range(40):
+        event = paused.next()
+        assert isinstance(event, ImageReady)
+        assert event.index == number
+        paused.run.take_result()
+    assert paused.wait() == Finished(40)
+
+
+def test_a_paused_run_can_be_cancelled(start: Start) -> None:
+    paused = start("paused", saved_images(2), max_untaken=1)
+    assert isinstance(paused.next(), ImageReady)
+    paused.cancel()
+    paused.error(Cancelled)
+
+
+def chain_of_scales(count: int) -> dict[str, Any]:
+    """Images that are scaled time after time."""
+    first = {"0": node("EmptyImage", width=512, height=512, batch_size=1, color=0)}
+    how = {"upscale_method": "lanczos", "height": 512, "crop": "disabled"}
+    scales = {
+        str(number): node(
+            "ImageScale", image=[str(number - 1), 0], width=512 - 8 * (number % 2), **how
+        )
+        for number in range(1, count + 1)
+    }
+    save = {"save": node("SaveImage", images=[str(count), 0], filename_prefix="x")}
+    return first | scales | save

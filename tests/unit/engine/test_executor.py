@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 from weakref import ref
 
 import pytest
 
+from engine import executor
 from engine.batcher import Execution, Request, Work
 from engine.errors import NodeFailed, OutOfMemory
 from engine.executor import execute
 from engine.graph.graph import Graph, Node, Source
 
 CONTEXT = cast("Any", object())
+
+
+@pytest.fixture(autouse=True)
+def _one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run gives way to no other, however slow the machine is."""
+    monkeypatch.setattr(executor, "_TURN_S", 3600.0)
 
 
 @dataclass(eq=False)
@@ -59,11 +66,14 @@ def node(node_id: str, class_type: str, *sources: str) -> Node:
     return Node(node_id, class_type, {"name": node_id}, links)
 
 
-def started(*nodes: Node) -> tuple[Execution, dict[str, Any]]:
+def started(
+    *nodes: Node, context: object = CONTEXT, **bodies: Callable[..., Any]
+) -> tuple[Execution, dict[str, Any]]:
+    """The execution of a graph, and the results of its outputs. `bodies` are more of them."""
     outputs: dict[str, Any] = {}
-    execution = execute(
-        Graph(nodes), CONTEXT, on_output=outputs.__setitem__, bodies=cast("Any", BODIES)
-    )
+    every = cast("Any", {**BODIES, **bodies})
+    given = cast("Any", context)
+    execution = execute(Graph(nodes), given, on_output=outputs.__setitem__, bodies=every)
     return execution, outputs
 
 
@@ -151,28 +161,20 @@ def test_a_body_that_runs_out_of_memory_fails_the_run_with_what_to_do(error: Exc
     def full(_: object, name: str) -> tuple[str]:
         raise error
 
-    bodies = cast("Any", {**BODIES, "Full": full})
     nodes = (node("a", "Full"), node("s", "Save", "a"))
-    context = cast("Any", Memory())
-    execution = execute(Graph(nodes), context, on_output=lambda *_: None, bodies=bodies)
+    execution, _ = started(*nodes, context=Memory(), Full=full)
     with pytest.raises(OutOfMemory, match=r"node a \(Full\): .* lower the width"):
         next(execution)
 
 
 def test_a_body_that_runs_out_of_memory_is_tried_again_as_long_as_models_can_be_dropped() -> None:
-    memory = Memory(times=2)
-
     def tight(context: Memory, name: str) -> tuple[str]:
         if context.times:
             raise MemoryError
         return (name,)
 
-    outputs: dict[str, Any] = {}
-    bodies = cast("Any", {**BODIES, "Tight": tight})
     nodes = (node("a", "Tight"), node("s", "Save", "a"))
-    execution = execute(
-        Graph(nodes), cast("Any", memory), on_output=outputs.__setitem__, bodies=bodies
-    )
+    execution, outputs = started(*nodes, context=Memory(times=2), Tight=tight)
     with pytest.raises(StopIteration):
         next(execution)
     assert outputs == {"s": ["a"]}
@@ -190,8 +192,7 @@ def test_closing_closes_the_nodes_in_flight() -> None:
 
     nodes = (node("a", "Watched"), node("b", "Watched"), node("c", "Ask", "a", "b"))
     nodes += (node("s", "Save", "c"),)
-    bodies = cast("Any", {**BODIES, "Watched": watched})
-    execution = execute(Graph(nodes), CONTEXT, on_output=lambda *_: None, bodies=bodies)
+    execution, _ = started(*nodes, Watched=watched)
     next(execution)
     execution.close()
     assert sorted(closed) == ["a", "b"]
@@ -209,9 +210,8 @@ def test_an_output_is_let_go_once_its_last_reader_has_ended() -> None:
         return (value,)
 
     nodes = (node("a", "Make"), node("b", "Ask", "a"), node("c", "Ask", "a", "b"))
-    bodies = cast("Any", {**BODIES, "Make": make})
     nodes += (node("d", "Ask", "c"), node("s", "Save", "d"))
-    execution = execute(Graph(nodes), CONTEXT, on_output=lambda *_: None, bodies=bodies)
+    execution, _ = started(*nodes, Make=make)
     (request,) = next(execution)
     (request,) = execution.send([(request, "B")])
     assert made[0]() is not None

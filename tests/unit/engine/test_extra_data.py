@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from actors.worker.png import encode_png
+from actors.worker.result_file import encode_png
 from engine.errors import ParametersInvalid
-from engine.extra_data import pnginfo_of, require_size
+from engine.extra_data import pnginfo_of
+from serve_app.acceptance.compilation import require_small_pnginfo
 
 
 @pytest.mark.parametrize("extra_data", [None, {}, {"extra_pnginfo": None}, {"client_id": "a"}])
@@ -50,9 +51,9 @@ def test_of_many_wrong_names_some_are_named() -> None:
 def test_its_size_is_bounded_in_bytes() -> None:
     pnginfo = {"workflow": "ä" * 10}
     size = len('{"workflow":""}') + 20
-    require_size(pnginfo, size)
-    with pytest.raises(ParametersInvalid, match=f"{size} bytes as JSON, at most {size - 1}"):
-        require_size(pnginfo, size - 1)
+    require_small_pnginfo(pnginfo, size)
+    with pytest.raises(ParametersInvalid, match=f"{size} bytes as JSON, but at most {size - 1}"):
+        require_small_pnginfo(pnginfo, size - 1)
 
 
 @given(st.dictionaries(st.text(st.characters(max_codepoint=300)), st.text(), max_size=3))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, cast
 import pytest
 
 from engine import executor
-from engine.batcher import Answer, Batcher, Execution, Member, Request, Turn
+from engine.batcher import Answer, BatchedRun, Batcher, Execution, Request, YieldRequest
 from engine.executor import execute
 from engine.graph.cost import Cost
 from engine.graph.graph import Graph, Node, Source
@@ -71,23 +71,16 @@ def save(_: object, image: Image) -> list[Image]:
 BODIES = cast("Any", {"Make": make, "OnDevice": on_device, "Save": save})
 
 
-def chains(count: int, *class_types: str) -> tuple[Node, ...]:
+def chains(count: int, *class_types: str, prefix: str = "") -> tuple[Node, ...]:
     """Chains beside each other, made of nodes of these types and a Save; all first nodes first."""
     nodes = []
     for depth, class_type in enumerate((*class_types, "Save")):
         for number in range(count):
-            links = {"image": Source(f"{number}.{depth - 1}", 0)} if depth else {}
+            name = f"{prefix}{number}"
+            links = {"image": Source(f"{name}.{depth - 1}", 0)} if depth else {}
             is_output = class_type == "Save"
-            nodes.append(Node(f"{number}.{depth}", class_type, {}, links, is_output))
+            nodes.append(Node(f"{name}.{depth}", class_type, {}, links, is_output))
     return tuple(nodes)
-
-
-def finish(execution: Execution) -> Batcher:
-    batcher = Batcher()
-    batcher.join(Member(execution, _raise))
-    while not batcher.idle:
-        batcher.step()
-    return batcher
 
 
 def _raise(error: Exception | None) -> None:
@@ -95,8 +88,15 @@ def _raise(error: Exception | None) -> None:
         raise error
 
 
+def execution_of(graph: Graph, **options: Any) -> Execution:
+    return execute(graph, CONTEXT, **{"on_output": lambda *_: None, **options}, bodies=BODIES)
+
+
 def run(graph: Graph) -> None:
-    finish(execute(graph, CONTEXT, on_output=lambda *_: None, bodies=BODIES))
+    batcher = Batcher()
+    batcher.join(BatchedRun(execution_of(graph), _raise))
+    while not batcher.idle:
+        batcher.step()
 
 
 def sized(nodes: tuple[Node, ...], live_bytes: int, node_bytes: Mapping[str, int]) -> Graph:
@@ -130,11 +130,11 @@ def answers_of(requests: list[Request]) -> list[Answer]:
 
 def test_host_work_gives_way_and_keeps_requests_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_TURN_S", 0.0)
-    nodes = (*chains(1, "OnDevice"), *_renamed(chains(3, "Make")))
-    execution = execute(Graph(nodes), CONTEXT, on_output=lambda *_: None, bodies=BODIES)
+    nodes = (*chains(1, "OnDevice"), *chains(3, "Make", prefix="x"))
+    execution = execution_of(Graph(nodes))
     requests = next(execution)
     turns = 0
-    while isinstance(requests[0], Turn):
+    while isinstance(requests[0], YieldRequest):
         assert len(requests) == 1
         turns += 1
         requests = execution.send(answers_of(requests))
@@ -146,12 +146,10 @@ def test_host_work_gives_way_and_keeps_requests_back(monkeypatch: pytest.MonkeyP
 
 def test_no_node_starts_while_results_must_be_taken_first() -> None:
     told: list[str] = []
-    execution = execute(
+    execution = execution_of(
         Graph(chains(3, "Make")),
-        CONTEXT,
         on_output=lambda node_id, _: told.append(node_id),
         is_full=lambda: len(told) >= taken + 1,
-        bodies=BODIES,
     )
     taken = 0
     assert next(execution) == []
@@ -167,31 +165,16 @@ def test_no_node_starts_while_results_must_be_taken_first() -> None:
     assert len(told) == 3
 
 
-def _renamed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    return tuple(
-        Node(
-            f"x{each.id}",
-            each.class_type,
-            {},
-            {name: Source(f"x{link.node_id}", 0) for name, link in each.links.items()},
-            each.is_output,
-        )
-        for each in nodes
-    )
-
-
-def test_a_long_chain_and_device_calls_of_others_take_turns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_chain_and_calls_of_others_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_TURN_S", 0.0)
     ended: list[str] = []
     batcher = Batcher()
-    chain = execute(Graph(chains(900, "Make")), CONTEXT, on_output=lambda *_: None, bodies=BODIES)
-    batcher.join(Member(chain, lambda _: ended.append("chain")))
-    small = execute(
-        Graph(chains(1, "OnDevice", "OnDevice")), CONTEXT, on_output=lambda *_: None, bodies=BODIES
-    )
-    batcher.join(Member(small, lambda _: ended.append("small")))
+    for name, nodes in (
+        ("chain", chains(900, "Make")),
+        ("small", chains(1, "OnDevice", "OnDevice")),
+    ):
+        execution = execution_of(Graph(nodes))
+        batcher.join(BatchedRun(execution, lambda _, name=name: ended.append(name)))
     steps = 0
     while "small" not in ended:
         batcher.step()

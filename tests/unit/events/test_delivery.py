@@ -1,24 +1,35 @@
-from datetime import timedelta
+"""The state of a delivery, what is appended to it, and when it is tried again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from events.delivery import (
+    LONGEST_RETRY_AFTER_S,
+    Delivered,
     Delivery,
     DeliveryCommand,
     EndAfterTry,
     EndWithoutCallback,
+    Exhausted,
     GiveUpBeforeEnd,
     GiveUpDelivery,
     RecordTry,
     RecordTryBeforeEnd,
     RequestRedelivery,
+    RetryAt,
+    SendResult,
+    Step,
     Withhold,
     decide_delivery,
     fold_delivery,
-    is_wanted,
+    has_delivery,
+    longest_delivery_s,
+    next_step,
 )
-from events.delivery_policy import SendResult
 from events.errors import JobDamaged, JobOfLaterVersion
 from events.types import (
     Broken,
@@ -30,6 +41,7 @@ from events.types import (
     RedeliveryRequested,
     Unknown,
 )
+from settings.callbacks import CallbackSettings
 from tests.support.events import START, history_of, submitted
 
 TRIED = CallbackAttempted(attempt=1, status=500, latency_s=0.1, retry_at=START)
@@ -64,17 +76,19 @@ def test_an_event_that_cannot_be_read_stops_the_delivery() -> None:
         fold_delivery(history_of(TRIED, Broken(why="cut off")))
 
 
-def test_folding_twice_changes_nothing() -> None:
-    events = history_of(TRIED, RedeliveryRequested(), TRIED)
-    assert fold_delivery(events, fold_delivery(events)) == fold_delivery(events)
-
-
 # Decisions.
 
 DELAYS_S = (0.0, 5.0, 30.0)
 FAILED = SendResult(0.25, status=500)
 GONE = SendResult(0.25, status=410)
 TAKEN = SendResult(0.25, status=204)
+
+
+BEFORE = CallbackAttempted(attempt=1, status=500, latency_s=0.1, retry_at=START, about="started")
+
+
+def before_end(result: SendResult, about: str = "started") -> RecordTryBeforeEnd:
+    return RecordTryBeforeEnd(about, RecordTry(result, delays_s=(0, 5), now=START))
 
 
 def made(result: SendResult) -> RecordTry:
@@ -85,46 +99,45 @@ def delivery_of(*events: EventData) -> Delivery:
     return fold_delivery(history_of(*events))
 
 
-def test_a_try_is_recorded_with_its_number_and_the_time_of_the_next_one() -> None:
-    [event] = decide_delivery(made(FAILED), delivery_of(TRIED))
-    retry_at = START + timedelta(seconds=30)
-    assert event == CallbackAttempted(attempt=2, status=500, latency_s=0.25, retry_at=retry_at)
+@pytest.mark.parametrize(
+    ("result", "pause_s"),
+    [(FAILED, 30), (TAKEN, None), (GONE, None)],
+    ids=["failed", "taken", "gone"],
+)
+def test_a_try_is_recorded_with_its_number_and_the_time_of_the_next_one(
+    result: SendResult, pause_s: float | None
+) -> None:
+    [event] = decide_delivery(made(result), delivery_of(TRIED))
+    retry_at = None if pause_s is None else START + timedelta(seconds=pause_s)
+    assert event == CallbackAttempted(
+        attempt=2, status=result.status, latency_s=0.25, retry_at=retry_at
+    )
 
 
-def test_the_pause_behind_a_try_is_lengthened_by_its_spread() -> None:
-    spread = RecordTry(FAILED, DELAYS_S, now=START, spread=1.5)
-    [event] = decide_delivery(spread, delivery_of())
-    assert isinstance(event, CallbackAttempted)
-    assert event.retry_at == START + timedelta(seconds=7.5)
+GIVEN_UP = "Given up after 3 attempts. The last attempt: the receiver answered 500."
 
 
-@pytest.mark.parametrize("result", [TAKEN, GONE])
-def test_a_last_try_names_no_next_one(result: SendResult) -> None:
-    [event] = decide_delivery(made(result), delivery_of())
-    assert isinstance(event, CallbackAttempted)
-    assert event.retry_at is None
-
-
-def test_a_delivery_ends_with_the_try_that_was_taken() -> None:
-    events = decide_delivery(EndAfterTry(made(TAKEN)), delivery_of(TRIED, TRIED))
-    assert events == (CallbackDelivered(attempt=2),)
-
-
-def test_a_delivery_ends_with_its_last_try() -> None:
-    [end] = decide_delivery(EndAfterTry(made(FAILED)), delivery_of(TRIED, TRIED, TRIED))
-    assert isinstance(end, CallbackExhausted)
-    assert end.attempts == 3
-
-
-def test_an_address_that_was_refused_is_tried_once() -> None:
-    refused = SendResult(0.0, error="10.0.0.1 is not a public address", refused=True)
-    [end] = decide_delivery(EndAfterTry(made(refused)), delivery_of(TRIED))
-    message = "Stopped at try 1: 10.0.0.1 is not a public address."
-    assert end == CallbackExhausted(attempts=1, message=message)
-
-
-def test_a_delivery_with_tries_left_goes_on() -> None:
-    assert decide_delivery(EndAfterTry(made(FAILED)), delivery_of(TRIED)) == ()
+@pytest.mark.parametrize(
+    ("result", "tries", "end"),
+    [
+        (TAKEN, 2, CallbackDelivered(attempt=2)),
+        (FAILED, 1, None),
+        (FAILED, 3, CallbackExhausted(attempts=3, message=GIVEN_UP)),
+        (
+            GONE,
+            1,
+            CallbackExhausted(
+                attempts=1, message="Stopped at attempt 1: the receiver answered 410."
+            ),
+        ),
+    ],
+    ids=["taken", "tries left", "the last", "gone"],
+)
+def test_a_delivery_ends_with_the_try_that_was_taken_or_is_the_last(
+    result: SendResult, tries: int, end: EventData | None
+) -> None:
+    added = decide_delivery(EndAfterTry(made(result)), delivery_of(*[TRIED] * tries))
+    assert added == (() if end is None else (end,))
 
 
 def test_what_is_withheld_is_recorded_once_and_given_up_after_its_time() -> None:
@@ -137,7 +150,16 @@ def test_what_is_withheld_is_recorded_once_and_given_up_after_its_time() -> None
     assert end.attempts == 1
 
 
-@pytest.mark.parametrize("command", [made(TAKEN), EndAfterTry(made(TAKEN)), Withhold(START, 0)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        made(TAKEN),
+        EndAfterTry(made(TAKEN)),
+        Withhold(START, 0),
+        GiveUpDelivery("no"),
+        before_end(TAKEN),
+    ],
+)
 @pytest.mark.parametrize(
     "end", [CallbackDelivered(attempt=1), CallbackExhausted(attempts=1, message="no")]
 )
@@ -151,8 +173,10 @@ def test_a_redelivery_is_requested_only_where_a_try_was_made() -> None:
         assert decide_delivery(RequestRedelivery(), delivery_of(*events)) == (
             RedeliveryRequested(),
         )
-    anew = delivery_of(TRIED, RedeliveryRequested())
-    assert decide_delivery(RequestRedelivery(), anew) == ()
+    anew = delivery_of(BEFORE, TRIED, RedeliveryRequested())
+    assert (anew.is_at_end, anew.tries) == (True, 0)
+    for nothing_new in (anew, delivery_of(BEFORE)):
+        assert decide_delivery(RequestRedelivery(), nothing_new) == ()
 
 
 @pytest.mark.parametrize("result", [FAILED, TAKEN, GONE])
@@ -163,41 +187,25 @@ def test_a_redelivery_that_was_requested_during_a_try_is_not_ended_by_it(
     assert decide_delivery(EndAfterTry(made(result)), anew) == ()
 
 
-def test_a_callback_that_cannot_be_made_is_given_up_once() -> None:
-    [end] = decide_delivery(GiveUpDelivery("no"), fold_delivery(history_of(TRIED)))
-    assert end == CallbackExhausted(attempts=1, message="no")
-    assert decide_delivery(GiveUpDelivery("no"), fold_delivery(history_of(TRIED, end))) == ()
-
-
 # What is told before the end.
-
-TOLD = SendResult(latency_s=0.1, status=200)
-REFUSED = SendResult(latency_s=0.1, status=500)
-BEFORE = CallbackAttempted(attempt=1, status=500, latency_s=0.1, retry_at=START, about="started")
-
-
-def before_end(result: SendResult, about: str = "started") -> RecordTryBeforeEnd:
-    return RecordTryBeforeEnd(about, RecordTry(result, delays_s=(0, 5), now=START))
-
-
 def test_tries_before_the_end_are_not_tries_of_the_end() -> None:
     delivery = fold_delivery(history_of(BEFORE))
     assert (delivery.tries, delivery.retry_at, delivery.was_tried) == (0, None, False)
-    assert (delivery.tries_to_tell("started"), delivery.tries_to_tell("image-0")) == (1, 0)
+    assert (delivery.attempts_of("started"), delivery.attempts_of("image-0")) == (1, 0)
     assert delivery.before_end is not None
     assert delivery.before_end.retry_at == START
     assert not delivery.is_at_end
 
 
 def test_what_was_taken_or_given_up_is_over() -> None:
-    for events, result in (([], TOLD), ([BEFORE], REFUSED)):
+    for events, result in (([], TAKEN), ([BEFORE], FAILED)):
         delivery = fold_delivery(history_of(*events))
         [last] = decide_delivery(before_end(result), delivery)
         assert isinstance(last, CallbackAttempted)
         assert (last.about, last.is_last, last.attempt) == ("started", True, len(events) + 1)
         ended = fold_delivery(history_of(*events, last))
         assert (ended.over, ended.before_end, ended.ended) == ({"started"}, None, False)
-        assert decide_delivery(before_end(TOLD), ended) == ()
+        assert decide_delivery(before_end(TAKEN), ended) == ()
 
 
 def test_what_cannot_be_told_is_over_and_the_end_is_not() -> None:
@@ -205,18 +213,6 @@ def test_what_cannot_be_told_is_over_and_the_end_is_not() -> None:
     delivery = fold_delivery(history_of(given_up))
     assert delivery.over == {"started"}
     assert not delivery.ended
-
-
-def test_a_late_try_before_the_end_adds_nothing() -> None:
-    delivery = fold_delivery(history_of(TRIED))
-    assert decide_delivery(before_end(TOLD), delivery) == ()
-
-
-def test_a_redelivery_is_one_of_the_end_alone() -> None:
-    delivery = fold_delivery(history_of(BEFORE, TRIED, RedeliveryRequested()))
-    assert delivery.is_at_end
-    assert delivery.tries == 0
-    assert decide_delivery(RequestRedelivery(), fold_delivery(history_of(BEFORE))) == ()
 
 
 def test_what_was_given_up_says_why_and_a_redelivery_forgets_nothing_of_it() -> None:
@@ -251,4 +247,93 @@ def test_a_delivery_of_no_callback_ends_once() -> None:
 def test_a_job_has_a_delivery_where_there_is_something_to_deliver(
     asked: dict[str, Any], wanted: bool
 ) -> None:
-    assert is_wanted(submitted(**asked)) is wanted
+    assert has_delivery(submitted(**asked)) is wanted
+
+
+# When it is tried again.
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+POLICY_S = CallbackSettings().delays_s
+
+
+def after(result: SendResult, *, tries: int = 1, spread: float = 1.0) -> Step:
+    return next_step(result, tries=tries, delays_s=POLICY_S, now=NOW, spread=spread)
+
+
+def answered(status: int, retry_after_s: float | None = None) -> SendResult:
+    return SendResult(0.1, status=status, retry_after_s=retry_after_s)
+
+
+def in_s(seconds: float) -> RetryAt:
+    return RetryAt(NOW + timedelta(seconds=seconds))
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_any_2xx_is_taken_however_late(status: int) -> None:
+    assert after(answered(status), tries=1) == Delivered()
+    assert after(answered(status), tries=99) == Delivered()
+
+
+@pytest.mark.parametrize(
+    "result",
+    [*map(answered, [408, 425, 429, 500, 502, 503, 504, 599]), SendResult(0.1, error="reset")],
+)
+def test_what_passes_by_itself_is_tried_as_often_as_the_settings_say(result: SendResult) -> None:
+    steps = [after(result, tries=tries) for tries in range(1, 11)]
+    assert steps[:9] == [in_s(delay) for delay in POLICY_S[1:]]
+    assert isinstance(steps[9], Exhausted)
+
+
+@pytest.mark.parametrize("status", [101, 300, 302, 307, 400, 401, 403, 404, 422, 451])
+def test_a_firm_answer_stops_after_three_tries(status: int) -> None:
+    result = answered(status)
+    assert after(result, tries=1) == in_s(5)
+    assert after(result, tries=2) == in_s(30)
+    assert after(result, tries=3) == Exhausted(
+        f"Given up after 3 attempts. The last attempt: the receiver answered {status}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (answered(410), "the receiver answered 410"),
+        (SendResult(0.0, error="10.0.0.1 is private", refused=True), "10.0.0.1 is private"),
+    ],
+)
+def test_what_will_never_pass_stops_at_once(result: SendResult, why: str) -> None:
+    assert after(result) == Exhausted(f"Stopped at attempt 1: {why}.")
+
+
+@pytest.mark.parametrize("spread", [0.8, 1.0, 1.2])
+def test_the_delay_is_spread(spread: float) -> None:
+    assert after(answered(500), tries=3, spread=spread) == in_s(120 * spread)
+
+
+def test_retry_after_lengthens_the_delay_within_bounds() -> None:
+    assert after(answered(429, retry_after_s=60)) == in_s(60)
+    assert after(answered(503, retry_after_s=0)) == in_s(5)
+    assert after(answered(503, retry_after_s=10**9)) == in_s(LONGEST_RETRY_AFTER_S)
+    assert after(answered(503, retry_after_s=10**9), tries=9) == in_s(POLICY_S[9])
+
+
+def test_the_longest_delivery_covers_every_pause_and_what_a_breaker_may_withhold() -> None:
+    longest_s = longest_delivery_s(delays_s=(0, 7200, 60), jitter=0.5, withheld_s=1000)
+    assert longest_s == 1.5 * (3600 + 7200 + 3600) + 1000
+
+
+@pytest.mark.parametrize(
+    ("result", "answered"),
+    [
+        (SendResult(0.1, status=200), True),
+        (SendResult(0.1, status=429), True),
+        (SendResult(0.1, status=404), True),
+        (SendResult(0.1, status=500), False),
+        (SendResult(0.1, error="reset"), False),
+        (SendResult(0.1, error="not public", refused=True), None),
+    ],
+)
+def test_a_receiver_works_if_it_says_anything_but_5xx(
+    result: SendResult, answered: bool | None
+) -> None:
+    assert result.answered is answered

@@ -68,12 +68,6 @@ def test_any_other_spelling_is_none(text: str) -> None:
     assert not is_job_id(text)
 
 
-@given(st.text())
-def test_partitions_and_lanes_are_in_range(text: str) -> None:
-    assert 0 <= partition_of(text) < PARTITIONS == 16
-    assert 0 <= lane_of(text) < LANES == 64
-
-
 def test_partitions_and_lanes_never_change() -> None:
     """They are part of subjects in stored logs."""
     assert [partition_of(f"0199aaaa-{n}") for n in range(6)] == [0, 7, 0, 2, 4, 10]
@@ -84,3 +78,4 @@ def test_ids_spread_over_every_partition_and_lane() -> None:
     ids = [new_id() for _ in range(2000)]
     assert {partition_of(id) for id in ids} == set(range(PARTITIONS))
     assert {lane_of(id) for id in ids} == set(range(LANES))
+    assert (PARTITIONS, LANES) == (16, 64)

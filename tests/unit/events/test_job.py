@@ -1,3 +1,5 @@
+"""The fold of events to a job, also of events that this version cannot read."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -8,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.job import fold
-from events.job_cost import JobCost
+from events.errors import JobDamaged, JobOfLaterVersion, JobUnreadable
+from events.job import fold, fold_for_erasure, fold_readable
 from events.types import (
     AttemptFailed,
     Blame,
+    Broken,
     Cancelled,
     CancelRequested,
     Completed,
@@ -22,8 +25,11 @@ from events.types import (
     EventData,
     Failed,
     Flavour,
+    JobCost,
     Started,
     Submitted,
+    Unknown,
+    Unreadable,
 )
 from tests.support.events import JOB_ID, START, folded, history_of, image, submitted
 
@@ -72,13 +78,6 @@ def test_folding_in_pieces_is_folding_whole(events: list[Event], cuts: list[int]
     assert job == fold(events)
 
 
-@given(erasable, places)
-def test_folding_again_what_was_seen_changes_nothing(events: list[Event], start: int) -> None:
-    job = fold(events)
-    assert fold(events[start:], job) is job
-    assert fold(events[:start], job) is job
-
-
 @given(erasable, places, places)
 def test_pieces_may_overlap(events: list[Event], one: int, other: int) -> None:
     start, stop = sorted([one, other])
@@ -112,11 +111,8 @@ def test_a_job_counts_every_event(events: list[Event]) -> None:
     assert (job.version, job.position) == (events[-1].version, events[-1].position)
 
 
-def test_nothing_folds_to_no_job() -> None:
-    assert fold([]) is None
-
-
 def test_events_without_a_submission_fold_to_no_job() -> None:
+    assert fold([]) is None
     assert fold(history_of(Started(attempt=1, actor="a"), Cancelled())) is None
 
 
@@ -155,7 +151,7 @@ def test_only_failures_of_its_own_are_charged_to_a_job() -> None:
         ([first, alone, failed(None)], 1, True),
     ]:
         job = folded([submitted(), *events])
-        assert (job.charged_attempts, job.is_suspect) == (charged, is_suspect), events
+        assert (job.blamed_attempts, job.is_suspect) == (charged, is_suspect), events
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)
@@ -164,13 +160,6 @@ def test_an_end_has_its_time(end: EventData) -> None:
     assert job.end == end
     assert type(job.end) is type(end)
     assert job.ended_at == START + timedelta(seconds=2)
-
-
-@pytest.mark.parametrize("late", ENDS, ids=lambda end: type(end).__name__)
-def test_a_job_comes_to_one_end(late: EventData) -> None:
-    job = folded([submitted(), Cancelled(message="first"), late])
-    assert job.end == Cancelled(message="first")
-    assert job.ended_at == START + timedelta(seconds=1)
 
 
 @given(histories)
@@ -193,8 +182,68 @@ def test_nothing_comes_back_behind_an_erasure(events: list[Event]) -> None:
     assert job.images == ()
 
 
-def test_failed_dispatches_are_counted_apart_from_attempts() -> None:
-    failures = [DispatchFailed(failure=n, message=f"Failure {n}.") for n in (1, 2)]
-    job = folded([submitted(), *failures])
-    assert (job.attempts, job.dispatch_failures) == (0, 2)
-    assert job.last_failure == "Failure 2."
+# Events that this version cannot read.
+
+UNKNOWN = Unknown(original_type="darkroom.job.paused.v1")
+BROKEN = Broken(why="cut off")
+unreadable = pytest.mark.parametrize("data", [UNKNOWN, BROKEN], ids=["unknown", "broken"])
+
+
+def history(*data: EventData) -> list[Event]:
+    """As a log gives it out: what is broken does not say its version."""
+    events = history_of(*data)
+    return [replace(e, version=0) if isinstance(e.data, Broken) else e for e in events]
+
+
+def test_a_fold_stops_and_says_why() -> None:
+    with pytest.raises(JobOfLaterVersion, match="later version"):
+        fold(history(submitted(), UNKNOWN, Completed(images=0)))
+    with pytest.raises(JobDamaged, match="damaged"):
+        fold(history(submitted(), BROKEN, Completed(images=0)))
+    with pytest.raises(JobOfLaterVersion):
+        fold(history(UNKNOWN))
+
+
+@unreadable
+def test_what_a_state_has_seen_does_not_stop_it(data: Unreadable) -> None:
+    events = history(submitted(), data, Started(attempt=1, actor="a"))
+    job = replace(folded([submitted()]), version=2, position=20)
+    assert fold(events[:2], job) is job
+    started = fold(events, job)
+    assert started is not None
+    assert (started.version, started.attempts) == (3, 1)
+
+
+@unreadable
+def test_what_was_readable_before_is_shown(data: Unreadable) -> None:
+    started = Started(attempt=1, actor="a")
+    job = fold_readable(history(submitted(), started, data, Completed(images=0)))
+    assert job == folded([submitted(), started])
+    assert fold_readable(history(data, Completed(images=0))) is None
+
+
+@unreadable
+def test_an_erased_job_is_erased_whatever_stood_there(data: Unreadable) -> None:
+    events = history(submitted(), data, ERASED, Started(attempt=1, actor="late"))
+    for job in (fold(events), fold_readable(events), fold(events[:3])):
+        assert job is not None
+        assert job.erased
+
+
+@unreadable
+def test_nothing_comes_back_behind_an_erasure_that_cannot_be_read(data: Unreadable) -> None:
+    events = history(submitted(), ERASED, data)
+    job = fold(events[2:], fold(events[:2]))
+    assert job is not None
+    assert job.erased
+
+
+@unreadable
+def test_an_erasure_needs_only_the_place_behind_the_last_event(data: Unreadable) -> None:
+    events = history(submitted(), data, data)
+    job = fold_for_erasure(events)
+    assert job is not None
+    assert (job.version, job.position) == (3, 30)
+    assert fold_for_erasure(events, job) is job
+    with pytest.raises(JobUnreadable):
+        fold(events)

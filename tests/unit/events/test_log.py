@@ -12,16 +12,16 @@ from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold
 from events.log import Appended, Conflict, JobWriter
-from events.memory.log import MemoryLog
 from events.types import (
     Cancelled,
     CancelRequested,
-    Completed,
     Event,
     ImageStored,
     Started,
 )
 from tests.support.events import JOB_ID, START, image, submitted
+from tests.support.memory.log import MemoryLog
+from tests.support.patience import FACTOR
 
 
 class SlowLog(MemoryLog):
@@ -78,18 +78,6 @@ async def test_a_submission_is_stored(log: MemoryLog, writer: JobWriter) -> None
     assert outcome.job == fold([event]) == await writer.load(JOB_ID)
 
 
-async def test_an_unknown_job_loads_as_none(writer: JobWriter) -> None:
-    assert await writer.load(new_id()) is None
-
-
-async def test_a_redelivered_submit_creates_one_job(log: MemoryLog, writer: JobWriter) -> None:
-    first = await writer.submit(JOB_ID, Submit(submitted(fingerprint="first")))
-    again = await writer.submit(JOB_ID, Submit(submitted(fingerprint="second")))
-    assert again.added == ()
-    assert again.job == first.job
-    assert len(await log.read(JOB_ID)) == 1
-
-
 async def test_submits_at_the_same_time_create_one_job(log: MemoryLog, writer: JobWriter) -> None:
     outcomes = await asyncio.gather(
         *(writer.submit(JOB_ID, Submit(submitted(fingerprint=f"{n}"))) for n in range(8))
@@ -127,7 +115,7 @@ async def test_a_conflict_decides_again(log: MemoryLog, writer: JobWriter) -> No
 async def test_a_conflict_without_news_ends_the_writing(writer: JobWriter) -> None:
     job = await submit(writer)
     silent = JobWriter(SilentLog())
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(60 * FACTOR):
         with pytest.raises(ReadTimeout):
             await silent.submit(new_id(), Submit(submitted()))
         with pytest.raises(ReadTimeout):
@@ -144,16 +132,6 @@ async def test_a_conflict_that_leaves_nothing_to_do_adds_nothing(
     assert outcome.job is not None
     assert outcome.job.actor == "b"
     assert not any(isinstance(event.data, ImageStored) for event in await log.read(JOB_ID))
-
-
-async def test_a_writer_that_meets_a_cancel_goes_on(log: MemoryLog, writer: JobWriter) -> None:
-    """Only a writer that was replaced is fenced; this one's image is stored after the request."""
-    job = await run(writer, actor="a")
-    await writer.execute(Cancel(), job)
-    outcome = await writer.execute(StoreImage(actor="a", image=image(0)), job)
-    assert outcome.added == (image(0),)
-    assert outcome.job is not None
-    assert outcome.job.cancel_requested
 
 
 async def test_concurrent_writers_come_to_one_end(log: MemoryLog, writer: JobWriter) -> None:
@@ -189,13 +167,3 @@ async def test_actors_that_start_at_the_same_time_are_two_attempts(
     await asyncio.gather(*(writer.execute(start(actor), job) for actor in "ab"))
     events = [event.data for event in await log.read(JOB_ID)][1:]
     assert [data.attempt for data in events if isinstance(data, Started)] == [1, 2]
-
-
-async def test_an_end_that_was_stored_is_not_added_again(log: MemoryLog, writer: JobWriter) -> None:
-    job = await run(writer, actor="a")
-    first = await writer.execute(Complete(actor="a", images=0), job)
-    assert first.added == (Completed(images=0),)
-    assert first.job is not None
-    assert (await writer.execute(Complete(actor="a", images=0), first.job)).added == ()
-    assert (await writer.execute(Complete(actor="a", images=0), job)).added == ()
-    assert len(await log.read(JOB_ID)) == 3

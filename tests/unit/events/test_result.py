@@ -1,25 +1,56 @@
+"""The result of a job, and the reason of its failure."""
+
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.result import ResultResponse, Status, result_of
+from actors.worker.attempt import code_of
+from engine.errors import (
+    CheckpointUnavailable,
+    DeviceFailed,
+    EngineError,
+    FieldError,
+    GraphInvalid,
+    NodeFailed,
+    OutOfMemory,
+    ParametersInvalid,
+    TooLarge,
+)
+from events.cloud_events import decode, encode
+from events.decisions import Start, decide
+from events.job import Job
+from events.result import (
+    FailureCode,
+    ResultResponse,
+    State,
+    Status,
+    error_of,
+    failure_code,
+    is_retryable,
+    result_of,
+    state_of,
+)
 from events.types import (
     AttemptFailed,
+    Blame,
     Cancelled,
     CancelRequested,
     Completed,
+    DeadLetter,
+    DispatchFailed,
     EventData,
     Failed,
     Flavour,
     ImageStored,
     Started,
 )
-from tests.support.events import JOB_ID, folded, image, submitted
+from tests.support.events import JOB_ID, START, folded, image, submitted
 
 STARTED = Started(attempt=1, actor="a")
 
@@ -54,22 +85,6 @@ def test_a_workflow_shows_items_as_they_are_stored() -> None:
     assert statuses == [1, 1]
 
 
-def test_an_image_shows_while_the_rest_still_runs() -> None:
-    answer = body(submitted(images=3), STARTED, image(1))
-    assert answer["status"] == 0
-    assert answer["results"] == [
-        {"status": 0},
-        {
-            "status": 1,
-            "url": f"http://host/files/{JOB_ID}/1.png",
-            "seed": 8,
-            "width": 512,
-            "height": 768,
-        },
-        {"status": 0},
-    ]
-
-
 def test_a_completed_job() -> None:
     answer = body(submitted(images=1), STARTED, image(0), Completed(images=1))
     assert answer == {
@@ -97,6 +112,9 @@ def test_at_a_failed_end_items_without_an_image_have_failed(end: Failed | Cancel
     assert answer.status is Status.FAILED
     assert answer.message == end.message
     assert [item.status for item in answer.results] == [Status.FAILED, Status.COMPLETED]
+    said = body(submitted(images=1), Failed(message="Timed out.", code="timeout"))
+    assert (said["state"], said["error"]) == ("failed", {"code": "timeout", "retryable": True})
+    assert "started_at" not in said
 
 
 def test_what_was_done_otherwise_than_asked_is_said() -> None:
@@ -104,17 +122,6 @@ def test_what_was_done_otherwise_than_asked_is_said() -> None:
     assert body(submitted(images=1), STARTED, image(0), Completed(images=1, notes=("vae_tiled",)))[
         "notes"
     ] == ["vae_tiled"]
-
-
-def test_a_job_that_failed_before_any_image() -> None:
-    answer = body(submitted(images=1), Failed(message="Timed out.", code="timeout"))
-    assert (answer["status"], answer["message"]) == (2, "Timed out.")
-    assert answer["results"] == [{"status": 2}]
-    assert (answer["state"], answer["error"]) == (
-        "failed",
-        {"code": "timeout", "retryable": True},
-    )
-    assert "started_at" not in answer
 
 
 later_events = st.sampled_from(
@@ -148,3 +155,97 @@ def test_every_answer_keeps_the_documents_rules(images: int, events: list[EventD
         assert ("url" in item) == (item["status"] == 1)
         assert item["status"] != 0 or answer["status"] == 0
     assert not shows_null(answer)
+
+
+# Why a job failed, for programs.
+
+ROOT = Path(__file__).parents[3]
+NO_ROOM = AttemptFailed(attempt=1, message="No room.", blame=Blame.SUSPECT, code="out_of_memory")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (GraphInvalid("no_prompt", "No prompt."), "invalid_input"),
+        (ParametersInvalid(()), "invalid_input"),
+        (ParametersInvalid((FieldError("value_not_in_list", "gone", "x"),)), "model_unavailable"),
+        (
+            GraphInvalid("x", "x", node_errors={"3": {"errors": [{"type": "value_not_in_list"}]}}),
+            "model_unavailable",
+        ),
+        (TooLarge("Too many."), "invalid_input"),
+        (CheckpointUnavailable("No such model."), "model_unavailable"),
+        (OutOfMemory(), "out_of_memory"),
+        (NodeFailed("3", "KSampler", "no"), "node_failed"),
+        (DeviceFailed("lost", True), "engine_failed"),
+        (EngineError("?"), "engine_failed"),
+    ],
+)
+def test_each_error_of_the_engine_has_a_code(error: EngineError, code: str) -> None:
+    assert code_of(error) == code
+
+
+def test_the_last_attempt_says_why_a_job_was_given_up() -> None:
+    def last(*events: EventData) -> str | None:
+        start = Start("b", max_attempts=1, max_attempts_total=1, now=START)
+        [end] = decide(start, folded([submitted(), STARTED, *events]))
+        assert isinstance(end, Failed)
+        return end.code
+
+    assert last(NO_ROOM) == "out_of_memory"
+    assert last(NO_ROOM, DispatchFailed(failure=1, message="It died.")) == "engine_failed"
+    assert last() == "engine_failed"  # it broke off without a word
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "retryable"),
+    [
+        (Cancelled(), "cancelled", False),
+        (Failed(message="Late.", code="timeout"), "timeout", True),
+        (Failed(message="It died.", code="engine_failed"), "engine_failed", True),
+        (Failed(message="No room.", code="out_of_memory"), "out_of_memory", False),
+        (Failed(message="Bad."), "unknown", False),
+        (Failed(message="Stop.", dead_letter=DeadLetter.QUARANTINED), "quarantined", False),
+        (Failed(message="?", code="of_a_later_version"), "of_a_later_version", False),
+    ],
+)
+def test_a_caller_is_told_the_code_and_whether_to_try_again(
+    end: Failed | Cancelled, code: str, retryable: bool
+) -> None:
+    assert (failure_code(end), is_retryable(code)) == (code, retryable)
+    error = error_of(end)
+    assert error is not None
+    assert error.model_dump() == {"code": code, "retryable": retryable}
+    assert error_of(Completed(images=1)) is error_of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        ((), State.QUEUED),
+        ((STARTED,), State.RUNNING),
+        ((STARTED, CancelRequested()), State.RUNNING),
+        ((STARTED, NO_ROOM), State.QUEUED),
+        ((STARTED, Completed(images=0)), State.COMPLETED),
+        ((Failed(message="Late."),), State.FAILED),
+        ((Cancelled(),), State.CANCELLED),
+    ],
+)
+def test_a_job_tells_whether_it_waits_or_runs(events: tuple[EventData, ...], state: State) -> None:
+    job: Job = folded([submitted(), *events])
+    assert state_of(job) is state
+
+
+def test_a_version_that_knows_no_code_reads_the_end_and_one_that_does_reads_its_end() -> None:
+    """Members that are unknown are passed over; those that are absent have their defaults."""
+    golden = ROOT / "tests" / "golden" / "events" / "darkroom.job.failed.v1.code.json"
+    stored = json.loads(golden.read_text())
+    assert stored["data"].pop("code") == "out_of_memory"
+    older = decode(json.dumps(stored).encode())
+    assert older.data == Failed(message="No room.")
+    assert b"code" not in encode(older)
+
+
+def test_every_code_is_documented() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    assert [code for code in FailureCode if f"| `{code}` |" not in text] == []

@@ -1,6 +1,8 @@
 import asyncio
 import json
 import pickle
+import subprocess
+import sys
 import threading
 from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,8 @@ from serve_app.app import build, build_asgi
 from serve_app.replica import Replica
 from serve_app.routes.direct_route import DirectRoute
 from settings.settings import Settings
+
+FORBIDDEN = ("actors", "diffusers", "nats", "ray", "sqlalchemy", "torch", "transformers")
 
 
 def _settings(folder: Path) -> Settings:
@@ -28,7 +32,9 @@ async def test_names_are_resolved_on_threads_of_their_own(tmp_path: Path) -> Non
     may_end = threading.Event()
     busy = asyncio.create_task(asyncio.to_thread(may_end.wait))
     try:
-        addresses = await asyncio.wait_for(replica.services.resolve("127.0.0.1"), 5)
+        addresses = await asyncio.wait_for(
+            replica.submission.acceptance._addresses._resolve_name("127.0.0.1"), 5
+        )
     finally:
         may_end.set()
     assert addresses == ["127.0.0.1"]
@@ -58,3 +64,14 @@ def test_roles_get_their_settings_where_serve_reads_a_configuration(
         settings = pickle.loads(b64decode(kwargs["settings"]))
         assert isinstance(settings, Settings)
         assert settings.stores.secret_bytes == b"x" * 32
+
+
+@pytest.mark.parametrize(
+    "module", ["serve_app.api", "serve_app.access.api_keys", "serve_app.replica"]
+)
+def test_the_edge_loads_neither_torch_nor_cluster_nor_bus(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in {FORBIDDEN} if m in sys.modules])"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "[]"

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from engine.patient_reads import PatientReads
-from serve_app.checks import Checks
+from serve_app.checks import Checks, FairSemaphore
 from serve_app.refusals import NoTurn
 
 
@@ -66,3 +66,107 @@ async def test_who_hangs_up_keeps_the_turn_until_the_thread_ends(gate: threading
     with pytest.raises(asyncio.CancelledError):
         await mine
     assert await some.run("b", int, "5", is_quick=False) == 5
+
+
+class Taker:
+    """Takes a turn and keeps it until it is told to end."""
+
+    def __init__(self, turns: FairSemaphore, owner: str, size: int = 1) -> None:
+        self.has_turn = False
+        self._end = asyncio.Event()
+        self.task = asyncio.create_task(self._take(turns, owner, size))
+
+    async def _take(self, turns: FairSemaphore, owner: str, size: int) -> None:
+        async with turns.take(owner, size):
+            self.has_turn = True
+            await self._end.wait()
+
+    async def end(self) -> None:
+        self._end.set()
+        await self.task
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def turns(total: int = 10, *, per_owner: int = 6, timeout_s: float = 5.0) -> FairSemaphore:
+    return FairSemaphore(total, per_owner=per_owner, timeout_s=timeout_s)
+
+
+async def test_who_finds_nothing_free_waits_in_order() -> None:
+    some = turns()
+    takers = [Taker(some, owner, 4) for owner in "abcd"]
+    await settle()
+    assert [each.has_turn for each in takers] == [True, True, False, False]
+    await takers[1].end()
+    await settle()
+    assert [each.has_turn for each in takers] == [True, True, True, False]
+    for each in (takers[0], takers[2], takers[3]):
+        await each.end()
+
+
+async def test_an_owner_takes_no_more_than_a_share_and_lets_others_pass() -> None:
+    some = turns()
+    alice = [Taker(some, "alice", 3) for _ in range(4)]
+    bob = Taker(some, "bob", 4)
+    await settle()
+    assert [each.has_turn for each in alice] == [True, True, False, False]
+    assert bob.has_turn
+    await alice[0].end()
+    await settle()
+    assert [each.has_turn for each in alice] == [True, True, True, False]
+    for each in (*alice[1:], bob):
+        await each.end()
+
+
+async def test_a_large_one_is_not_passed_by_small_ones_for_ever() -> None:
+    some = turns()
+    first = [Taker(some, owner, 4) for owner in "ab"]
+    large, small = Taker(some, "c", 6), Taker(some, "d", 1)
+    await settle()
+    assert not large.has_turn
+    assert not small.has_turn
+    await first[0].end()
+    await settle()
+    assert large.has_turn
+    for each in (first[1], large, small):
+        await each.end()
+
+
+async def test_what_is_larger_than_a_share_takes_that_share() -> None:
+    some = turns()
+    large = Taker(some, "a", 1000)
+    await settle()
+    assert large.has_turn
+    await large.end()
+
+
+async def test_who_waits_too_long_is_refused_and_leaves_nothing_behind() -> None:
+    some = turns(timeout_s=0.01)
+    first = Taker(some, "a", 6)
+    await settle()
+    with pytest.raises(NoTurn):
+        async with some.take("b", 6):
+            pytest.fail("nothing was free")
+    waiting = Taker(some, "c", 6)
+    await settle()
+    waiting.task.cancel()
+    await asyncio.gather(waiting.task, return_exceptions=True)
+    await first.end()
+    async with some.take("b", 6), some.take("c", 4):
+        pass
+
+
+async def test_who_stood_behind_a_large_one_that_gave_up_need_not_wait() -> None:
+    some = turns()
+    first = Taker(some, "a", 6)
+    large, small = Taker(some, "b", 6), Taker(some, "c", 3)
+    await settle()
+    assert not small.has_turn
+    large.task.cancel()
+    await settle()
+    assert small.has_turn
+    for each in (first, small):
+        await each.end()

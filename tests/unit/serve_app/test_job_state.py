@@ -1,4 +1,3 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,21 +5,13 @@ import pytest
 from events.decisions import Submit
 from events.errors import DatabaseUnavailable, JobDamaged, JobOfLaterVersion, LogUnavailable
 from events.ids import new_id
-from events.types import Flavour, Submitted
-from serve_app.job_state import current_job
-from serve_app.services import Services
+from events.types import Flavour
+from serve_app.jobs import Jobs
 from tests.support.edge import Edge
+from tests.support.events import submitted
 from tests.support.failing_log import FailingLog
 
-SUBMITTED = Submitted(
-    flavour=Flavour.WORKFLOW,
-    owner="alice",
-    key_id="key",
-    endpoint="default",
-    lane=3,
-    request={},
-    fingerprint="x",
-)
+SUBMITTED = submitted(flavour=Flavour.WORKFLOW, request={})
 
 
 class AwayReadModel:
@@ -38,26 +29,27 @@ async def job_id(edge: Edge) -> str:
 
 
 @pytest.fixture
-def without_database(edge: Edge) -> Services:
+def without_database(edge: Edge) -> Jobs:
     away: Any = AwayReadModel()
-    return replace(edge.services, read_model=away)
+    services = edge.services
+    return Jobs(log=services.log, queue=edge.queue, read_model=away, removal=services.removal)
 
 
 async def test_a_job_is_found_in_the_log_while_the_database_is_away(
-    without_database: Services, job_id: str
+    without_database: Jobs, job_id: str
 ) -> None:
-    job = await current_job(without_database, job_id)
+    job = await without_database.current(job_id)
     assert job is not None
     assert job.id == job_id
-    assert await current_job(without_database, new_id()) is None
+    assert await without_database.current(new_id()) is None
 
 
 async def test_with_both_away_nobody_knows(
-    without_database: Services, job_id: str, log: FailingLog
+    without_database: Jobs, job_id: str, log: FailingLog
 ) -> None:
     log.read_error = LogUnavailable()
     with pytest.raises(LogUnavailable):
-        await current_job(without_database, job_id)
+        await without_database.current(job_id)
 
 
 async def test_a_job_that_has_ended_is_not_read_from_the_log(
@@ -66,7 +58,7 @@ async def test_a_job_that_has_ended_is_not_read_from_the_log(
     await edge.run(job_id)
     await edge.project()
     log.read_error = LogUnavailable()
-    job = await current_job(edge.services, job_id)
+    job = await edge.app.state.replica.reading.jobs.current(job_id)
     assert job is not None
     assert job.end is not None
 
@@ -77,12 +69,12 @@ async def test_of_an_open_job_the_log_is_read_only_where_its_row_is_behind(
     await edge.start(job_id)
     await edge.project()
     log.reads.clear()
-    projected = await current_job(edge.services, job_id)
+    projected = await edge.app.state.replica.reading.jobs.current(job_id)
     assert projected is not None
     assert (projected.attempts, log.reads[job_id]) == (1, 0)
     assert projected.submitted == SUBMITTED
     await edge.complete(job_id)
-    ended = await current_job(edge.services, job_id)
+    ended = await edge.app.state.replica.reading.jobs.current(job_id)
     assert ended is not None
     assert ended.end is not None
 
@@ -92,7 +84,7 @@ async def test_the_request_is_left_out_where_it_is_not_needed(edge: Edge) -> Non
     asked = SUBMITTED.model_copy(update={"request": {"prompt": {}}})
     await edge.services.writer.submit(job_id, Submit(asked))
     await edge.project()
-    job = await current_job(edge.services, job_id, with_request=False)
+    job = await edge.app.state.replica.reading.jobs.current(job_id, with_request=False)
     assert job is not None
     assert job.submitted == SUBMITTED
 
@@ -102,7 +94,7 @@ async def test_a_job_is_shown_as_far_as_it_can_be_read(
 ) -> None:
     for unreadable in (log.of_later_version, log.unreadable):
         unreadable.add(job_id)
-        job = await current_job(edge.services, job_id)
+        job = await edge.app.state.replica.reading.jobs.current(job_id)
         assert job is not None
         assert (job.version, job.end) == (1, None)
         unreadable.clear()
@@ -115,6 +107,6 @@ async def test_a_job_of_which_nothing_can_be_read_is_not_taken_for_an_unknown_on
     log.of_later_version.add(later)
     log.unreadable.add(damaged)
     with pytest.raises(JobOfLaterVersion):
-        await current_job(edge.services, later)
+        await edge.app.state.replica.reading.jobs.current(later)
     with pytest.raises(JobDamaged):
-        await current_job(edge.services, damaged)
+        await edge.app.state.replica.reading.jobs.current(damaged)

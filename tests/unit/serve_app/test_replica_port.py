@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosedError
 
 from examples.service import free_port
 from serve_app.replica_port import limit_websocket_messages
+from tests.support.patience import FACTOR
 from tests.support.polling import eventually
 
 _MOST = 1000
@@ -26,9 +27,7 @@ async def _echo(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "websocket.send", "text": said["text"]})
 
 
-async def test_a_long_message_on_a_websocket_closes_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_long_message_on_a_websocket_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     start = replica_module.start_asgi_http_server
     monkeypatch.setattr(replica_module, "start_asgi_http_server", start)  # it is put back
@@ -50,4 +49,4 @@ async def test_a_long_message_on_a_websocket_closes_it(
         assert closed.value.rcvd.code == 1009
     finally:
         server.should_exit = True
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 10 * FACTOR)

@@ -13,18 +13,18 @@ from typing import Any
 import httpx
 import pytest
 
+from events.cloud_events import encode
 from events.errors import LogUnavailable
 from events.log import utc_now
 from events.store.records import KeyLimits, Scope
-from events.webhook_secret import webhook_secret
-from events.wire.cloud_events import encode
 from serve_app.access.api_keys import mint
-from tests.support.edge import Edge
+from storage.service_secret import webhook_secret
+from tests.support.edge import Client, Edge
 from tests.support.failing_log import FailingLog
 from tests.support.generate_bodies import diffusion_body, workflow_body
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("actors", "events", "serve_app", "settings", "storage")
+PACKAGES = ("actors", "cli", "events", "local", "operations", "serve_app", "settings", "storage")
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 GENERATE = "/workflow/v1/generate"
 CALLBACK = "https://hooks.example.com/done"
@@ -35,7 +35,7 @@ def secrets_in(key: str, webhook: str) -> set[str]:
     return {key.split("_")[2], webhook.removeprefix("whsec_")}
 
 
-async def administer(admin: httpx.AsyncClient) -> tuple[list[dict[str, Any]], list[httpx.Response]]:
+async def administer(admin: Client) -> tuple[list[dict[str, Any]], list[httpx.Response]]:
     """Every call about keys: what was made, and the answers that must not show it."""
     alice = (await admin.post("/v1/keys", json={"owner": "alice"})).json()
     limits = {"rate_per_s": 0.001, "burst": 1, "endpoints": ["fast"]}
@@ -53,7 +53,7 @@ async def administer(admin: httpx.AsyncClient) -> tuple[list[dict[str, Any]], li
     return [alice, slow, dead, rotated], answers
 
 
-async def use(client: httpx.AsyncClient) -> list[httpx.Response]:
+async def use(client: Client) -> list[httpx.Response]:
     """What a caller does with a key, in good order and not."""
     body = workflow_body()
     idempotent = {"Idempotency-Key": "a"}
@@ -78,7 +78,7 @@ async def use(client: httpx.AsyncClient) -> list[httpx.Response]:
     ]
 
 
-async def fail(client: httpx.AsyncClient, log: FailingLog) -> list[httpx.Response]:
+async def fail(client: Client, log: FailingLog) -> list[httpx.Response]:
     answers = []
     for error in (LogUnavailable(), RuntimeError("a bug")):
         log.append_error = error
@@ -87,7 +87,7 @@ async def fail(client: httpx.AsyncClient, log: FailingLog) -> list[httpx.Respons
     return answers
 
 
-async def misuse(anyone: httpx.AsyncClient, key: str) -> list[httpx.Response]:
+async def misuse(anyone: Client, key: str) -> list[httpx.Response]:
     """A key that is nearly right still has its secret."""
     typo = key[:-1] + ("a" if key[-1] != "a" else "b")
     headers = (f"Bearer {typo}", f"Basic {key}", key, f"Bearer {key} {key}", f"Bearer {key}\t;")

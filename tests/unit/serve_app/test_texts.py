@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from events.store.records import Scope
-from tests.support.edge import Edge
+from tests.support.edge import Client, Edge
 from tests.support.generate_bodies import workflow_body
 
 GENERATE = "/workflow/v1/generate"
@@ -25,7 +25,7 @@ def named(name: str) -> dict[str, Any]:
     }
 
 
-async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> httpx.Response:
+async def post(client: Client, path: str, body: dict[str, Any]) -> httpx.Response:
     """In ASCII, which can say half of a surrogate pair."""
     headers = {"Content-Type": "application/json"}
     return await client.post(path, content=json.dumps(body), headers=headers)
@@ -60,7 +60,7 @@ async def test_of_a_path_or_a_query(edge: Edge, method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "a\ud800"])
-async def test_of_a_body(edge: Edge, client: httpx.AsyncClient, text: str) -> None:
+async def test_of_a_body(edge: Edge, client: Client, text: str) -> None:
     assert (await post(client, GENERATE, named(text))).status_code == 400
     admin = await edge.key("root", scopes=[Scope.ADMIN])
     async with edge.client_with(admin) as root:
@@ -68,13 +68,7 @@ async def test_of_a_body(edge: Edge, client: httpx.AsyncClient, text: str) -> No
             assert (await post(root, "/v1/keys", body)).status_code == 400
 
 
-@pytest.mark.parametrize("header", ["Idempotency-Key"])
-async def test_of_a_header(client: httpx.AsyncClient, header: str) -> None:
-    answer = await client.post(GENERATE, json=workflow_body(), headers=[(header, b"a\x00b")])
+async def test_of_a_header(client: Client) -> None:
+    headers = [("Idempotency-Key", b"a\x00b")]
+    answer = await client.post(GENERATE, json=workflow_body(), headers=headers)
     assert answer.status_code in {202, 400}
-
-
-async def test_of_an_endpoint_or_an_address(client: httpx.AsyncClient) -> None:
-    for query in ("endpoint=a%00b", "callback_url=https://a%00b/"):
-        answer = await client.post(f"{GENERATE}?{query}", json=workflow_body())
-        assert answer.status_code in {400, 404}

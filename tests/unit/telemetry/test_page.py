@@ -1,19 +1,24 @@
-"""The page of metrics: what one process says, and what all of them do."""
+"""The page of metrics: what one process says, what all of them do, and how it is served."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 
+import httpx
 import pytest
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 from prometheus_client.metrics_core import Metric
 
 from events.errors import DatabaseUnavailable, LogUnavailable
+from events.store.records import Scope
 from settings.version import VERSION
-from telemetry.edge_metrics import EdgeMetrics
-from telemetry.exposition import ProcessMetrics, Said, page_of
-from telemetry.gauges import gauge, gauge_by
+from telemetry.api_metrics import ApiMetrics
+from telemetry.exposition import MetricsSnapshot, ProcessMetrics, gauge, gauge_by, page_of
+from tests.support.edge import Edge, running_edge
+from tests.support.generate_bodies import diffusion_body
 from tests.support.telemetry.samples import Samples
 
 
@@ -24,12 +29,12 @@ class Process:
         self.metrics = ProcessMetrics("role", process=name)
         Counter("darkroom_jobs", "Jobs.", registry=self.metrics.registry).inc(jobs)
 
-    async def said(self) -> Said:
-        return await self.metrics.said()
+    async def snapshot(self) -> MetricsSnapshot:
+        return await self.metrics.snapshot()
 
 
 async def test_a_page_has_each_metric_once_with_the_samples_of_all() -> None:
-    page = page_of([await Process("b", 2).said(), await Process("a", 3).said()]).decode()
+    page = page_of([await Process("b", 2).snapshot(), await Process("a", 3).snapshot()]).decode()
     assert page.count("# TYPE darkroom_jobs_total counter\n") == 1
     assert page.count("# HELP darkroom_jobs_total Jobs.\n") == 1
     assert page.count("darkroom_jobs_total{") == 2
@@ -37,20 +42,11 @@ async def test_a_page_has_each_metric_once_with_the_samples_of_all() -> None:
 
 
 async def test_every_process_says_its_role_its_version_and_its_memory() -> None:
-    page = page_of([await ProcessMetrics("router").said()]).decode()
+    page = page_of([await ProcessMetrics("router").snapshot()]).decode()
     assert 'role="router"' in page
     assert Samples.of_page(page)("info", version=VERSION) == 1
     assert "\nprocess_resident_memory_bytes{" in page
     assert "_created" not in page
-
-
-async def test_a_histogram_keeps_its_form() -> None:
-    metrics = ProcessMetrics("results")
-    Histogram("darkroom_s", "S.", registry=metrics.registry, buckets=(1, 2)).observe(1.5)
-    samples = Samples.of_page(page_of([await metrics.said()]).decode())
-    assert samples("s_bucket", le="1.0") == 0
-    assert samples("s_bucket", le="+Inf") == 1
-    assert samples("s_count") == 1
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable(), LogUnavailable()])
@@ -64,7 +60,7 @@ async def test_what_cannot_be_looked_up_is_absent_and_the_rest_is_there(error: E
     metrics = ProcessMetrics("results")
     metrics.add(fails)
     metrics.add(works)
-    samples = Samples.of_page(page_of([await metrics.said()]).decode())
+    samples = Samples.of_page(page_of([await metrics.snapshot()]).decode())
     assert samples("a") == 1
     assert samples("b", of="x") == 2
 
@@ -80,12 +76,12 @@ async def test_what_does_not_answer_in_time_is_absent_and_the_rest_is_there() ->
     metrics = ProcessMetrics("results", look_s=0.01)
     metrics.add(hangs)
     metrics.add(works)
-    assert Samples.of_page(page_of([await metrics.said()]).decode())("a") == 1
+    assert Samples.of_page(page_of([await metrics.snapshot()]).decode())("a") == 1
 
 
 async def test_what_a_process_says_survives_the_way() -> None:
-    said = await ProcessMetrics("router").said()
-    assert Said.decode(said.encode()) == said
+    said = await ProcessMetrics("router").snapshot()
+    assert MetricsSnapshot.decode(said.encode()) == said
 
 
 @pytest.mark.parametrize(
@@ -96,27 +92,18 @@ async def test_what_a_process_says_survives_the_way() -> None:
 )  # fmt: skip
 async def test_an_answer_that_is_none_is_passed_over(broken: bytes) -> None:
     async def ask() -> list[bytes]:
-        return [broken, (await Process("b", 2).said()).encode()]
+        return [broken, (await Process("b", 2).snapshot()).encode()]
 
-    page = (await EdgeMetrics(ask).page()).decode()
+    page = (await ApiMetrics(ask).page()).decode()
     assert Samples.of_page(page)("jobs_total") == 2
 
 
-async def test_a_replica_says_what_it_knows_where_nobody_else_is_reached() -> None:
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_what_a_replica_knows_itself_is_there_once_whoever_answers(is_asked: bool) -> None:
     async def ask() -> list[bytes]:
-        return []
+        return [await metrics.encoded()] if is_asked else []
 
-    metrics = EdgeMetrics(ask)
-    metrics.note_refusal("queue_full")
-    page = (await metrics.page()).decode()
-    assert Samples.of_page(page)("requests_refused_total", reason="queue_full") == 1
-
-
-async def test_its_own_answer_to_its_own_question_counts_once() -> None:
-    async def ask() -> list[bytes]:
-        return [await metrics.encoded()]
-
-    metrics = EdgeMetrics(ask)
+    metrics = ApiMetrics(ask)
     metrics.note_refusal("queue_full")
     page = (await metrics.page()).decode()
     assert Samples.of_page(page)("requests_refused_total", reason="queue_full") == 1
@@ -130,7 +117,7 @@ async def test_all_processes_are_asked_once_a_second_at_most() -> None:
         asked += 1
         return []
 
-    metrics = EdgeMetrics(ask, clock=lambda: now)
+    metrics = ApiMetrics(ask, clock=lambda: now)
     first = await metrics.page()
     now = 0.9
     assert await metrics.page() == first
@@ -138,3 +125,42 @@ async def test_all_processes_are_asked_once_a_second_at_most() -> None:
     now = 1.1
     await metrics.page()
     assert asked == 2
+
+
+# As Prometheus gets it.
+
+
+@pytest.fixture
+async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
+    async with running_edge(tmp_path) as edge:
+        yield edge
+
+
+@pytest.fixture
+async def prometheus(edge: Edge) -> httpx.AsyncClient:
+    return await edge.client("operator", scopes=[Scope.METRICS])
+
+
+async def page_for(client: httpx.AsyncClient) -> Samples:
+    answer = await client.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return Samples.of_page(answer.text)
+
+
+async def test_refused_requests_are_counted_by_the_type_of_their_error(
+    edge: Edge, prometheus: httpx.AsyncClient
+) -> None:
+    client = await edge.client("alice")
+    refused = {
+        "not_found": await client.get("/v1/jobs/0199a1b2-0000-7000-8000-000000000000"),
+        "forbidden": await client.get("/v1/keys"),
+        "invalid_request": await client.post("/diffusion/v1/generate", json={"steps": "many"}),
+        "unauthorized": await edge.client_with(None).get("/v1/jobs"),
+    }
+    accepted = await client.post("/diffusion/v1/generate", json=diffusion_body())
+    assert accepted.status_code == 202
+    samples = await page_for(prometheus)
+    for reason, answer in refused.items():
+        assert answer.json()["error"]["type"] == reason
+        assert samples("requests_refused_total", reason=reason) == 1

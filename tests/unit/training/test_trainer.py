@@ -56,14 +56,6 @@ def test_a_trainer_that_was_stopped_ends_as_one_that_was_not(
     assert torch.equal(whole.model.weight, resumed.model.weight)
 
 
-def test_a_trainer_that_is_done_takes_no_further_step(trainer: Callable[..., Trainer]) -> None:
-    first = trainer("line")
-    first.run(loss_of(first))
-    again = trainer("line")
-    again.run(loss_of(again, stop=0))
-    assert torch.equal(first.model.weight, again.model.weight)
-
-
 def test_loss_and_scores_are_written_as_it_goes(
     trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-// Calls of the HTTP API, with the key of this tab, and what becomes of them.
+// Calls of the HTTP API with the key of this tab, and their errors.
 
 import * as session from "./session.js";
 import { noteAnswer, noteSilence } from "./online.js";
@@ -22,10 +22,10 @@ export class Unreachable extends Error {
   }
 }
 
-/** What a proxy answers in the place of a service that is away. */
+/** The statuses with which a proxy answers if the service is unavailable. */
 const OF_PROXIES = new Set([502, 503, 504]);
 
-/** The answer as it is, of a status below 400. Raises ApiError, Unreachable, and AbortError. */
+/** Returns an answer with a successful status. Raises ApiError, Unreachable, AbortError. */
 export async function request(path, { method = "GET", body, headers = {}, signal, key = session.key() } = {}) {
   let answer;
   try {
@@ -57,7 +57,7 @@ export async function request(path, { method = "GET", body, headers = {}, signal
   throw error;
 }
 
-/** What is in the answer, which is JSON or nothing. */
+/** Makes a call and returns the JSON of the answer; null for an answer without a body. */
 export async function call(path, { json, ...options } = {}) {
   const body = json === undefined ? options.body : JSON.stringify(json);
   const headers = json === undefined ? {} : { "Content-Type": "application/json" };
@@ -65,7 +65,7 @@ export async function call(path, { json, ...options } = {}) {
   return answer.status === 204 ? null : answer.json();
 }
 
-/** A path with a query of the values that are given. */
+/** Returns a path with a query of the values that are not empty. */
 export function withQuery(path, values) {
   const query = new URLSearchParams(
     Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== ""),
@@ -73,18 +73,18 @@ export function withQuery(path, values) {
   return query.size ? `${path}?${query}` : path;
 }
 
-/** A path of the API: each part in it as one segment. */
+/** Returns a path of the API with each part as one segment. */
 export function path(...parts) {
   return parts.map(encodeURIComponent).join("/");
 }
 
-/** A picture's URL from a result, on our own origin, wherever the service says that it is. */
+/** Returns the URL of a picture relative to this page. Other origins of URLs in results are ignored. */
 export function pictureUrl(url) {
   const at = url.indexOf("/files/");
   return at < 0 ? "" : url.slice(at + 1);
 }
 
-/** All pages of a list. */
+/** Returns the items of all pages of a list. */
 export async function all(start, member, { signal } = {}) {
   const found = [];
   let cursor;

@@ -1,4 +1,4 @@
-// What a job may name, asked for once in a while.
+// The models, samplers, node types and endpoints that a job may name. Answers are cached for a minute.
 
 import { call } from "./api.js";
 import * as session from "./session.js";
@@ -17,7 +17,7 @@ function once(path) {
   return answer;
 }
 
-/** Names of the models of a kind: checkpoints, loras, ... with their families. */
+/** Returns the models of a kind, such as checkpoints or loras, with their families. */
 export async function models(kind) {
   const { models: found } = await once("v1/models");
   return found.filter((each) => each.kind === kind);
@@ -35,7 +35,7 @@ export function nodeTypes() {
   return once("v1/object_info");
 }
 
-/** Ids of endpoints; null where the key may not list them, though it may use some. */
+/** Returns the ids of endpoints; null if the key may not list endpoints. */
 export async function endpointIds() {
   if (!session.may("endpoints")) return null;
   const { endpoints } = await once("v1/endpoints");

@@ -1,4 +1,4 @@
-// Elements. Texts become text nodes, whatever is in them: nothing here reads HTML.
+// Creates elements. Texts become text nodes and are never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "hidden", "open", "indeterminate", "readOnly"]);
@@ -28,7 +28,7 @@ export function append(element, children) {
   return element;
 }
 
-/** Puts children in the place of those that there are. */
+/** Replaces the children of an element. */
 export function fill(element, ...children) {
   element.replaceChildren();
   return append(element, children);
@@ -61,7 +61,7 @@ export function button(text, { kind = "plain", sign, ...attributes } = {}) {
   return h("button", { type: "button", class: `button ${kind}`, ...attributes }, content);
 }
 
-/** A button that shows a sign alone; `text` is its name. */
+/** Returns a button that shows only an icon. `text` is its name for screen readers. */
 export function signButton(text, sign, attributes = {}) {
   return h("button", { type: "button", class: "button sign", "aria-label": text, title: text, ...attributes }, icon(sign));
 }
@@ -70,7 +70,7 @@ export function link(text, href, attributes = {}) {
   return h("a", { href, ...attributes }, text);
 }
 
-/** Calls `action` once nothing has asked for it for `pause_ms`. */
+/** Returns a function that calls `action` when it was not called again for `pause_ms`. */
 export function settled(action, pause_ms) {
   let timer;
   return (...given) => {

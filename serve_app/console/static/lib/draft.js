@@ -1,4 +1,4 @@
-// A request that another page is to begin with, and what stands in the forms of this tab.
+// Stores the contents of the forms of this tab, and a request with which another page begins.
 
 const PREFIX = "darkroom.draft.";
 
@@ -6,7 +6,7 @@ export function keep(flavour, content) {
   try {
     sessionStorage.setItem(PREFIX + flavour, JSON.stringify(content));
   } catch {
-    // There is no room. The form begins anew next time.
+    // The storage is full. The form is empty the next time.
   }
 }
 

@@ -1,4 +1,4 @@
-// Whether the service answers. While it does not, it is asked now and then.
+// Records whether the service answers. While it does not answer, it is checked every two seconds.
 
 const PERIOD_MS = 2000;
 const changes = new EventTarget();
@@ -24,7 +24,7 @@ async function ask() {
     const answer = await fetch("health/ready", { cache: "no-store", signal: AbortSignal.timeout(PERIOD_MS) });
     if (answer.ok) return noteAnswer();
   } catch {
-    // It is still away.
+    // The service still does not answer.
   }
   timer = setTimeout(ask, PERIOD_MS);
 }
@@ -33,12 +33,12 @@ export function answers() {
   return isOnline;
 }
 
-/** Until `signal`, if there is one. */
+/** Calls `action` at each change, until `signal` is aborted. */
 export function onChange(action, signal) {
   changes.addEventListener("change", action, { signal });
 }
 
-/** Calls `action` each time that the service is back. */
+/** Calls `action` each time that the service answers again. */
 export function onReturn(action, signal) {
   onChange(() => isOnline && action(), signal);
 }

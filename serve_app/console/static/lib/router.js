@@ -1,13 +1,13 @@
-// Pages by the part of the address behind `#`: one file serves them all.
+// Finds the page from the part of the address after `#`. All pages are in one HTML file.
 
-/** {name, parameter, query} of `#/name/parameter?query`. */
+/** Returns {name, parameter, query} of the address `#/name/parameter?query`. */
 export function here() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [name = "", parameter = ""] = path.split("/");
   return { name, parameter: decoded(parameter), query: new URLSearchParams(query) };
 }
 
-/** As it is where it is no escaped text. */
+/** Returns the decoded text, or the same text if it is not correctly escaped. */
 function decoded(text) {
   try {
     return decodeURIComponent(text);

@@ -1,4 +1,4 @@
-// The key of this tab. It is kept as long as the tab is, and nowhere else.
+// The key of this tab. The key is stored only in this tab, until the tab is closed.
 
 const KEY = "darkroom.key";
 const changes = new EventTarget();
@@ -10,7 +10,7 @@ export function key() {
   return sessionStorage.getItem(KEY);
 }
 
-/** What `GET /v1/usage` said of the key: its owner and scopes; null before that. */
+/** Returns the answer of `GET /v1/usage` with the owner and the scopes of the key; null before sign-in. */
 export function caller() {
   return who;
 }
@@ -26,7 +26,7 @@ export function begin(text, usage) {
   changes.dispatchEvent(new Event("change"));
 }
 
-/** `why` is shown where the next key is asked for. */
+/** Signs out. The sign-in page shows `why`. */
 export function end(why = "") {
   sessionStorage.clear();
   who = null;

@@ -1,4 +1,4 @@
-// An event stream, read with the key in its header, which a browser's EventSource cannot send.
+// Reads an event stream with the key in a header, which a browser's EventSource cannot send.
 
 import { EventParser } from "../pure/sse.js";
 import { ApiError, request } from "./api.js";
@@ -8,8 +8,9 @@ const LONGEST_PAUSE_MS = 8000;
 const PASSING = new Set([429, 500, 503]);
 
 /**
- * Calls `onEvent({event, data, id})` with each event until the stream has nothing more (204), `isOver`
- * says so, or `signal`. It goes on after breaks where it was. Raises ApiError for what no try changes.
+ * Calls `onEvent({event, data, id})` with each event until the service answers 204, `isOver` returns true
+ * after a connection has ended, or `signal` is aborted. After an interruption the stream continues with the
+ * next event. Raises ApiError for an error that is not temporary.
  */
 export async function follow(path, { signal, onEvent, isOver = () => false, onBreak = () => {} }) {
   let lastId = "";

@@ -1,4 +1,4 @@
-// A job of flat parameters, by a form that knows what there is.
+// The page for diffusion jobs: a form that lists the available models and samplers.
 
 import * as catalogue from "../lib/catalogue.js";
 import { button, fill, h, settled } from "../lib/dom.js";
@@ -73,7 +73,7 @@ export function costText({ images, cost }) {
   return `${made}${words.number(cost.work)} megapixel-steps, ${words.bytes(cost.live_bytes)} of values`;
 }
 
-/** The service leaves an unknown LoRA out, or refuses it, as its endpoint is set up. */
+/** Warns of unknown LoRAs. The `compatibility` of the endpoint determines whether they are ignored or refused. */
 function warnOfLoras(fields, loras) {
   const known = new Set(loras.flatMap(({ name }) => [name, name.replace(/\.[^.]+$/, ""), name.split("/").at(-1).replace(/\.[^.]+$/, "")]));
   const unknown = namesIn(fields.prompt.control.value).filter((name) => !known.has(name));

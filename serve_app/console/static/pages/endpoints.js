@@ -1,4 +1,4 @@
-// Endpoints as they are now: workers, queue, warm models.
+// The page with the current workers, queues and loaded models of endpoints.
 
 import { call, path } from "../lib/api.js";
 import { fill, h } from "../lib/dom.js";

@@ -1,4 +1,4 @@
-// All jobs of the caller, newest first, for as far as one scrolls.
+// The page with all jobs of the caller, newest first. More jobs are loaded when the user scrolls.
 
 import * as api from "../lib/api.js";
 import * as catalogue from "../lib/catalogue.js";
@@ -36,7 +36,7 @@ export async function galleryPage({ signal }) {
   return h("div", { class: "page" }, h("h1", {}, "Gallery"), bar, view.root);
 }
 
-/** A group of buttons, one of which is pressed. */
+/** Returns a group of buttons of which exactly one is pressed. */
 function chips(label, options, choose) {
   const group = h("div", { class: "presets", role: "group", "aria-label": label });
   const made = options.map(([value, text], index) =>
@@ -78,7 +78,7 @@ class Gallery {
     try {
       await follow("v1/events", { signal: this.signal, onEvent });
     } catch (error) {
-      // Too much has happened meanwhile: it is looked up, and watched from now on.
+      // Events after the cursor are no longer available. The jobs are loaded again and followed from now on.
       if (error.status !== 410) return;
       this.refresh();
       this.#watch();
@@ -130,13 +130,13 @@ class Gallery {
     }
   }
 
-  /** The end may still be in sight, which the observer tells only once. */
+  /** Observes the end of the list again, because the observer reports only once that the end is visible. */
   #lookAgain() {
     this.observer.unobserve(this.#end);
     this.observer.observe(this.#end);
   }
 
-  /** What has happened meanwhile: jobs that are new, or another state. */
+  /** Loads the newest jobs, to show new jobs and new states. */
   async #newest() {
     const run = this.#run;
     try {
@@ -146,7 +146,7 @@ class Gallery {
       for (const job of jobs.toReversed()) this.#put(job, { isFirst: !this.#tiles.has(job.request_id) });
       this.#show();
     } catch {
-      // It is asked for again when something happens, or when the service is back.
+      // The jobs are loaded again at the next event, or when the service answers again.
     }
   }
 
@@ -162,7 +162,7 @@ class Gallery {
     this.#tiles.set(job.request_id, { job, element, state });
   }
 
-  /** Hides what is not searched for. */
+  /** Hides the jobs that do not match the search. */
   #show() {
     let count = 0;
     for (const { job, element } of this.#tiles.values()) {

@@ -1,4 +1,4 @@
-// One job: its pictures, what it was asked for, what happened to it, its callback.
+// The page of one job: its pictures, parameters, events and callback.
 
 import { call, path, pictureUrl } from "../lib/api.js";
 import { button, fill, h, link } from "../lib/dom.js";
@@ -64,7 +64,7 @@ export async function jobPage({ signal, parameter: id }) {
   );
 }
 
-/** What a job is called: the beginning of its prompt. */
+/** Returns the title of a job: the beginning of its prompt. */
 export function title(job) {
   if (job.flavour === "workflow") return "Workflow";
   const prompt = (job.request?.prompt ?? "").trim();
@@ -89,7 +89,7 @@ function runAgain(job) {
   router.go(job.flavour === "workflow" ? "#/workflow" : "#/create");
 }
 
-/** The checkpoint at the one place where the form has it. */
+/** Returns the request with the checkpoint in the member that the form uses. */
 function formRequest({ override_settings: settings, ...request }) {
   const { sd_model_checkpoint: checkpoint, ...others } = settings ?? {};
   const kept = Object.keys(others).length ? { override_settings: others } : {};

@@ -1,4 +1,4 @@
-// Keys of every owner, for administrators.
+// The page with the keys of all owners, for administrators.
 
 import { all, call, path } from "../lib/api.js";
 import { button, fill, h } from "../lib/dom.js";
@@ -16,7 +16,7 @@ export async function keysPage({ signal }) {
     fill(list, table(keys, { edit, rotate, revoke }));
   }
 
-  /** Does what changes a key, then shows them anew. */
+  /** Changes a key by `act`, and loads the keys again. */
   async function change(act) {
     fill(trouble);
     try {
@@ -90,7 +90,7 @@ function row(key, { edit, rotate, revoke }) {
   );
 }
 
-/** The only time that a key and its secret are seen. */
+/** Shows a new key and its secret, which cannot be shown again. */
 function showOnce({ key, webhook_secret: secret, owner }) {
   const part = (name, value) => h("div", { class: "stack" }, h("h3", {}, name), h("p", { class: "secret" }, value), h("div", { class: "actions" }, button(`Copy ${name.toLowerCase()}`, { sign: "copy", onclick: () => copy(value, name) })));
   dialog(`New key of ${owner}`, () => [h("p", {}, "Both are shown this once. Keep them where only their owner reads."), part("Key", key), part("Webhook secret", secret)]);

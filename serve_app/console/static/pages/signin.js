@@ -1,4 +1,4 @@
-// Where a key is asked for.
+// The page for signing in with a key.
 
 import { call } from "../lib/api.js";
 import { button, fill, h } from "../lib/dom.js";

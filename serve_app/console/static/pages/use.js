@@ -1,4 +1,4 @@
-// What the owner of the key uses, and how much they may.
+// The page with the usage and the limits of the key's owner.
 
 import { call } from "../lib/api.js";
 import { h } from "../lib/dom.js";

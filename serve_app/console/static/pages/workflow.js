@@ -1,4 +1,4 @@
-// A job of a node graph: pasted, dropped or chosen, looked at, checked and run.
+// The page for workflow jobs. A node graph can be pasted, dropped or chosen, and then shown, checked and run.
 
 import { call, withQuery } from "../lib/api.js";
 import * as catalogue from "../lib/catalogue.js";
@@ -66,7 +66,7 @@ class WorkflowPage {
     return h("div", { class: "page" }, h("h1", {}, "Workflow"), this.graph.root, h("div", { class: "split halves" }, left, right));
   }
 
-  /** Reads what stands in the text now. */
+  /** Parses the current text, and shows the workflow. */
   read() {
     draft.keep("workflow", { text: this.area.value, endpoint: this.endpoint.control.value });
     this.#read = null;
@@ -118,7 +118,7 @@ class WorkflowPage {
     }
   }
 
-  /** An image that was uploaded may be chosen from now on. */
+  /** Adds an uploaded image to the choices of nodes that load images. */
   learn(name) {
     for (const type of ["LoadImage", "LoadImageMask"]) {
       const declared = this.types[type]?.input.required.image;
@@ -127,7 +127,7 @@ class WorkflowPage {
     this.read();
   }
 
-  /** Puts an image into the node that is chosen, or the first that loads one. */
+  /** Sets the image of the chosen node, or of the first node that loads an image. */
   use(name) {
     const loads = (id) => this.#read?.graph?.[id]?.class_type.startsWith("LoadImage");
     const id = loads(this.#chosen) ? this.#chosen : Object.keys(this.#read?.graph ?? {}).find(loads);
@@ -147,7 +147,7 @@ class WorkflowPage {
     }
   }
 
-  /** Shows an error, and at which nodes it is. */
+  /** Shows an error and the nodes that it concerns. */
   refuse(error) {
     this.#errors = error.nodeErrors ?? {};
     const wrong = Object.entries(this.#errors).map(([id, each]) =>

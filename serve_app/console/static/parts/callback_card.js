@@ -1,4 +1,4 @@
-// The callback of a job: where it goes, its tries, and another delivery.
+// The callback of a job: its address, its attempts, and a button for a redelivery.
 
 import { call, path } from "../lib/api.js";
 import { button, fill, h } from "../lib/dom.js";
@@ -6,9 +6,9 @@ import * as session from "../lib/session.js";
 import * as words from "../pure/words.js";
 import { toast } from "./notices.js";
 
-const STATES = { pending: "It will be tried, or tried again", delivered: "Delivered", exhausted: "Given up" };
+const STATES = { pending: "An attempt will follow", delivered: "Delivered", exhausted: "Given up" };
 
-/** {root, refresh}. Nothing is shown for a job without a callback. */
+/** Returns {root, refresh}. Nothing is shown for a job without a callback. */
 export function callbackCard(job, { signal }) {
   const url = `${path("v1", "jobs", job.request_id)}/callbacks`;
   const root = h("section", { class: "card", "aria-labelledby": "callback", hidden: !job.callback_url });

@@ -1,11 +1,11 @@
-// The fields of a diffusion request, and the request that they stand for.
+// The fields of a diffusion request, and the request that is built from them.
 
 import { h, signButton } from "../lib/dom.js";
 import { choice, endpointField, number, numberOf, text, textOf, tick } from "./fields.js";
 import { promptBox } from "./prompt_box.js";
 
 const AUTOMATIC = "Automatic";
-/** Sides in pixels; the first is the usual one. */
+/** Width and height in pixels; the first size is the default. */
 const SIZES = {
   large: [[1024, 1024], [832, 1216], [1216, 832], [896, 1152], [1152, 896]],
   other: [[512, 512], [512, 768], [768, 512], [640, 640], [768, 768]],
@@ -15,7 +15,7 @@ const UPSCALERS = ["Latent", "Latent (antialiased)", "Latent (bicubic)", "Latent
 const NUMBERS = ["width", "height", "steps", "cfg_scale", "batch_size", "seed", "clip_skip", "hr_scale", "denoising_strength", "hr_second_pass_steps"];
 const HIRES = ["hr_scale", "denoising_strength", "hr_second_pass_steps", "hr_upscaler"];
 
-/** {fields, extra, rows}: the fields by the names of their members, members that have none, and how they stand. */
+/** Returns {fields, extra, rows}: the fields by member, the members without a field, and the layout of the fields. */
 export function formFields(there, given) {
   const values = { ...starting(there), ...given };
   const fields = { ...texts(values), ...models(there, values), ...sampling(there, values), ...size(values), ...hires(values), ...sending(there, values) };
@@ -31,13 +31,13 @@ function starting({ checkpoints }) {
 }
 
 function sizesFor(name, checkpoints) {
-  // The checkpoints that are included draw small pictures alone.
+  // The included checkpoints can draw only small pictures.
   if (name?.startsWith("darkroom-")) return SIZES.small;
   const side = checkpoints.find((each) => each.name === name)?.defaults?.width ?? 512;
   return side > 512 ? SIZES.large : SIZES.other;
 }
 
-/** What the service would take for the checkpoint. */
+/** Returns the default values of the service for the checkpoint. */
 function samplingFor(name, checkpoints) {
   const { steps, cfg_scale, sampler_name, scheduler } = checkpoints.find((each) => each.name === name)?.defaults ?? {};
   return { steps: steps ?? 20, cfg_scale: cfg_scale ?? 7, sampler_name: sampler_name ?? "Euler", scheduler: scheduler ?? AUTOMATIC };
@@ -99,7 +99,7 @@ function set({ control }, value) {
   control.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
-/** The usual sizes of the checkpoint that is chosen. */
+/** Returns buttons with the usual sizes of the chosen checkpoint. */
 function sizeChoice(fields, { checkpoints }) {
   const presets = h("div", { class: "presets", role: "group", "aria-label": "Usual sizes" });
   let usual = samplingFor(fields.sd_model_checkpoint.control.value, checkpoints);
@@ -116,7 +116,7 @@ function sizeChoice(fields, { checkpoints }) {
     set(fields.height, height);
     const before = usual;
     usual = samplingFor(name, checkpoints);
-    // What is usual for both stays as it was chosen.
+    // A value is changed only if the defaults of the two checkpoints differ.
     for (const [member, value] of Object.entries(usual)) if (value !== before[member]) set(fields[member], value);
     show();
   });
@@ -145,7 +145,7 @@ function loraChips(loras, prompt) {
   return h("div", { class: "presets loras", role: "group", "aria-label": "LoRAs" }, h("span", { class: "hint" }, "LoRAs"), chips);
 }
 
-/** The body of the request. `extra`: members that the form has no field for, of a job that is run again. */
+/** Returns the body of the request. `extra` has members of a repeated job for which the form has no field. */
 export function bodyOf(fields, extra) {
   const isTwice = fields.enable_hr.control.checked;
   const body = { ...extra, prompt: fields.prompt.control.value, negative_prompt: fields.negative_prompt.control.value };

@@ -1,8 +1,8 @@
-// A place to drop a file on, or to choose one at.
+// An area where files can be dropped or chosen.
 
 import { h, icon } from "../lib/dom.js";
 
-/** `take(file)` is called with each file that is dropped or chosen. */
+/** Returns the area. `take(file)` is called with each file that is dropped or chosen. */
 export function dropPlace(text, { take, accept, multiple = false }) {
   const input = h("input", { type: "file", accept, multiple, "aria-label": text, onchange: () => (takeAll(input.files), (input.value = "")) });
   const choose = h("button", { type: "button", class: "button", onclick: () => input.click() }, icon("upload"), h("span", {}, multiple ? "Choose files" : "Choose a file"));
@@ -23,5 +23,5 @@ export function dropPlace(text, { take, accept, multiple = false }) {
   return root;
 }
 
-/** A file that misses its place must not take the place of the page. */
+/** A file that is dropped beside an area must not replace the page. */
 for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());

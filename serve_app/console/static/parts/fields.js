@@ -1,10 +1,10 @@
-// Fields of forms, each with its name, a hint, and what the service says is wrong with it.
+// Fields of forms, each with a name, a hint, and the error that the service reported for it.
 
 import { fill, h } from "../lib/dom.js";
 
 let last = 0;
 
-/** A field: its element is `root`, its control `control`, and `complain` shows what is wrong with it. */
+/** Returns a field: `root` is its element, `control` is its control, and `complain` shows an error. */
 export function field(label, control, { hint, aside } = {}) {
   const id = `field-${(last += 1)}`;
   control.id = id;
@@ -36,7 +36,7 @@ export function number(label, value, { hint, aside, ...attributes } = {}) {
   return field(label, h("input", { type: "number", value: value ?? "", ...attributes }), { hint, aside });
 }
 
-/** `options`: [[value, text]] or values. One that is chosen and not among them is added. */
+/** Returns a choice. `options` are [[value, text]] or values. A chosen value that is missing is added. */
 export function choice(label, options, value, { hint, ...attributes } = {}) {
   const pairs = options.map((each) => (Array.isArray(each) ? each : [each, each]));
   if (value && !pairs.some(([each]) => each === value)) pairs.unshift([value, `${value} (not here)`]);
@@ -48,7 +48,7 @@ export function choice(label, options, value, { hint, ...attributes } = {}) {
   return field(label, control, { hint });
 }
 
-/** `ids`: of endpoints, or null where they are not known. */
+/** Returns the field for the endpoint. `ids` are the ids of endpoints; null if they are unknown. */
 export function endpointField(ids, value = "default") {
   return ids ? choice("Endpoint", ids, value) : text("Endpoint", value);
 }
@@ -60,7 +60,7 @@ export function tick(label, isOn, { hint, ...attributes } = {}) {
   return { root, control, complain: () => {} };
 }
 
-/** The number that a field has; undefined where it is empty. */
+/** Returns the number in a field; undefined if the field is empty. */
 export function numberOf({ control }) {
   return control.value.trim() === "" ? undefined : Number(control.value);
 }
@@ -69,7 +69,7 @@ export function textOf({ control }) {
   return control.value.trim() || undefined;
 }
 
-/** Shows each error of a refused request at its field. True if all of them have one. */
+/** Shows each error of a refused request at its field. Returns true if all errors have a field. */
 export function complainAt(fields, error, { isFocused = true } = {}) {
   for (const each of Object.values(fields)) each.complain(null);
   const unplaced = error.fields.filter((each) => {

@@ -1,4 +1,4 @@
-// A workflow as a drawing: nodes that can be chosen, links between them, errors where they are.
+// Draws a workflow: nodes that can be chosen, the links between nodes, and errors at their nodes.
 
 import { fill, h, signButton, svg } from "../lib/dom.js";
 import { layout, shownValues, WIDTH } from "../pure/layout.js";
@@ -11,7 +11,7 @@ const SMALLEST_FIT = 0.6;
 const ZOOMS = [0.4, 0.55, 0.75, 1, 1.35, 1.8];
 const KINDS = new Set(["MODEL", "CLIP", "CONDITIONING", "LATENT", "VAE", "IMAGE", "MASK"]);
 
-/** {root, show}: `show(nodes, errors, types)`; `errors` and types as the service tells them, by node and by class. */
+/** Returns {root, show}. `show(nodes, errors, types)` takes the service's errors by node and types by class. */
 export function graphView({ onChoose = null }) {
   const canvas = h("div", { class: "graph-canvas", role: "group", "aria-label": "Workflow graph", tabindex: "0" });
   let zoom = null;
@@ -61,7 +61,7 @@ function line({ from, output, path }, plan, types) {
 function nodeBox({ x, y, width, height, node }, wrong, onChoose) {
   const count = wrong?.errors?.length ?? 0;
   const number = `#${cut(node.id, 6)}${count ? ` · ${plural(count, "error")}` : ""}`;
-  // A button is called by the texts in it.
+  // Screen readers use the texts in a button as its name.
   const choose = onChoose && {
     tabindex: 0,
     role: "button",

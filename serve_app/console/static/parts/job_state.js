@@ -1,4 +1,4 @@
-// A job as its event stream tells it.
+// The state of a job, from the events of its event stream.
 
 import { follow } from "../lib/stream.js";
 

@@ -1,4 +1,4 @@
-// The members of a key, to make one or to change it.
+// The form to create or to change a key.
 
 import { button, fill, h } from "../lib/dom.js";
 import { complainAt, choice, number, numberOf, text, textOf, tick } from "./fields.js";
@@ -24,7 +24,7 @@ const NUMBERS = {
 };
 const LISTS = { endpoints: "Endpoints", callback_hosts: "Callback hosts" };
 
-/** `key` is null for a new one. `send(body)` may raise ApiError, which is shown in the form. */
+/** Returns the form. `key` is null for a new key. `send(body)` may raise ApiError, which is shown in the form. */
 export function keyForm(key, send) {
   const limits = key?.limits ?? {};
   const owner = text("Owner", key?.owner ?? "", { required: true, disabled: Boolean(key), hint: "Keys of one owner share jobs and uploads" });
@@ -77,7 +77,7 @@ function listOf(field) {
   return items.length ? items : undefined;
 }
 
-/** The limits of a key in a few words. */
+/** Returns the limits of a key as a short text. */
 export function limitsText(limits) {
   const said = Object.entries(limits).map(([name, value]) => `${name.replaceAll("_", " ")} ${Array.isArray(value) ? value.join(", ") : value}`);
   return said.join("; ") || "as usual";

@@ -1,4 +1,4 @@
-// One node of a workflow: what is wrong with it, and its values, which may be changed.
+// One node of a workflow with its errors and its values. The values can be changed.
 
 import { fill, h } from "../lib/dom.js";
 import { typed } from "../pure/workflow.js";
@@ -6,7 +6,7 @@ import { choice, field } from "./fields.js";
 
 const LONG = 60;
 
-/** {root, show}: `onInput(id, name, value)` is called with each change of a value. */
+/** Returns {root, show}. `onInput(id, name, value)` is called with each change of a value. */
 export function nodeCard({ onInput }) {
   const root = h("section", { class: "card", "aria-live": "polite", hidden: true });
 
@@ -44,7 +44,7 @@ export function nodeCard({ onInput }) {
   return { root, show };
 }
 
-/** What an input may be chosen from, as `GET /v1/object_info` says it. */
+/** Returns the choices of an input from `GET /v1/object_info`; null if it has none. */
 function optionsOf(type, name) {
   const declared = type?.input?.required?.[name] ?? type?.input?.optional?.[name];
   return Array.isArray(declared?.[0]) && declared[0].length ? declared[0] : null;

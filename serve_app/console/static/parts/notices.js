@@ -1,4 +1,4 @@
-// What went wrong, what was done, and questions before what cannot be undone.
+// Errors, short messages, and questions before actions that cannot be undone.
 
 import { button, fill, h, signButton } from "../lib/dom.js";
 
@@ -6,7 +6,7 @@ const SHOWN_MS = 5000;
 const toasts = h("div", { class: "toasts", role: "status", "aria-live": "polite" });
 document.body.append(toasts);
 
-/** An error, in words that say what can be done. */
+/** Returns an element that describes an error and what the user can do. */
 export function problem(error) {
   const details = error.details && !error.fields?.length ? h("p", { class: "details" }, error.details) : null;
   const fields = (error.fields ?? []).map((each) => h("li", {}, h("b", {}, each.field), `: ${each.message}`));
@@ -31,7 +31,7 @@ export function toast(text) {
   setTimeout(() => shown.remove(), SHOWN_MS);
 }
 
-/** A dialog with a title; `content(close)` makes what is in it. */
+/** Opens a dialog with a title. `content(close)` returns the content of the dialog. */
 export function dialog(title, content, { kind = "" } = {}) {
   const element = h("dialog", { class: `dialog ${kind}`, "aria-label": title });
   const close = () => element.close();
@@ -44,7 +44,7 @@ export function dialog(title, content, { kind = "" } = {}) {
   return element;
 }
 
-/** Whether somebody says yes to `question`. */
+/** Asks the user. Returns whether the user confirms `question`. */
 export function confirmed(title, question, yes) {
   return new Promise((resolve) => {
     let answer = false;
@@ -74,7 +74,7 @@ export function empty(title, text, ...actions) {
   return h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text), actions);
 }
 
-/** `content` with what it asks for not there yet. */
+/** Returns an element that is shown while content is being loaded. */
 export function waiting(text) {
   return h("div", { class: "waiting", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), text);
 }

@@ -1,4 +1,4 @@
-// What a job was asked for, and what it took.
+// The parameters of a job, and its times, cost and attempts.
 
 import { h, link } from "../lib/dom.js";
 import { nodesOf } from "../pure/workflow.js";

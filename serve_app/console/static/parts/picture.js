@@ -1,10 +1,10 @@
-// A picture of a job, and the same one large.
+// A picture of a job, and the same picture in full size.
 
 import { h, link } from "../lib/dom.js";
 import { pictureUrl } from "../lib/api.js";
 import { dialog } from "./notices.js";
 
-/** `image`: as in a result or the event `image_stored`, with its `index`. */
+/** Returns a picture. `image` is an image of a result or of the event `image_stored`, with its `index`. */
 export function picture(id, image) {
   const url = pictureUrl(image.url ?? "");
   if (!isShown(url)) return file(id, image, url);
@@ -18,7 +18,7 @@ export function picture(id, image) {
   );
 }
 
-/** Whether it is a picture: a latent, say, is a file that no browser shows. */
+/** Returns whether browsers can show the file. They cannot show a latent. */
 export function isShown(url) {
   return /\.(png|webp|jpg)$/.test(url.split("?")[0]);
 }
@@ -39,7 +39,7 @@ function download(id, image, url) {
   return element;
 }
 
-/** A latent, say, which no browser shows. */
+/** Returns a link to a file that browsers cannot show, such as a latent. */
 function file(id, image, url) {
   return h("div", { class: "picture file" }, link(fileName(id, image, url), url, { download: fileName(id, image, url) }));
 }

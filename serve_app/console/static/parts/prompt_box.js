@@ -1,4 +1,4 @@
-// A text box that shows the prompt syntax as one types: a coloured copy of the text lies under it.
+// A text box that shows the prompt syntax during typing. A coloured copy of the text is behind the box.
 
 import { fill, h } from "../lib/dom.js";
 import { pieces, summary } from "../pure/prompt.js";
@@ -31,7 +31,7 @@ function shown({ text, kind, depth }) {
   return h("span", { class: `piece ${kind} depth-${Math.min(depth, DEEPEST)}` }, text);
 }
 
-/** Puts text where the cursor is, as if it were typed. */
+/** Inserts text at the cursor as if the user had typed it. */
 function insert(area, text) {
   const before = area.value.slice(0, area.selectionStart);
   const space = before && !/\s$/.test(before) ? " " : "";

@@ -1,10 +1,10 @@
-// A job while it happens: how far it is, what it looks like so far, its pictures.
+// A running job: its progress, its preview and its pictures.
 
 import { fill, h } from "../lib/dom.js";
 import * as words from "../pure/words.js";
 import { picture } from "./picture.js";
 
-/** {root, show}: `show(state)` is called with each change of `followJob`. */
+/** Returns {root, show}. `show(state)` must be called with each state of `followJob`. */
 export function stage(id) {
   const badge = h("span", { class: "badge" });
   const said = h("span", { class: "said" });
@@ -79,7 +79,7 @@ function placed({ queue_position: position, starts_in_s: starts }) {
   return starts === undefined ? first : `${first}, begins in about ${words.seconds(starts)}`;
 }
 
-/** The steps are those of all samplers of the job together. */
+/** Returns the progress as a text. The steps of all samplers of the job are counted together. */
 function progressed({ step, steps, class_type: node, rows }, asked) {
   const taken = `Step ${step} of ${steps}${asked > 1 ? ` for ${words.plural(asked, "picture")}` : ""}`;
   const shared = rows > 2 ? `${words.number(rows)} rows in a call` : "";

@@ -1,4 +1,4 @@
-// Submitting a job and watching it, beside the form that it is made in.
+// Submits a job, and shows its progress beside the form.
 
 import { call, path, withQuery } from "../lib/api.js";
 import { button, fill, h, link } from "../lib/dom.js";
@@ -6,7 +6,7 @@ import { followJob } from "./job_state.js";
 import { empty, problem, toast } from "./notices.js";
 import { stage } from "./stage.js";
 
-/** {root, submit}: `submit(flavour, body, query)` shows the new job. Raises ApiError, Unreachable. */
+/** Returns {root, submit}. `submit(flavour, body, query)` shows the new job. It raises ApiError, Unreachable. */
 export function watcher({ signal, hint }) {
   const root = h("div", { class: "watch" }, empty("Nothing here yet", hint));
   let watching = new AbortController();
@@ -40,12 +40,12 @@ export function watcher({ signal, hint }) {
   return { root, submit };
 }
 
-/** Under it a request that is sent twice is one job. */
+/** Returns a new idempotency key, so that a request that is sent twice creates only one job. */
 function freshName() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Once more where the first answer was lost on the way. */
+/** Sends a request, and sends it again if no answer arrives. */
 async function twice(send) {
   try {
     return await send();

@@ -1,4 +1,4 @@
-// The stored events of a job, each with the time since the one before.
+// The stored events of a job, each with the time since the previous event.
 
 import { fill, h } from "../lib/dom.js";
 import { clock, eventText, since } from "../pure/words.js";

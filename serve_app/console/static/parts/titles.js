@@ -1,4 +1,4 @@
-// What jobs were asked for, which the list of them does not have: looked up a few at a time.
+// The prompts of jobs. The list of jobs does not contain prompts, so a few jobs at a time are read.
 
 import { call, path } from "../lib/api.js";
 import * as session from "../lib/session.js";
@@ -15,12 +15,12 @@ export class Titles {
     this.#signal = signal;
   }
 
-  /** The prompt of a job, or the texts in its workflow. */
+  /** Returns the prompt of a job, or the texts in its workflow; empty before `load`. */
   of(job) {
     return kept.get(job.request_id) ?? "";
   }
 
-  /** Look up those that are not known. What cannot be read has none. */
+  /** Reads the prompts that are not cached. A job that cannot be read has no prompt. */
   async load(jobs) {
     const missing = jobs.filter((job) => !kept.has(job.request_id));
     const next = async () => {

@@ -1,4 +1,4 @@
-// The caller's input images: dropped here, named by nodes that load images.
+// The caller's input images, which nodes can load. New images can be dropped here.
 
 import { all, call, path, request } from "../lib/api.js";
 import { fill, h, signButton } from "../lib/dom.js";
@@ -7,7 +7,7 @@ import { confirmed, toast } from "./notices.js";
 
 const SHOWN = 24;
 
-/** {root, load}. `onUpload(name)` is called with each new image, `onUse(name)` with one that is chosen. */
+/** Returns {root, load}. `onUpload(name)` is called with each new image, `onUse(name)` with a chosen image. */
 export function uploads({ signal, onUpload, onUse }) {
   const list = h("div", { class: "uploads" });
   const root = h(

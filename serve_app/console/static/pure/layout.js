@@ -1,4 +1,4 @@
-// Where the nodes of a graph stand: in columns from left to right, each behind all that it takes.
+// The positions of the nodes of a graph. Columns are from left to right, and a node is after all its inputs.
 
 export const WIDTH = 208;
 const LINE = 16;
@@ -9,7 +9,7 @@ const GAP_Y = 24;
 const MOST_VALUES = 5;
 const SWEEPS = 4;
 
-/** {width, height, boxes: Map(id -> {x, y, width, height, node}), edges: [{from, to, output, input, path}]}. */
+/** Returns {width, height, boxes: Map(id -> {x, y, width, height, node}), edges: [{from, to, output, input, path}]}. */
 export function layout(nodes) {
   const known = new Map(nodes.map((node) => [node.id, node]));
   const columns = ordered(columnsOf(nodes, known), known);
@@ -24,7 +24,7 @@ export function layout(nodes) {
   return { width: furthest("x", "width"), height: furthest("y", "height"), boxes, edges };
 }
 
-/** How far each node is from the sources. A circle, which the server refuses, is cut somewhere. */
+/** Returns the nodes by their distance from the sources. A cycle, which the service refuses, is cut at one link. */
 function columnsOf(nodes, known) {
   const depths = new Map();
   for (const { id } of nodes) if (!depths.has(id)) measure(id, known, depths);
@@ -33,7 +33,7 @@ function columnsOf(nodes, known) {
   return columns;
 }
 
-/** Without recursion, since a graph may be a thousand nodes deep. */
+/** Computes distances without recursion, because a graph may be a thousand nodes deep. */
 function measure(start, known, depths) {
   const path = [start];
   const onPath = new Set(path);
@@ -51,7 +51,7 @@ function measure(start, known, depths) {
   }
 }
 
-/** Each column in the order of the middles of what its nodes take. */
+/** Sorts each column by the mean position of the nodes' inputs. */
 function ordered(columns, known) {
   const place = new Map();
   const note = () => columns.forEach((column) => column.forEach((node, index) => place.set(node.id, index)));
@@ -86,7 +86,7 @@ function placed(columns) {
   return boxes;
 }
 
-/** The values of a node that are shown on it. */
+/** Returns the values that are shown on a node. */
 export function shownValues(node) {
   return node.values.slice(0, MOST_VALUES);
 }

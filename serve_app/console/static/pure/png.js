@@ -1,4 +1,4 @@
-// The texts that a PNG carries: tEXt, zTXt and iTXt chunks.
+// Reads the texts of a PNG from its tEXt, zTXt and iTXt chunks.
 // https://www.w3.org/TR/png-3/#11textinfo
 
 const SIGNATURE = [0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a];
@@ -10,7 +10,7 @@ export function isPng(bytes) {
   return SIGNATURE.every((byte, index) => bytes[index] === byte);
 }
 
-/** {keyword: text}; what cannot be read is left out. */
+/** Returns {keyword: text}. Chunks that cannot be read are left out. */
 export async function texts(bytes) {
   const found = {};
   if (!isPng(bytes)) return found;
@@ -21,7 +21,7 @@ export async function texts(bytes) {
       const [keyword, text] = await read(data);
       found[keyword] = text;
     } catch {
-      // A damaged chunk says nothing; the others may.
+      // Skip a damaged chunk, and read the other chunks.
     }
   }
   return found;
@@ -39,7 +39,7 @@ function* chunks(bytes) {
   }
 }
 
-/** The bytes before the next zero, as Latin-1, and what follows it. */
+/** Returns the bytes before the first zero as a Latin-1 text, and the bytes after the zero. */
 function cut(data) {
   const end = data.indexOf(0);
   if (end < 0) throw new Error("there is no end");

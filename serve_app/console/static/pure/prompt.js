@@ -1,11 +1,11 @@
-// The prompt syntax of the diffusion flavour, cut into pieces to be shown. It explains; the server decides.
+// Divides a prompt of the diffusion flavour into pieces for display. The service has its own parser.
 
 const PIECES =
   /\\[()[\]\\]|<lora:[^<>]*>|\b(?:AND|BREAK)\b|[()[\]|]|:\s*[+-]?(?:\d+\.?\d*|\.\d+)(?=\s*[)\]])|:/g;
 
 const OPENS = { ")": "(", "]": "[" };
 
-/** [{text, kind, depth}] whose texts joined are `text`. */
+/** Returns [{text, kind, depth}]. The joined texts are `text`. */
 export function pieces(text) {
   const found = [];
   let at = 0;
@@ -27,7 +27,7 @@ function kindOf(piece) {
   return piece.startsWith(":") ? "number" : "bracket";
 }
 
-/** Gives each piece the brackets that it is in. A bracket without a partner stands for itself. */
+/** Sets the depth of each piece in brackets. A bracket without a partner has the kind `stray`. */
 function nested(found) {
   const partners = matched(found);
   const inside = [];
@@ -40,7 +40,7 @@ function nested(found) {
   });
 }
 
-/** Colons and bars mean something in square brackets alone, and numbers in any. */
+/** Returns the kind of a piece. Colons and bars have a meaning only in square brackets, numbers in all brackets. */
 function meaning(piece, around) {
   if (piece.kind === "colon" || piece.kind === "bar") return around === "[" ? piece.kind : "text";
   return piece.kind === "number" && around === undefined ? "text" : piece.kind;
@@ -59,14 +59,14 @@ function matched(found) {
   return partners;
 }
 
-/** The names of the LoRAs that a prompt asks for. */
+/** Returns the names of the LoRAs in a prompt. */
 export function loras(text) {
   return pieces(text)
     .filter((piece) => piece.kind === "lora")
     .map((piece) => piece.text.slice("<lora:".length, -1).split(":")[0].trim());
 }
 
-/** What a prompt does beside naming things, in words. */
+/** Returns a text that lists the syntax that a prompt uses. */
 export function summary(text) {
   const found = pieces(text);
   const count = (kind, what) => {

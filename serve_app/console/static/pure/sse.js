@@ -1,4 +1,4 @@
-// Server-Sent Events, read from text as it comes.
+// Parses Server-Sent Events from text that arrives in parts.
 // https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 export class EventParser {
@@ -6,10 +6,10 @@ export class EventParser {
   #event = "";
   #data = [];
   #id = "";
-  /** Of the last block that is complete, with data or without. */
+  /** The id of the last complete block, also of a block without data. */
   lastId = "";
 
-  /** The events that are complete with `text`: [{event, data, id}]. */
+  /** Adds `text`, and returns the events that are complete now: [{event, data, id}]. */
   feed(text) {
     this.#rest += text;
     const lines = this.#rest.split(/\r\n|\n|\r(?!$)/);

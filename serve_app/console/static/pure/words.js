@@ -1,4 +1,4 @@
-// Times, sizes and states in words.
+// Formats times, sizes and states as texts.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 const AGO = [
@@ -67,13 +67,13 @@ const EVENTS = {
   erased: () => "Erased",
 };
 
-/** What a stored event says; its bare name where this page does not know it. */
+/** Returns the text of a stored event, or its name if this page has no text for it. */
 export function eventText(name, data) {
   const say = EVENTS[name];
   return say ? say(data) : name.replaceAll("_", " ");
 }
 
-/** Seconds between two events, for the timeline; empty for the first. */
+/** Returns the time between two events for the timeline; empty for the first event. */
 export function since(time, before) {
   return before === undefined ? "" : `+${seconds(Math.max(0, (new Date(time) - new Date(before)) / 1000))}`;
 }

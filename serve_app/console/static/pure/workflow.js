@@ -1,8 +1,8 @@
-// A workflow as somebody has it: the API format, the same under `prompt`, or the file of ComfyUI's editor.
+// Parses a workflow: the API format, the API format in a member `prompt`, or a file of ComfyUI's editor.
 
 export class NoWorkflow extends Error {}
 
-/** What stands in `text`: {body, graph}. `graph` is null where only the server can tell it. */
+/** Returns {body, graph} of a text. `graph` is null if only the service can convert the workflow. */
 export function parse(text) {
   let content;
   try {
@@ -26,7 +26,7 @@ function isGraph(graph) {
   return nodes.length > 0 && nodes.every((node) => isObject(node) && typeof node.class_type === "string");
 }
 
-/** [{id, type, title, values: [[name, value]], links: [{input, from, output}]}] in the graph's order. */
+/** Returns [{id, type, title, values: [[name, value]], links: [{input, from, output}]}] in the graph's order. */
 export function nodesOf(graph) {
   return Object.entries(graph).map(([id, node]) => {
     const inputs = Object.entries(isObject(node.inputs) ? node.inputs : {});
@@ -45,13 +45,13 @@ function isLink(value, graph) {
   return Array.isArray(value) && value.length === 2 && Number.isInteger(value[1]) && Object.hasOwn(graph, String(value[0]));
 }
 
-/** The graph with one input of a node changed. */
+/** Returns the graph with one changed input of a node. */
 export function withInput(graph, id, name, value) {
   const node = graph[id];
   return { ...graph, [id]: { ...node, inputs: { ...node.inputs, [name]: value } } };
 }
 
-/** `text` in the type that the value has now: a number stays one. Undefined where it is none. */
+/** Returns `text` as a value of the same type as `before`; undefined if that is not possible. */
 export function typed(text, before) {
   if (typeof before === "string") return text;
   try {

@@ -1,8 +1,8 @@
-"""Faults inside of the service's own processes.
+"""Faults inside the service's own processes.
 
-Python imports this module at its start where it finds it on its path. A file in the folder
-`$FAULTS_CONTROL` switches a fault on: `clock.<pid>` holds the seconds by which the clock of a
-process is ahead, and while there is `hang` every look into the models folder waits.
+Python imports this module at its start if it finds it on its path. A file in the folder
+`$FAULTS_CONTROL` activates a fault: `clock.<pid>` has the seconds by which the clock of a process
+is ahead, and while `hang` exists every listing of the models folder waits.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 CONTROL = os.environ.get("FAULTS_CONTROL", "")
 MODELS = os.environ.get("DARKROOM_MODELS_DIR", "")
 POISON = "kills its engine"
-"""A text that ends the process that encodes it, as a broken kernel of a device would."""
+"""A text that kills the process that encodes it, as a faulty device kernel would."""
 REBOUND = ".rebound.example"
-"""A name that ends so has a good address when a job is accepted, and a forbidden one later."""
+"""A name with this ending has an allowed address at acceptance and a forbidden one later."""
 GOOD, FORBIDDEN = "127.0.0.1", "127.0.0.66"
 _LONGEST_HANG_S = 60.0
 
 
 class SteppedDatetime(datetime.datetime):
-    """A clock that a file of this process sets ahead or back."""
+    """A clock that a file of this process sets forward or back."""
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> Any:
@@ -94,7 +94,7 @@ _CHANGES = {"events.log": step_clock, "engine.diffusion.text.encoding": poison_t
 
 
 class ChangingFinder:
-    """Changes some modules at once when they are imported."""
+    """An import hook that changes some modules when they are imported."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: ModuleType | None = None) -> Any:

@@ -11,26 +11,24 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from actors.callbacks.deliverer import DeliveryLimits
 from events.decisions import (
-    Cancel,
     Command,
     Complete,
     Erase,
-    FailAttempt,
     Start,
     StoreImage,
     Submit,
 )
-from events.delivery_policy import SendResult
+from events.delivery import SendResult
 from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import JobWriter, utc_now
-from events.memory.queues import MemoryCallbackQueue, MemoryEntries
 from events.queue import AT_ONCE, QueueEntry
 from events.types import CallbackAttempted
-from settings.callbacks import CallbackSettings
 from tests.support.callbacks.bench import Bench, RecordingSender
 from tests.support.events import image, submitted
+from tests.support.memory.queues import MemoryCallbackQueue, MemoryEntries
 from tests.support.patience import FACTOR
 from tests.support.polling import eventually
 
@@ -38,7 +36,7 @@ URL = "http://127.0.0.1/hook"
 START = Start("a", max_attempts=3, max_attempts_total=9, now=utc_now())
 FAILED = SendResult(latency_s=0.1, status=500)
 GONE = SendResult(latency_s=0.1, status=410)
-SLOW = CallbackSettings(delays_s=(0, 3600), jitter=0, before_end_s=0.5)
+SLOW = DeliveryLimits(delays_s=(0, 3600), jitter=0, before_end_s=0.5)
 """The pause after a try is an hour."""
 IMAGES = [StoreImage("a", image(index)) for index in range(3)]
 END = Complete("a", images=3)
@@ -77,45 +75,24 @@ async def job_of(bench: Bench, *commands: Command, asked: tuple[str, ...] = ()) 
     return job
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
 async def is_over(bench: Bench, job: Job) -> bool:
     return await bench.is_delivered(job.id)
 
 
 async def test_a_job_is_told_of_as_it_runs(bench: Bench, tmp_path: Path) -> None:
+    bench.sender.outcomes = [FAILED]
     job = await job_of(bench)
     async with bench.running(tmp_path):
-        for count, command in enumerate((START, *IMAGES, END), start=1):
+        for count, command in enumerate((START, *IMAGES, END), start=2):
             await job.goes_on(command)
             await eventually(lambda count=count: len(job.told()) == count)  # type: ignore[misc]
         await eventually(lambda: is_over(bench, job))
-    assert job.told() == WHOLE
+    assert job.told() == ["_started", *WHOLE]
     assert [each["event"] for each in bench.sender.bodies] == [
-        "started",
+        *["started"] * 2,
         *["image"] * 3,
         "completed",
     ]
-
-
-async def test_what_happened_while_nobody_called_is_told_in_order(
-    bench: Bench, tmp_path: Path
-) -> None:
-    job = await job_of(bench, START, *IMAGES, END)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job))
-    assert job.told() == WHOLE
-
-
-async def test_of_so_many_images_alone_it_is_told(bench: Bench, tmp_path: Path) -> None:
-    bench.settings = CallbackSettings(max_images=2)
-    job = await job_of(bench, START, *IMAGES, END)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job))
-    assert job.told() == ["_started", "_image-0", "_image-1", ""]
 
 
 async def test_a_later_one_waits_for_the_one_before(bench: Bench, tmp_path: Path) -> None:
@@ -126,6 +103,15 @@ async def test_a_later_one_waits_for_the_one_before(bench: Bench, tmp_path: Path
         await job.goes_on(*IMAGES)
         await eventually(lambda: len(job.told()) >= 2)
         assert set(job.told()) == {"_started"}
+
+
+async def test_what_happened_while_nobody_called_is_told_in_order(
+    bench: Bench, tmp_path: Path
+) -> None:
+    job = await job_of(bench, START, *IMAGES, END)
+    async with bench.running(tmp_path):
+        await eventually(lambda: is_over(bench, job))
+    assert job.told() == WHOLE
 
 
 async def test_one_that_is_given_up_makes_room_for_the_next(bench: Bench, tmp_path: Path) -> None:
@@ -142,7 +128,7 @@ async def test_one_that_is_given_up_makes_room_for_the_next(bench: Bench, tmp_pa
 async def test_a_receiver_that_is_down_holds_up_the_end_for_so_long_at_most(
     bench: Bench, tmp_path: Path
 ) -> None:
-    bench.settings = SLOW
+    bench.limits = SLOW
     bench.sender.outcomes = [FAILED]
     job = await job_of(bench, START)
     async with bench.running(tmp_path):
@@ -173,7 +159,7 @@ class RacingQueue(MemoryCallbackQueue):
 async def test_an_end_that_comes_meanwhile_is_not_forgotten(tmp_path: Path, pause: int) -> None:
     queue = RacingQueue(pause)
     bench = Bench(queue)
-    bench.settings = SLOW
+    bench.limits = SLOW
     bench.sender.outcomes = [FAILED]
     queue.job = job = await job_of(bench, START)
     async with bench.running(tmp_path):
@@ -227,23 +213,6 @@ async def test_a_role_that_dies_after_a_try_tells_it_again_and_goes_on(
     async with bench.running(tmp_path):
         await eventually(lambda: is_over(bench, job))
     assert job.told() == ["_started", *WHOLE]
-
-
-@pytest.mark.parametrize(
-    ("commands", "told"),
-    [
-        ([Cancel()], [""]),
-        ([START, FailAttempt("a", message="No.", final=True)], ["_started", ""]),
-    ],
-    ids=["cancelled on the queue", "failed"],
-)
-async def test_a_job_that_failed_is_told_of_as_far_as_it_came(
-    bench: Bench, tmp_path: Path, commands: list[Command], told: list[str]
-) -> None:
-    job = await job_of(bench, *commands)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job))
-    assert job.told() == told
 
 
 async def test_of_an_erased_job_nothing_is_sent(bench: Bench, tmp_path: Path) -> None:

@@ -1,21 +1,19 @@
+"""How many callbacks a receiver gets at once, and when it is left alone."""
+
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Callable
 
 import pytest
 
-from actors.callbacks.breaker import BreakerLimits
-from actors.callbacks.hosts import Hosts
+from actors.callbacks.hosts import Breaker, BreakerLimits, Hosts
 from events.ids import new_id
+from tests.support.clock import Clock
+from tests.support.patience import FACTOR
 
 LIMITS = BreakerLimits(failures=3, open_s=10, longest_open_s=40, jitter=0)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def some_hosts(
@@ -51,7 +49,7 @@ async def test_those_that_do_not_fit_are_told_to_come_later_one_after_another() 
 
 
 async def test_each_is_told_its_own_time_up_to_a_minute_and_the_others_come_one_by_one() -> None:
-    clock, done = Clock(), asyncio.Event()
+    clock, done = Clock(0.0), asyncio.Event()
     hosts = some_hosts(at_once=2, most_inside=2, clock=clock)
     inside = [await started(hosts, "slow", done)]
     first = await started(hosts, "slow", until := asyncio.Event())
@@ -69,7 +67,7 @@ async def test_each_is_told_its_own_time_up_to_a_minute_and_the_others_come_one_
 async def test_nobody_waits_aside_for_long() -> None:
     hosts, done = some_hosts(at_once=1, most_inside=2), asyncio.Event()
     inside = await started(hosts, "hung", done)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * FACTOR):
         assert await visit(hosts, "hung") > 0
     done.set()
     assert await inside == 0
@@ -103,7 +101,7 @@ async def fail(hosts: Hosts, name: str) -> None:
 
 
 async def test_a_receiver_that_fails_time_after_time_is_left_alone_and_no_other() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     hosts = some_hosts(at_once=4, most_inside=8, clock=clock)
     for _ in range(LIMITS.failures):
         await fail(hosts, "dead")
@@ -120,7 +118,7 @@ async def test_a_receiver_that_fails_time_after_time_is_left_alone_and_no_other(
 
 
 async def test_who_waited_aside_while_the_breaker_opened_is_withheld() -> None:
-    hosts = some_hosts(at_once=1, most_inside=8, clock=Clock())
+    hosts = some_hosts(at_once=1, most_inside=8, clock=Clock(0.0))
     for _ in range(LIMITS.failures - 1):
         await fail(hosts, "dead")
     async with hosts.turn("dead", new_id()) as last:
@@ -136,3 +134,79 @@ async def test_receivers_that_are_left_alone_are_counted() -> None:
             async with hosts.turn(name, new_id()) as turn:
                 turn.answered = answered
     assert hosts.open_breakers == 1
+
+
+# One breaker.
+
+
+def opened(clock: Clock, limits: BreakerLimits = LIMITS) -> Breaker:
+    breaker = Breaker(limits, clock=clock)
+    for _ in range(limits.failures):
+        breaker.end(False, probe=breaker.begin())
+    assert not breaker.is_closed
+    return breaker
+
+
+def test_it_opens_after_as_many_failures_in_a_row_as_its_limit() -> None:
+    breaker = Breaker(LIMITS, clock=Clock(0.0))
+    for answered in (False, False, True, False, None, False):
+        assert not breaker.withheld_s()
+        breaker.end(answered, probe=breaker.begin())
+    assert breaker.is_closed
+    breaker.end(False, probe=breaker.begin())
+    assert breaker.withheld_s() == 10
+
+
+def test_when_its_time_is_over_one_probe_is_made_alone() -> None:
+    clock = Clock(0.0)
+    breaker = opened(clock)
+    clock.now = 9.9
+    assert breaker.withheld_s() > 0
+    clock.now = 10
+    assert breaker.withheld_s() == 0
+    assert breaker.begin()
+    assert breaker.withheld_s() > 0
+    breaker.end(True, probe=True)
+    assert breaker.is_closed
+    assert breaker.withheld_s() == 0
+
+
+def test_a_probe_that_came_to_nothing_leaves_room_for_another() -> None:
+    clock = Clock(0.0)
+    breaker = opened(clock)
+    clock.now = 10
+    breaker.end(None, probe=breaker.begin())
+    assert breaker.withheld_s() == 0
+    assert not breaker.is_closed
+
+
+def test_each_probe_that_fails_doubles_the_time_up_to_the_limit() -> None:
+    clock = Clock(0.0)
+    breaker = opened(clock)
+    times_s = []
+    for _ in range(4):
+        clock.now += breaker.withheld_s()
+        breaker.end(False, probe=breaker.begin())
+        times_s.append(breaker.withheld_s())
+    assert times_s == [20, 40, 40, 40]
+    clock.now += 40
+    breaker.end(True, probe=breaker.begin())
+    for _ in range(3):
+        breaker.end(False, probe=breaker.begin())
+    assert breaker.withheld_s() == 10, "an answer has reset the time too"
+
+
+def test_a_try_that_began_before_it_opened_does_not_lengthen_the_time() -> None:
+    breaker = opened(Clock(0.0))
+    breaker.end(False, probe=False)
+    assert breaker.withheld_s() == 10
+    breaker.end(True, probe=False)
+    assert breaker.is_closed
+
+
+def test_times_are_spread_but_bounded() -> None:
+    limits = BreakerLimits(failures=3, open_s=10, longest_open_s=40, jitter=0.2)
+    clock = Clock(0.0)
+    times_s = [opened(clock, limits).withheld_s() for _ in range(200)]
+    assert 8 <= min(times_s) < max(times_s) <= 14
+    assert len(set(times_s)) > 100

@@ -1,20 +1,23 @@
-"""Jobs and their erasures: what is removed, when, and what never is."""
+"""Jobs, their erasures, files and uploads: what is removed, when, and what never is."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from actors.upkeep.janitor import Janitor
 from events.decisions import Erase
+from events.delivery import JITTER, WITHHELD_S
 from events.errors import LogUnavailable
+from events.ids import new_id
 from events.job import fold
-from events.store.leases import Leases
+from events.store.tables import UPLOADS
 from storage.images import ImageStoreUnavailable
 from tests.support.failing_log import FailingLog
-from tests.support.polling import eventually
 from tests.support.upkeep import ALL, DAY, HOUR, NOON, House
 
 
@@ -59,14 +62,9 @@ async def test_zero_days_keep_a_job_for_good(house: House) -> None:
 async def test_a_job_outlives_the_tries_of_its_callback(house: House) -> None:
     job_id = await house.job()
     await house.project()
-    janitor = house.janitor(
-        retention_days=0.001,
-        callback_delays_s=(0, 86400),
-        callback_jitter=0.5,
-        callback_withheld_s=2 * 86400,
-    )
+    janitor = house.janitor(retention_days=0.001, callback_delays_s=(0, 86400))
     # A receiver may ask for an hour before the first try, too, and a breaker may keep it back.
-    house.clock.time += 1.5 * (HOUR + DAY) + 2 * DAY
+    house.clock.time += (1 + JITTER) * (HOUR + DAY) + timedelta(seconds=WITHHELD_S)
     await janitor.round()
     assert await house.traces(job_id) == ALL
     house.clock.time += HOUR
@@ -120,18 +118,6 @@ async def test_an_erased_job_is_looked_after_until_its_writer_is_surely_gone(
     assert await house.traces(job_id) == set()
 
 
-async def test_an_erasure_that_fails_is_tried_again(house: House) -> None:
-    job_id = await house.job()
-    await house.writer.execute(Erase(), await house.load(job_id))
-    await house.project()
-    house.log.purge_error = LogUnavailable()
-    await house.janitor().round()
-    assert len(await house.log.read(job_id)) > 1
-    house.log.recover()
-    await house.janitor().round()
-    assert len(await house.log.read(job_id)) == 1
-
-
 async def test_what_cannot_be_erased_holds_up_no_others(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,25 +160,104 @@ def break_folders(house: House, monkeypatch: pytest.MonkeyPatch, job_ids: Sequen
     """Have the image store refuse to delete these jobs' files."""
     real = house.images.delete_folder
 
-    async def refuse(folder: str, *, stored_by: datetime | None = None) -> None:
+    async def refuse(folder: str, **named: Any) -> None:
         if folder in job_ids:
             raise ImageStoreUnavailable("Permission denied.")
-        await real(folder, stored_by=stored_by)
+        await real(folder, **named)
 
     monkeypatch.setattr(house.images, "delete_folder", refuse)
 
 
-async def test_one_of_two_janitors_works(house: House) -> None:
+# Files that belong to nothing, and uploads.
+
+
+async def test_orphans_are_swept_when_they_are_old(house: House) -> None:
+    ended, running = await house.job(), await house.running_job()
+    kept = [f"{ended}/1/0.png", f"{running}/1/0.png", f"{running}/1/1.png", "notes/about.txt"]
+    orphans = [f"{ended}/2/0.png", f"{new_id()}/1/0.png", "uploads/nobody/knows.png"]
+    for key in (*kept, *orphans):
+        await house.put(key)
+    upload = await house.upload("cat.png")
+    janitor = house.janitor()
+    await sweep(janitor)
+    assert [await house.has_file(key) for key in orphans] == [True] * 3
+    house.clock.time += 2 * HOUR
+    await sweep(janitor)
+    assert [await house.has_file(key) for key in orphans] == [False] * 3
+    assert [await house.has_file(key) for key in (*kept, upload)] == [True] * 5
+
+
+async def test_an_image_in_the_read_model_needs_no_log(house: House) -> None:
+    """A log that was lost does not take the images with it."""
     job_id = await house.job()
     await house.project()
-    house.clock.time += 8 * DAY
-    assert await Leases(house.database).acquire("janitor", "other", ttl_s=1.0)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(house.janitor(janitor_period_s=0.05).run())
-        assert await house.traces(job_id) == ALL
+    await house.log.purge(job_id)
+    house.clock.time += 2 * HOUR
+    await sweep(house.janitor())
+    assert await house.has_file(f"{job_id}/1/0.png")
 
-        async def is_gone() -> bool:
-            return not await house.traces(job_id)
 
-        await eventually(is_gone)  # the other's lease ran out
-        running.cancel()
+async def test_a_sweep_goes_on_where_it_stopped(house: House) -> None:
+    orphans = [f"{new_id()}/1/0.png" for _ in range(7)]
+    for key in orphans:
+        await house.put(key)
+    house.clock.time += 2 * HOUR
+    janitor = house.janitor(batch=2)
+    left = []
+    for _ in range(4):
+        await janitor.round()
+        left.append(sum([await house.has_file(key) for key in orphans]))
+    assert left == [5, 3, 1, 0]
+
+
+async def sweep(janitor: Janitor) -> None:
+    """Run more rounds than a walk through all files takes, so that the next walk begins, too."""
+    for _ in range(5):
+        await janitor.round()
+
+
+async def test_uploads_go_when_nobody_needs_them(house: House) -> None:
+    unused, used, replaced = [await house.upload(name) for name in ("a", "b", "c")]
+    current = await house.upload("c")
+    janitor = house.janitor(upload_retention_days=7, job_timeout_s=3600)
+    house.clock.time += HOUR
+    await janitor.round()
+    assert await house.has_file(replaced)  # a job may have been accepted with it just before
+    house.clock.time += timedelta(seconds=1)
+    await janitor.round()
+    assert not await house.has_file(replaced)
+    house.clock.time += 6 * DAY
+    await house.uploads.use("alice", ["b", "c"], house.clock())
+    house.clock.time += DAY
+    await janitor.round()
+    assert [await house.has_file(key) for key in (unused, used, current)] == [False, True, True]
+    assert await house.uploads.use("alice", ["a"], house.clock()) == {}
+
+
+async def test_an_upload_whose_row_is_lost_outlives_the_jobs_that_name_it(house: House) -> None:
+    """They were accepted before the database was lost, or restored from an older backup."""
+    key = await house.upload("a")
+    house.clock.time += 20 * DAY
+    await house.database.execute(sa.delete(UPLOADS))
+    janitor = house.janitor(job_timeout_s=86400)
+    await sweep(janitor)
+    house.clock.time += DAY - timedelta(seconds=1)
+    await sweep(janitor)
+    assert await house.has_file(key)
+    house.clock.time += timedelta(seconds=1)
+    await sweep(janitor)
+    assert not await house.has_file(key)
+
+
+async def test_zero_days_keep_an_upload_for_good(house: House) -> None:
+    key = await house.upload("a")
+    house.clock.time += 10_000 * DAY
+    await house.janitor(upload_retention_days=0).round()
+    assert await house.has_file(key)
+
+
+async def test_an_upload_outlives_the_jobs_that_name_it(house: House) -> None:
+    key = await house.upload("a")
+    house.clock.time += DAY
+    await house.janitor(upload_retention_days=0.1, job_timeout_s=90_000).round()
+    assert await house.has_file(key)

@@ -5,6 +5,7 @@ By then the id of a job may be another one's: its Idempotency-Key came again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from events.decisions import Erase
+from events.store.leases import Leases
+from tests.support.polling import eventually
 from tests.support.upkeep import ALL, DAY, HOUR, House
 
 LONGER_THAN_A_LEASE = timedelta(minutes=5)
@@ -55,22 +58,29 @@ async def another_job(house: House, job_id: str) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
-    "step",
+    ("step", "has_left_the_log"),
     [
-        "hot_jobs.old",
-        "log.stored",
-        "images.delete_folder",
-        "deliveries.purge",
-        "log.purge",
-        "read_model.remove",
+        ("ended_jobs.old", False),
+        ("log.stored", False),
+        ("images.delete_folder", False),
+        ("deliveries.purge", False),
+        ("log.purge", False),
+        ("read_model.remove", False),
+        ("ended_jobs.old", True),
+        ("log.stored", True),
+        ("images.delete_folder", True),
+        ("read_model.remove", True),
     ],
 )
 async def test_the_next_job_of_the_id_of_a_removed_one_is_whole(
-    house: House, monkeypatch: pytest.MonkeyPatch, step: str, *, after: bool
+    house: House, monkeypatch: pytest.MonkeyPatch, step: str, *, has_left_the_log: bool, after: bool
 ) -> None:
-    job_id = await house.job()
-    await house.project()
-    house.clock.time += 8 * DAY
+    if has_left_the_log:
+        [job_id] = await house.moved()
+    else:
+        job_id = await house.job()
+        await house.project()
+    house.clock.time += 9 * DAY
 
     happened = stall(house, monkeypatch, step, lambda: another_job(house, job_id), after=after)
     await house.janitor().round()
@@ -83,41 +93,10 @@ async def test_the_next_job_of_the_id_of_a_removed_one_is_whole(
 @pytest.mark.parametrize(
     "step",
     [
-        "segments.until",
-        "archive.blocks",
-        "segments.rows_of",
-        "images.delete_folder",
-        "read_model.remove",
-        "archive.delete",
-        "segments.remove",
-    ],
-)
-async def test_the_next_job_of_the_id_of_one_of_a_removed_segment_is_whole(
-    house: House, monkeypatch: pytest.MonkeyPatch, step: str, *, after: bool
-) -> None:
-    job_id = await house.job()
-    await house.project()
-    house.clock.time += 2 * HOUR
-    await house.archiver().round()
-    assert await house.log.read(job_id) == []
-    house.clock.time += 9 * DAY
-
-    happened = stall(house, monkeypatch, step, lambda: another_job(house, job_id), after=after)
-    await house.janitor().round()
-    assert happened()
-    assert await house.traces(job_id) == ALL
-    assert [ref async for ref in house.archive.segments()] == []
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(
-    "step",
-    [
         "read_model.due_erasures",
         "images.delete_folder",
         "deliveries.purge",
         "log.purge",
-        "archive_writer.erase",
         "read_model.settle_erasure",
     ],
 )
@@ -139,3 +118,30 @@ async def test_an_erased_job_stays_erased(
     assert await house.traces(job_id) == {"log", "row"}
     assert len(await house.log.read(job_id)) == 1
     assert await house.read_model.due_erasures(house.clock(), limit=9) == []
+
+
+@pytest.mark.parametrize("role", ["janitor", "historian"])
+async def test_one_of_two_works(house: House, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    job_id = await house.job()
+    await house.project()
+    house.clock.time += 8 * DAY
+    leases, acquire = Leases(house.database), Leases.acquire
+    assert await leases.acquire(role, "other", ttl_s=3600)
+    asked: list[float] = []
+
+    async def noted(*args: Any, ttl_s: float) -> bool:
+        asked.append(ttl_s)
+        return await acquire(*args, ttl_s=ttl_s)
+
+    async def is_gone() -> bool:
+        return not await house.is_in_log(job_id)
+
+    monkeypatch.setattr(Leases, "acquire", noted)
+    running = asyncio.create_task(getattr(house, role)(lease_s=7, period_s=0.01).run())
+    await eventually(lambda: len(asked) > 1)
+    assert await house.is_in_log(job_id)
+    await leases.release(role, "other")
+    await eventually(is_gone)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert set(asked) == {7}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-from actors.assembly import worker_config
-from actors.worker.config import WorkerConfig
+from actors.worker.config import WorkerConfig, worker_config
 from events.store.records import Endpoint
 from settings.settings import Settings
 

@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from actors.worker.engine_host import EngineDied, EngineHost, EngineState, Order
+from actors.worker.engine_host import EngineDied, EngineHost, EngineState, RunRequest
 from actors.worker.run_mark import RunMark
-from engine.activity import Activity, ActivityKind, ModelUse, OnActive, TimeLimits
+from actors.worker.watchdog import TimeLimits
+from engine.activity import Activity, ActivityKind, ModelUse, OnActive
 from engine.engine import Engine
 from engine.errors import Cancelled, DeviceFailed, EngineError, NodeFailed
 from engine.graph.catalogue import Catalogue
@@ -26,8 +27,8 @@ PROMPT = {
     "1": node("EmptyImage", width=8, height=8, batch_size=1, color=0),
     "2": node("SaveImage", images=["1", 0], filename_prefix="x"),
 }
-FAULT = DeviceFailed("The device failed: CUDA error", False)
 OWN = NodeFailed("1", "KSampler", "ValueError: no")
+FAULT = DeviceFailed("The device failed: CUDA error", False)
 
 
 class FakeEngine:
@@ -74,13 +75,12 @@ class Bench:
         self.host = EngineHost(
             engine=cast("Engine", self.engine),
             catalogue=Catalogue(ModelsFolder(folder)),
-            limits=Limits(),
             time_limits=TimeLimits(step_s=120.0, load_s=600.0),
             most_jobs=8,
         )
 
     async def run(self, job_id: str, mark: Path) -> EngineEvent:
-        order = Order(job_id, 1, PROMPT, None, input_files={}, mark=mark)
+        order = RunRequest(job_id, 1, PROMPT, None, input_files={}, mark=mark, limits=Limits())
         return [event async for event in self.host.run(order)][-1]
 
     async def runs(self, job_id: str, error: EngineError | None = None) -> EngineEvent:
@@ -95,32 +95,24 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-async def test_a_device_that_fails_the_runs_of_one_job_is_not_broken(bench: Bench) -> None:
-    for _ in range(5):
-        await bench.runs("a", FAULT)
-    assert not bench.host.is_broken
-
-
-async def test_a_device_that_fails_the_runs_of_different_jobs_is_broken(bench: Bench) -> None:
-    await bench.runs("a", FAULT)
-    await bench.runs("a", FAULT)
-    assert not bench.host.is_broken
-    await bench.runs("b", FAULT)
-    assert bench.host.is_broken
-
-
-async def test_a_success_shows_that_the_device_works(bench: Bench) -> None:
-    await bench.runs("a", FAULT)
-    await bench.runs("b", FAULT)
-    await bench.runs("c")
-    await bench.runs("a", FAULT)
-    assert not bench.host.is_broken
-
-
-async def test_failures_of_nodes_say_nothing_about_the_device(bench: Bench) -> None:
-    for job_id in "abcde":
-        assert await bench.runs(job_id, OWN) == Errored(OWN)
-    assert not bench.host.is_broken
+@pytest.mark.parametrize(
+    ("runs", "is_broken"),
+    [
+        ([("a", FAULT)] * 5, False),
+        ([("a", FAULT), ("a", FAULT), ("b", FAULT)], True),
+        ([("a", FAULT), ("c", None), ("b", FAULT)], False),
+        ([("a", OWN), ("b", OWN), ("c", OWN)], False),
+    ],
+    ids=["one job", "different jobs", "a success between", "nodes fail"],
+)
+async def test_a_device_that_fails_the_runs_of_different_jobs_in_a_row_is_broken(
+    bench: Bench, runs: list[tuple[str, EngineError | None]], *, is_broken: bool
+) -> None:
+    for job_id, error in runs:
+        assert not bench.host.is_broken
+        ended = await bench.runs(job_id, error)
+        assert ended == (Finished(0) if error is None else Errored(error))
+    assert bench.host.is_broken is is_broken
 
 
 async def test_an_engine_that_has_stopped_is_broken_and_no_fault_of_its_runs(bench: Bench) -> None:
@@ -150,20 +142,10 @@ async def test_a_run_is_marked_while_the_device_works_for_it(bench: Bench) -> No
         await run
 
 
-async def test_a_run_that_the_device_failed_stays_marked(bench: Bench) -> None:
-    with RunMark.new() as mark:
-        run = asyncio.create_task(bench.run("a", mark.path))
-        set_active = await eventually(lambda: bench.engine.on_active)
-        await bench.engine.end(FAULT)
-        await run
-        set_active(False)
-        assert mark.is_active
-
-
 async def test_a_run_that_the_device_failed_is_marked_before_its_end_is_taken(bench: Bench) -> None:
     """Its job may be slow to take what it made before, and the process ends meanwhile."""
     with RunMark.new() as mark:
-        order = Order("a", 1, PROMPT, None, input_files={}, mark=mark.path)
+        order = RunRequest("a", 1, PROMPT, None, input_files={}, mark=mark.path, limits=Limits())
         events = bench.host.run(order)
         first = asyncio.create_task(anext(events))
         set_active = await eventually(lambda: bench.engine.on_active)

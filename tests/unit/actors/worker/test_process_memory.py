@@ -14,7 +14,7 @@ MIB = 2**20
 TAKE_TOO_MUCH = """
 import torch
 from actors.worker.process_memory import limit_memory
-from engine.diffusion.out_of_memory import memory_checked
+from engine.diffusion.device_error import memory_checked
 from engine.errors import OutOfMemory, is_out_of_memory
 import numpy
 from PIL import Image
@@ -59,10 +59,12 @@ def test_an_engine_on_a_cpu_may_take_three_quarters_of_the_machine() -> None:
     assert default_bytes("auto") == 0
 
 
-def test_a_quarter_of_the_machine_is_for_job_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    for gib, actors in (4, 10), (16, 40), (0.1, 1):
-        monkeypatch.setattr(process_memory, "memory_bytes", lambda gib=gib: int(gib * 2**30))
-        assert job_actors_that_fit() == actors
+@pytest.mark.parametrize(("gib", "actors"), [(4, 10), (16, 40), (0.1, 1)])
+def test_a_quarter_of_the_machine_is_for_job_actors(
+    monkeypatch: pytest.MonkeyPatch, gib: float, actors: int
+) -> None:
+    monkeypatch.setattr(process_memory, "memory_bytes", lambda: int(gib * 2**30))
+    assert job_actors_that_fit() == actors
 
 
 def test_a_container_counts_instead_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,6 @@ import pytest
 from actors.worker.run_mark import RunMark, RunMarkWriter, remove_stale_marks
 
 
-def test_a_run_is_active_once_an_engine_has_taken_it() -> None:
-    with RunMark.new() as mark:
-        assert not mark.is_active
-        with closing(RunMarkWriter(mark.path)):
-            assert mark.is_active
-        path = mark.path
-    assert not path.exists()
-
-
 def test_a_mark_that_is_gone_says_that_the_run_was_active() -> None:
     with RunMark.new() as mark:
         mark.path.unlink()
@@ -43,12 +34,20 @@ def test_a_mark_for_which_the_disk_has_no_room_says_that_the_run_was_active(
         assert mark.is_active
 
 
-def test_the_engine_says_whether_the_device_works_for_it() -> None:
-    with RunMark.new() as mark, closing(RunMarkWriter(mark.path)) as writer:
-        writer.set_active(False)
+def test_the_engine_says_whether_the_device_works_for_it(tmp_path: Path) -> None:
+    with RunMark.new() as mark:
+        path = mark.path
         assert not mark.is_active
+        with closing(RunMarkWriter(path)) as writer:
+            assert mark.is_active
+            writer.set_active(False)
+            assert not mark.is_active
+            writer.set_active(True)
+            assert mark.is_active
+    assert not path.exists()
+    with closing(RunMarkWriter(tmp_path / "gone")) as writer:
         writer.set_active(True)
-        assert mark.is_active
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_writer_that_is_closed_says_nothing_more() -> None:
@@ -57,12 +56,6 @@ def test_a_writer_that_is_closed_says_nothing_more() -> None:
         writer.close()
         writer.set_active(False)
         assert mark.is_active
-
-
-def test_a_mark_that_is_not_there_is_left_alone(tmp_path: Path) -> None:
-    with closing(RunMarkWriter(tmp_path / "gone")) as writer:
-        writer.set_active(True)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_it_says_outlives_a_process_that_is_killed() -> None:

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from actors.worker.watchdog import Watchdog
-from engine.activity import ActivityKind, ActivityMonitor, TimeLimits
+from actors.worker.watchdog import TimeLimits, Watchdog
+from engine.activity import ActivityKind, ActivityMonitor
 
 STEP_S, LOAD_S = 120.0, 600.0
 
@@ -51,10 +51,19 @@ def test_each_kind_of_work_has_its_time(
     assert put_off == [timeout_s, timeout_s]
 
 
-def test_an_idle_engine_is_never_stuck(watchdog: Watchdog, put_off: list[float]) -> None:
+def test_an_idle_engine_is_never_stuck_and_is_looked_at_more_often_than_its_time_runs(
+    monitor: ActivityMonitor,
+) -> None:
+    looks = threading.Semaphore(0)
+    limits = TimeLimits(step_s=0.2, load_s=60.0)
+
+    def exit_later(timeout_s: float) -> None:
+        assert timeout_s >= limits.step_s
+        looks.release()
+
+    Watchdog(lambda: monitor.now, limits, exit_later=exit_later, period_s=3600).start()
     for _ in range(3):
-        watchdog.check()
-    assert put_off == [STEP_S] * 3
+        assert looks.acquire(timeout=60)
 
 
 def test_a_neighbours_long_load_is_no_hang(
@@ -89,16 +98,16 @@ def test_a_timer_that_cannot_be_set_is_set_later(monitor: ActivityMonitor) -> No
 
     limits = TimeLimits(STEP_S, LOAD_S)
     Watchdog(lambda: monitor.now, limits, exit_later=exit_later, period_s=0.05).start()
-    assert is_set.wait(timeout=10)
+    assert is_set.wait(timeout=60)
 
 
 PROGRAM = """
     import re, sys, time
-    from actors.worker.watchdog import Watchdog
-    from engine.activity import ActivityKind, ActivityMonitor, TimeLimits
+    from actors.worker.watchdog import TimeLimits, Watchdog
+    from engine.activity import ActivityKind, ActivityMonitor
     monitor = ActivityMonitor()
-    Watchdog(lambda: monitor.now, TimeLimits(step_s=1.0, load_s=60.0), period_s=0.05).start()
-    for _ in range(20):
+    Watchdog(lambda: monitor.now, TimeLimits(step_s=2.0, load_s=60.0), period_s=0.05).start()
+    for _ in range(30):
         monitor.begin(ActivityKind.CALL, ())
         time.sleep(0.1)
     print("it moved", flush=True)
@@ -111,19 +120,6 @@ PROGRAM = """
 @pytest.mark.parametrize("how", ["waits", "holds the interpreter"])
 def test_a_stuck_process_ends_and_prints_where(how: str) -> None:
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), how]
-    ended = subprocess.run(command, check=False, timeout=30, capture_output=True, text=True)
+    ended = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (1, "it moved\n")
     assert 'File "<string>", line 1' in ended.stderr
-
-
-def test_a_process_that_is_idle_outlives_a_time_shorter_than_the_period() -> None:
-    code = """
-        import time
-        from actors.worker.watchdog import Watchdog
-        from engine.activity import ActivityMonitor, TimeLimits
-        monitor = ActivityMonitor()
-        Watchdog(lambda: monitor.now, TimeLimits(step_s=0.8, load_s=60.0)).start()
-        time.sleep(1.5)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    assert subprocess.run(command, check=False, timeout=30).returncode == 0

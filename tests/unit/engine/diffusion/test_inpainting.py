@@ -22,7 +22,7 @@ from engine.errors import TooLarge
 from engine.executor import BODIES
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
-from tests.support.engine.latents import all_latents_and_images
+from tests.support.engine.latents import latents_of
 from tests.support.engine.workflows import text_to_image
 from tests.support.patience import least_cpu_s
 
@@ -62,21 +62,14 @@ def test_where_the_mask_is_0_the_model_gets_the_latent_with_its_noise() -> None:
 def sampled(catalogue: Catalogue, latent: Latent, *samplers: dict[str, Any]) -> list[Tensor]:
     bodies = {**BODIES, "EmptyLatentImage": lambda *_, **__: (latent,)}
     prompts = [text_to_image(**sampler) for sampler in samplers]
-    return [
-        torch.from_numpy(each) for each, _ in all_latents_and_images(prompts, catalogue, bodies)
-    ]
+    return [torch.from_numpy(each) for each in latents_of(prompts, catalogue, bodies)]
 
 
 @pytest.mark.parametrize("denoise", [1.0, 0.6])
-def test_every_kind_of_sampler_keeps_what_the_mask_leaves_out(
-    catalogue: Catalogue, denoise: float
-) -> None:
+def test_every_sampler_keeps_what_the_mask_leaves_out(catalogue: Catalogue, denoise: float) -> None:
     names = ("euler", "ddim", "dpm_2", "euler_ancestral", "dpmpp_2m_sde", "uni_pc", "dpm_fast")
-    found = sampled(
-        catalogue,
-        Latent(CLEAN, noise_mask=MASK),
-        *({"sampler_name": name, "denoise": denoise} for name in names),
-    )
+    samplers = [{"sampler_name": name, "denoise": denoise} for name in names]
+    found = sampled(catalogue, Latent(CLEAN, noise_mask=MASK), *samplers)
     for name, latent in zip(names, found, strict=True):
         # Two of them end at 0.03 and 0.001, which counts five times in the scale of latents.
         kept, free = (latent - CLEAN).abs().split(4, dim=3)
@@ -96,10 +89,8 @@ def test_a_sampler_that_has_nothing_to_do_leaves_the_noise(catalogue: Catalogue)
 
 
 def test_without_a_mask_ddim_is_euler(catalogue: Catalogue) -> None:
-    euler_, ddim = sampled(
-        catalogue, Latent(CLEAN), {"sampler_name": "euler"}, {"sampler_name": "ddim"}
-    )
-    assert torch.allclose(euler_, ddim, atol=1e-5)
+    samplers = [{"sampler_name": name} for name in ("euler", "ddim")]
+    assert torch.allclose(*sampled(catalogue, Latent(CLEAN), *samplers), atol=1e-5)
 
 
 def test_a_row_takes_the_noise_that_its_index_says(catalogue: Catalogue) -> None:
@@ -128,7 +119,7 @@ def test_an_index_that_grew_by_batches_of_batches_is_refused() -> None:
         latent = operations.joined(first, last)
 
     def draw() -> None:
-        with pytest.raises(TooLarge, match="too far to be drawn"):
+        with pytest.raises(TooLarge, match="too long to draw"):
             start_noise(latent, torch.Generator().manual_seed(9))
 
     assert least_cpu_s(draw) < 0.5

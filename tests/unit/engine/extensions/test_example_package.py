@@ -6,20 +6,16 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.engine import Engine
-from engine.extensions.installed import Extension, installed_extensions, nodes_of
+from engine.extensions import Extension, installed_extensions
 from engine.graph.catalogue import Catalogue
-from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import validate
-from engine.nodes import NODE_TYPES
+from tests.support.engine.engines import running
 from tests.support.engine.extensions import forget, install_example
-from tests.support.engine.workflows import Watched, node
+from tests.support.engine.workflows import node
 
 GREY = 0x808080
 PROMPT = {
@@ -44,31 +40,18 @@ def extension(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Ext
     forget("darkroom_example_nodes")
 
 
-def catalogue(extension: Extension, folder: Path) -> Catalogue:
-    return Catalogue(ModelsFolder(folder), (*NODE_TYPES, *nodes_of([extension])))
-
-
-def images_of(engine: Engine, prompt: Any, nodes: Catalogue) -> list[Any]:
-    watched = Watched()
-    engine.submit(validate(prompt, nodes, Limits()), on_event=watched.take)
-    return [each.pixels.astype(int) for each in watched.images()]
-
-
 def test_it_is_found_by_its_entry_point(extension: Extension, tmp_path: Path) -> None:
     assert str(extension) == "darkroom-example-nodes 1.0"
-    info = catalogue(extension, tmp_path).object_info()
+    info = Catalogue(ModelsFolder(tmp_path), extension.node_types).object_info()
     assert info["ExampleVignette"]["python_module"] == "custom_nodes.darkroom-example-nodes"
     assert info["ExampleVignette"]["description"] == "Darkens images towards their corners."
     assert info["KSampler"]["python_module"] == "nodes"
 
 
 def test_its_nodes_run(extension: Extension, tmp_path: Path) -> None:
-    engine = Engine(models=ModelsFolder(tmp_path), more_nodes=extension.node_types)
-    engine.start()
-    try:
-        dark, _, blurred, _ = images_of(engine, PROMPT, catalogue(extension, tmp_path))
-    finally:
-        engine.stop()
+    with running(tmp_path, extension.node_types) as engine:
+        images = engine.submit(PROMPT).images()
+    dark, _, blurred, _ = (each.pixels.astype(int) for each in images)
     assert dark[8, 16].tolist() == [0x80] * 3
     assert dark[0, 0].tolist() == [0] * 3
     mean = dark[1:-1, 1:-1]
@@ -78,7 +61,7 @@ def test_its_nodes_run(extension: Extension, tmp_path: Path) -> None:
 
 def test_processes_without_a_device_load_no_torch_for_it(installed: Path) -> None:
     program = (
-        "import sys; from engine.extensions.installed import installed_extensions; "
+        "import sys; from engine.extensions import installed_extensions; "
         "print(*installed_extensions()); sys.exit('torch' in sys.modules)"
     )
     found = subprocess.run(

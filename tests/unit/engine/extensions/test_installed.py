@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from engine.extensions.installed import (
+from engine.errors import ExtensionInvalid
+from engine.extensions import (
     API_VERSION,
     GROUP,
-    ExtensionInvalid,
     installed_extensions,
 )
 from engine.graph.cost import Estimate, ImageShape
@@ -41,20 +41,14 @@ def refusal(*points: EntryPoint) -> str:
 
 
 def test_what_a_module_declares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = installed_extensions([entry_point(monkeypatch, a=own("A"), b=own("B"))])
+    imported = {"ours": NODE_TYPES[0]}
+    (found,) = installed_extensions([entry_point(monkeypatch, a=own("A"), **imported, b=own("B"))])
     assert [each.class_type for each in found.node_types] == ["A", "B"]
     assert {each.package for each in found.node_types} == {"own_nodes"}
 
 
 def test_nothing_is_installed() -> None:
     assert installed_extensions([]) == ()
-
-
-def test_a_node_of_ours_that_a_module_imports_is_not_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (found,) = installed_extensions([entry_point(monkeypatch, ours=NODE_TYPES[0], own=own())])
-    assert [each.class_type for each in found.node_types] == ["Own"]
 
 
 def test_a_name_that_clashes_with_ours_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +72,7 @@ def test_a_module_that_does_not_load_is_named() -> None:
     assert "ModuleNotFoundError: No module named 'no_such_pack'" in text
 
 
-def test_a_module_that_exits_ends_nothing_but_the_start(
+def test_a_module_that_exits_ends_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "exiting_nodes.py").write_text("raise SystemExit(3)")
@@ -87,25 +81,24 @@ def test_a_module_that_exits_ends_nothing_but_the_start(
 
 
 def test_a_module_may_not_load_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "heavy_nodes.py").write_text("import torch")
     (tmp_path / "torch.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [each for each in sys.modules if each.partition(".")[0] == "torch"]:
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "heavy_nodes.py").write_text('NODES_API = "1.0"\nimport torch')
-    assert "importing it imports torch" in refusal(EntryPoint("x", "heavy_nodes", GROUP))
+    assert "its import also imports torch" in refusal(EntryPoint("x", "heavy_nodes", GROUP))
 
 
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (None, 'it must say NODES_API = "1.1"'),
-        (1.0, "it must say NODES_API"),
-        ("1", "it must say NODES_API"),
-        ("1.x", "it must say NODES_API"),
-        (f"{API_VERSION[0] + 1}.0", "install another version of it"),
-        ("0.0", "install another version of it"),
-        (f"{API_VERSION[0]}.{API_VERSION[1] + 1}", "install another version of it"),
+        (None, 'the module must define NODES_API = "1.1"'),
+        (1.0, "the module must define NODES_API"),
+        ("1", "the module must define NODES_API"),
+        ("1.x", "the module must define NODES_API"),
+        (f"{API_VERSION[0] + 1}.0", "install another version of the package"),
+        ("0.0", "install another version of the package"),
+        (f"{API_VERSION[0]}.{API_VERSION[1] + 1}", "install another version of the package"),
     ],
 )
 def test_a_module_says_for_which_version_it_was_made(
@@ -127,25 +120,25 @@ def lacks_one(context: object, a: int) -> tuple[int]:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: own(body=takes_nothing), "its body does not take its inputs"),
+        (lambda: own(body=takes_nothing), "the body does not accept the inputs"),
         (
             lambda: own(body=lacks_one, inputs={"a": Int(1, 0, 2), "b": Int(1, 0, 2)}),
-            "its body does not take its inputs: got an unexpected keyword argument 'b'",
+            "the body does not accept the inputs: got an unexpected keyword argument 'b'",
         ),
         (
             lambda: own(body=lacks_one, optional={"a": Link("IMAGE")}),
-            "its body does not take its inputs: missing a required argument: 'a'",
+            "the body does not accept the inputs: missing a required argument: 'a'",
         ),
         (
             lambda: own(outputs=("THING", "MASK", "IMAGE")),
-            "it needs an estimate, for its outputs have sizes: IMAGE, MASK",
+            "the node needs an estimate, because it has outputs with sizes: IMAGE, MASK",
         ),
         (lambda: own(is_pure=True), "a pure node may only have outputs of the types STRING, INT"),
-        (lambda: own(outputs=("COMBO",)), "it may not have outputs of the type COMBO"),
-        (lambda: own(outputs=("INT", "*")), "it may not have outputs of the type *"),
-        (lambda: own(outputs=()), "it must have outputs, or be an output node"),
-        (lambda: own(is_output=True), "it must have outputs, or be an output node"),
-        (lambda: own(""), "it has no name"),
+        (lambda: own(outputs=("COMBO",)), "the node may not have outputs of the type COMBO"),
+        (lambda: own(outputs=("INT", "*")), "the node may not have outputs of the type *"),
+        (lambda: own(outputs=()), "the node must either have outputs or be an output node"),
+        (lambda: own(is_output=True), "the node must either have outputs or be an output node"),
+        (lambda: own(""), "the node has no name"),
     ],
 )
 def test_a_declaration_that_cannot_work_is_refused(
@@ -155,12 +148,12 @@ def test_a_declaration_that_cannot_work_is_refused(
 
 
 def test_an_empty_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "it declares no node" in refusal(entry_point(monkeypatch))
+    assert "the module declares no node" in refusal(entry_point(monkeypatch))
 
 
 def test_an_entry_point_names_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     entry_point(monkeypatch, own=own())
-    assert "it must name a module" in refusal(EntryPoint("x", "own_nodes:own", GROUP))
+    assert "the entry point must name a module" in refusal(EntryPoint("x", "own_nodes:own", GROUP))
 
 
 def test_a_node_with_sizes_and_an_estimate_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

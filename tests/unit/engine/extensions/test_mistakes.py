@@ -1,4 +1,4 @@
-"""A mistake in a package's node ends the job that met it, and the engine goes on."""
+"""Nodes of packages: their values, and mistakes, which end the job that met them alone."""
 
 from __future__ import annotations
 
@@ -11,65 +11,70 @@ import pytest
 import torch
 
 from engine.batcher import Request
-from engine.engine import Engine
-from engine.errors import GraphInvalid
-from engine.extensions.installed import installed_extensions, nodes_of
+from engine.errors import EngineError, GraphInvalid
+from engine.extensions import installed_nodes
 from engine.graph.catalogue import Catalogue
 from engine.graph.cost import Estimate, ImageShape, Shape
-from engine.graph.declarations import Body, NodeType, node
+from engine.graph.declarations import Body, Int, NodeType
+from engine.graph.declarations import node as declared
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import validate
-from engine.nodes import NODE_TYPES
-from engine.reports import Errored, Finished
+from tests.support.comfyui.graphs import Graph
+from tests.support.engine.engines import running
 from tests.support.engine.extensions import entry_point
-from tests.support.engine.workflows import Watched
-from tests.support.engine.workflows import node as node_of
+from tests.support.engine.graphs import graph_of
+from tests.support.engine.workflows import Watched, node
 
 PROMPT = {
-    "1": node_of("Own"),
-    "2": node_of("SaveImage", images=["1", 0], filename_prefix="x"),
+    "1": node("Own"),
+    "2": node("SaveImage", images=["1", 0], filename_prefix="x"),
 }
-GOOD = {
-    "1": node_of("EmptyImage", width=8, height=8, batch_size=1, color=0),
-    "2": node_of("SaveImage", images=["1", 0], filename_prefix="x"),
+GOOD = PROMPT | {"1": node("EmptyImage", width=8, height=8, batch_size=1, color=0)}
+SIDE = PROMPT | {
+    "1": node("EmptyImage", width=["o", 0], height=8, batch_size=1, color=0),
+    "o": node("Own"),
 }
+IMAGE = ImageShape(1, 8, 8)
+OF_IMAGE: dict[str, Any] = {"outputs": ("IMAGE",), "estimate": lambda _: Estimate((IMAGE,))}
 
 
-def small(_: Mapping[str, Any]) -> Estimate:
-    return Estimate((ImageShape(1, 8, 8),))
+class Packages:
+    """Engines and catalogues with one node `Own` of a package."""
 
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self._monkeypatch = monkeypatch
 
-def own_nodes(
-    body: Body, monkeypatch: pytest.MonkeyPatch, **declaration: Any
-) -> tuple[NodeType, ...]:
-    told = {"inputs": {}, "outputs": ("IMAGE",), "category": "x", "estimate": small}
-    declared = node("Own", **told | declaration)(body)
-    return nodes_of(installed_extensions([entry_point(monkeypatch, own=declared)]))
+    def nodes(self, body: Body, **declaration: Any) -> tuple[NodeType, ...]:
+        told = {"inputs": {}, "category": "x"} | declaration
+        return installed_nodes([entry_point(self._monkeypatch, own=declared("Own", **told)(body))])
+
+    def graph(self, body: Body, prompt: Any = SIDE, **declaration: Any) -> Graph:
+        nodes = self.nodes(body, **{"outputs": ("INT",)} | declaration)
+        return graph_of(prompt, Catalogue(ModelsFolder(self._folder), nodes), max_side=1000)
+
+    def refusal(self, body: Body, prompt: Any = SIDE, **declaration: Any) -> GraphInvalid:
+        with pytest.raises(GraphInvalid) as refusal:
+            self.graph(body, prompt, **declaration)
+        return refusal.value
+
+    def run(self, body: Body, prompt: Any = SIDE, **declaration: Any) -> Watched:
+        """A run with the node, which has ended; another after it must end well."""
+        nodes = self.nodes(body, **{"outputs": ("INT",)} | declaration)
+        limits = Limits(max_side=1000)
+        with running(self._folder, nodes, limits=limits) as engine:
+            watched = engine.submit(prompt, within=limits)
+            watched.wait()
+            assert engine.submit(GOOD).images()
+        return watched
+
+    def message(self, body: Body, prompt: Any = PROMPT, **declaration: Any) -> str:
+        return str(self.run(body, prompt, **OF_IMAGE | declaration).error(EngineError))
 
 
 @pytest.fixture
-def message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[..., str]]:
-    """Runs a graph with a node of that body, which must fail, and another after it."""
-    engines: list[Engine] = []
-
-    def run(body: Body, prompt: Any = PROMPT, **declaration: Any) -> str:
-        nodes = own_nodes(body, monkeypatch, **declaration)
-        catalogue = Catalogue(ModelsFolder(tmp_path), (*NODE_TYPES, *nodes))
-        engine = Engine(models=ModelsFolder(tmp_path), more_nodes=nodes)
-        engines.append(engine)
-        engine.start()
-        failed, next_one = Watched(), Watched()
-        engine.submit(validate(prompt, catalogue, Limits()), on_event=failed.take)
-        end = failed.wait()
-        engine.submit(validate(GOOD, catalogue, Limits()), on_event=next_one.take)
-        assert isinstance(next_one.wait(), Finished)
-        assert isinstance(end, Errored)
-        return str(end.error)
-
-    yield run
-    for engine in engines:
-        engine.stop()
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
+    return Packages(tmp_path, monkeypatch)
 
 
 def raising(error: BaseException) -> Body:
@@ -123,9 +128,9 @@ class Own(Request):
 @pytest.mark.parametrize("make", [raising, work_raising])
 @pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), BaseException("no")])
 def test_whatever_a_body_raises_ends_its_run_alone(
-    make: Callable[[BaseException], Body], error: BaseException, message: Callable[..., str]
+    make: Callable[[BaseException], Body], error: BaseException, packages: Packages
 ) -> None:
-    assert message(make(error)) == f"node 1 (Own): {type(error).__name__}: {error}"
+    assert packages.message(make(error)) == f"node 1 (Own): {type(error).__name__}: {error}"
 
 
 @pytest.mark.parametrize(
@@ -139,14 +144,14 @@ def test_whatever_a_body_raises_ends_its_run_alone(
         (Own(name=[]), "Own: TypeError: unhashable type"),
         (Own(name=KeyError("x")), "Own: KeyError: 'x'"),
         (Own(rows=cast("int", "x")), "Own: TypeError"),
-        ("a text", "its body yielded str, no Request"),
+        ("a text", "the body yielded str, which is not a Request"),
     ],
     ids=str,
 )
 def test_a_request_that_cannot_be_served_ends_its_run_alone(
-    request_: Any, words: str, message: Callable[..., str]
+    request_: Any, words: str, packages: Packages
 ) -> None:
-    assert words.removeprefix("EngineError: ") in message(yielding(request_))
+    assert words.removeprefix("EngineError: ") in packages.message(yielding(request_))
 
 
 GREY = torch.zeros(1, 8, 8, 3)
@@ -155,20 +160,18 @@ GREY = torch.zeros(1, 8, 8, 3)
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (None, "its body must return a tuple of 1 outputs"),
-        ((GREY, GREY), "its body must return a tuple of 1 outputs"),
-        ((None,), "its output 0 (IMAGE) must be a tensor, not NoneType"),
-        ((GREY[0],), "its output 0 (IMAGE) must have 4 dimensions above 0, not (8, 8, 3)"),
+        (None, "the body must return a tuple of 1 outputs"),
+        ((GREY, GREY), "the body must return a tuple of 1 outputs"),
+        ((None,), "the output 0 (IMAGE) must be a tensor, not NoneType"),
+        ((GREY[0],), "the output 0 (IMAGE) must have 4 dimensions above 0, not (8, 8, 3)"),
         ((GREY[:0],), "must have 4 dimensions above 0, not (0, 8, 8, 3)"),
         ((GREY[..., :1],), "must have 3 channels, not 1"),
         ((GREY.double(),), "must be float32 on the CPU, not torch.float64 on cpu"),
     ],
     ids=str,
 )
-def test_what_a_body_returns_is_held_to_its_declaration(
-    value: Any, words: str, message: Callable[..., str]
-) -> None:
-    assert words in message(returning(value))
+def test_results_are_held_to_the_declaration(value: Any, words: str, packages: Packages) -> None:
+    assert words in packages.message(returning(value))
 
 
 @pytest.mark.parametrize(
@@ -191,52 +194,44 @@ def test_each_type_of_output_is_known(kind: str, value: Any) -> None:
         require_output(kind, value)
 
 
-def test_an_output_node_returns_images_or_latents(message: Callable[..., str]) -> None:
-    prompt = {"1": node_of("Own")}
+def test_an_output_node_returns_images_or_latents(packages: Packages) -> None:
+    prompt = {"1": node("Own")}
     saves = {"outputs": (), "is_output": True, "estimate": lambda _: Estimate(results=1)}
-    assert "must return a list, not Tensor" in message(returning(GREY), prompt, **saves)
-    assert "results must be what context.pixels" in message(returning([GREY]), prompt, **saves)
+    assert "must return a list, not Tensor" in packages.message(returning(GREY), prompt, **saves)
+    assert "results must be what context.pixels" in packages.message(
+        returning([GREY]), prompt, **saves
+    )
 
 
 def estimating(*shapes: Shape, **numbers: Any) -> Callable[[Mapping[str, Any]], Estimate]:
     return lambda _: Estimate(shapes, **numbers)
 
 
-IMAGE = ImageShape(1, 8, 8)
-
-
 @pytest.mark.parametrize(
     ("estimate", "words"),
     [
         (lambda inputs: inputs["missing"], "KeyError: 'missing'"),
-        (estimating(), "its estimate has 0 shapes for 1 outputs"),
-        (estimating(None), "its estimate says NoneType of an output of type IMAGE"),
-        (estimating(IMAGE, work=float("nan")), "its estimate has no work of 0 or more"),
-        (estimating(IMAGE, scratch_bytes=-1), "its estimate has no scratch_bytes of 0 or more"),
-        (estimating(ImageShape(-1, 8, 8)), "its estimate has no size of its outputs of 0 or more"),
+        (estimating(), "the estimate has 0 shapes for 1 outputs"),
+        (estimating(None), "the estimate has NoneType for an output of type IMAGE"),
+        (estimating(IMAGE, work=float("nan")), "the estimate has no work of 0 or more"),
+        (estimating(IMAGE, scratch_bytes=-1), "the estimate has no scratch_bytes of 0 or more"),
+        (estimating(ImageShape(-1, 8, 8)), "the estimate has no size of its outputs of 0 or more"),
         (lambda _: None, "AttributeError"),
     ],
 )
 def test_a_cost_that_cannot_be_told_makes_the_graph_invalid(
-    estimate: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    estimate: Any, words: str, packages: Packages
 ) -> None:
-    nodes = own_nodes(returning((GREY,)), monkeypatch, estimate=estimate)
-    catalogue = Catalogue(ModelsFolder(tmp_path), (*NODE_TYPES, *nodes))
-    with pytest.raises(GraphInvalid) as invalid:
-        validate(PROMPT, catalogue, Limits())
-    assert invalid.value.details.startswith("Own of own_nodes: ")
-    assert words in invalid.value.details
+    refusal = packages.refusal(returning((GREY,)), PROMPT, **OF_IMAGE | {"estimate": estimate})
+    assert refusal.details.startswith("Own of own_nodes: ")
+    assert words in refusal.details
 
 
-def test_a_check_that_fails_makes_the_graph_invalid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = own_nodes(returning((GREY,)), monkeypatch, check=lambda literals: literals["missing"])
-    catalogue = Catalogue(ModelsFolder(tmp_path), (*NODE_TYPES, *nodes))
-    with pytest.raises(GraphInvalid) as invalid:
-        validate(PROMPT, catalogue, Limits())
-    (error,) = invalid.value.node_errors["1"]["errors"]
-    assert error["details"] == "its check failed: KeyError: 'missing'"
+def test_a_check_that_fails_makes_the_graph_invalid(packages: Packages) -> None:
+    check = {"check": lambda literals: literals["missing"]}
+    refusal = packages.refusal(returning((GREY,)), PROMPT, **OF_IMAGE, **check)
+    (error,) = refusal.node_errors["1"]["errors"]
+    assert error["details"] == "the check of the node failed: KeyError: 'missing'"
 
 
 @pytest.mark.parametrize(
@@ -249,13 +244,54 @@ def test_a_check_that_fails_makes_the_graph_invalid(
     ],
 )
 def test_a_value_that_cannot_be_computed_makes_the_graph_invalid(
-    body: Body, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: Body, words: str, packages: Packages
 ) -> None:
-    nodes = own_nodes(body, monkeypatch, outputs=("INT",), estimate=None, is_pure=True)
-    catalogue = Catalogue(ModelsFolder(tmp_path), (*NODE_TYPES, *nodes))
-    prompt = GOOD | {"3": node_of("Own")}
-    prompt["1"] = node_of("EmptyImage", width=["3", 0], height=8, batch_size=1, color=0)
-    with pytest.raises(GraphInvalid) as invalid:
-        validate(prompt, catalogue, Limits())
-    (error,) = invalid.value.node_errors["3"]["errors"]
+    (error,) = packages.refusal(body, is_pure=True).node_errors["o"]["errors"]
     assert words in error["details"]
+
+
+@pytest.mark.parametrize("estimate", [None, lambda _: Estimate((None,), work=1.0)])
+def test_a_value_of_a_run_may_be_linked(estimate: Any, packages: Packages) -> None:
+    (image,) = packages.run(returning((24,)), estimate=estimate).images()
+    assert image.pixels.shape == (8, 24, 3)
+
+
+def test_the_range_of_the_input_holds_for_a_value_of_a_run(packages: Packages) -> None:
+    error = packages.run(returning((2000,))).error(EngineError)
+    assert "width is 2000, but must be from 1 to 1000" in str(error)
+
+
+def test_an_estimate_that_is_no_value_is_a_mistake(packages: Packages) -> None:
+    refusal = packages.refusal(returning((8,)), estimate=lambda _: Estimate(("eight",)))
+    assert "the estimate has str for an output of type INT" in str(refusal)
+
+
+def test_what_cannot_be_computed_yet_is_computed_by_the_run(packages: Packages) -> None:
+    """A value that the estimate only guesses must not make the graph invalid."""
+
+    def reciprocal(context: object, of: int) -> tuple[int]:
+        return (64 // (of - 512),)  # 512 is what is guessed of a file
+
+    prompt = SIDE | {
+        "o": node("Own", of=["s", 0]),
+        "s": node("GetImageSize", image=["l", 0]),
+        "l": node("LoadImage", image="a.png"),
+    }
+    graph = packages.graph(reciprocal, prompt, inputs={"of": Int(1, 0, 999)}, is_pure=True)
+    assert graph.node("o").links
+
+
+@pytest.mark.parametrize("part", ["check", "estimate", "body"])
+def test_what_is_raised_before_a_run_makes_the_graph_invalid(part: str, packages: Packages) -> None:
+    def leave(*_: object, **__: object) -> Any:
+        raise SystemExit(3)
+
+    parts = {} if part == "body" else {part: leave}
+    body: Body = leave if part == "body" else lambda context: (8,)
+    assert "SystemExit: 3" in str(packages.refusal(body, is_pure=part == "body", **parts))
+
+
+def test_a_type_of_its_own_is_counted_as_it_was_estimated(packages: Packages) -> None:
+    width = {"1": node("EmptyImage", width=["o", 1], height=8, batch_size=1, color=0)}
+    kinds = {"outputs": ("DEPTHS", "INT"), "estimate": estimating(ImageShape(1, 99, 99), None)}
+    assert packages.run(returning((object(), 16)), SIDE | width, **kinds).images()

@@ -22,7 +22,7 @@ from engine.diffusion.loading.weights import read_tensors
 from engine.diffusion.samplers.sigmas import Sigmas
 from engine.diffusion.vision import attended, clip_vision
 from engine.diffusion.vision.operations import VisionOperations
-from engine.extensions.installed import API_VERSION
+from engine.extensions import API_VERSION
 from engine.graph import cost, declarations, work
 
 ROOT = Path(__file__).parents[4]
@@ -126,5 +126,5 @@ def test_the_page_names_it_all() -> None:
 
 def test_the_page_names_the_version() -> None:
     version = ".".join(map(str, API_VERSION))
-    assert f"This is version **{version}**" in PAGE
+    assert f"The present version is **{version}**" in PAGE
     assert f'NODES_API = "{version}"' in PAGE

@@ -1,4 +1,4 @@
-"""Families told from headers alone, without torch."""
+"""Headers of files, and the families that are told from them alone, without torch."""
 
 from __future__ import annotations
 
@@ -116,5 +116,21 @@ def test_a_folders_transformer_tells_its_family_whatever_the_pipeline_is_called(
 def test_what_is_no_file_is_said_to_be_none(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.safetensors"
     os.mkfifo(pipe)
-    with pytest.raises(CheckpointUnavailable, match="is no file that models lie in"):
+    with pytest.raises(
+        CheckpointUnavailable, match="is not a file that a models folder may contain"
+    ):
         read_header(pipe)
+
+
+def test_the_shapes_are_those_of_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "x.safetensors", {"x": [3, 5], "y": []})
+    assert read_header(tmp_path / "x.safetensors").shapes == {"x": (3, 5), "y": ()}
+
+
+@pytest.mark.parametrize("kept", [0, 5, 40, -1])
+def test_a_file_that_was_cut_short_is_damaged(kept: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write(path, {"x": [1000]})
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(CheckpointUnavailable, match="incomplete"):
+        read_header(path)

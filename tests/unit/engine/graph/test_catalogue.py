@@ -4,15 +4,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
 
 from engine.graph import names
 from engine.graph.catalogue import Catalogue
+from engine.graph.declarations import NodeType, gather_nodes, node
 from engine.nodes import NODE_TYPES
 from tests.support.engine.workflows import TINY
 
 
-def test_object_info_has_comfyuis_shape(empty_catalogue: Catalogue) -> None:
-    info = empty_catalogue.object_info()
+def test_object_info_has_comfyuis_shape(catalogue: Catalogue) -> None:
+    info = catalogue.object_info()
     json.dumps(info, allow_nan=False)
     assert info.keys() == {each.class_type for each in NODE_TYPES}
     sampler = info["KSampler"]
@@ -45,3 +50,26 @@ def test_everything_but_diffusion_loads_without_torch() -> None:
         [sys.executable, "-c", code], cwd=root, check=True, capture_output=True, timeout=60
     )
     assert run.stdout.strip() == b"False"
+
+
+def declared(class_type: str) -> NodeType:
+    return node(class_type, inputs={})(lambda context: ())
+
+
+def module_of(name: str, **content: Any) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(content)
+    return module
+
+
+def test_a_modules_nodes_are_those_that_it_declares_and_imported_ones_count_once() -> None:
+    first, second, third = declared("First"), declared("Second"), declared("Third")
+    one = module_of("one", constant=3, second=second, first=first, node=node)
+    other = module_of("other", imported=first, third=third)
+    assert gather_nodes(one, other) == (second, first, third)
+
+
+def test_a_name_that_is_declared_twice_is_an_error() -> None:
+    one, other = module_of("one", a=declared("Same")), module_of("other", b=declared("Same"))
+    with pytest.raises(ValueError, match="other: Same is declared twice"):
+        gather_nodes(one, other)

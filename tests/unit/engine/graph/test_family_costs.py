@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from engine.errors import GraphInvalid
 from engine.families.family import Family
 from engine.families.table import TRAITS
 from engine.graph import work
@@ -16,9 +15,9 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.cost import Cost
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import validate
 from engine.webui.compiler import compile_parameters
 from engine.webui.parameters import parse_parameters
+from tests.support.engine.graphs import cost_of, graph_of, refusal_of
 from tests.support.engine.transformer_graphs import flux_graph, z_image_graph
 from tests.support.engine.workflows import node
 
@@ -54,10 +53,6 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
     return Catalogue(ModelsFolder(root))
 
 
-def cost_of(prompt: dict[str, Any], catalogue: Catalogue) -> Cost:
-    return validate(prompt, catalogue, Limits()).cost
-
-
 def whole(name: str, catalogue: Catalogue) -> Cost:
     body = {"prompt": "x", "seed": 1, "steps": 10, "cfg_scale": 1.0, **_SIZE}
     made = compile_parameters(
@@ -67,9 +62,7 @@ def whole(name: str, catalogue: Catalogue) -> Cost:
 
 
 @pytest.mark.parametrize(("name", "family"), [("z-image", Family.Z_IMAGE), ("flux", Family.FLUX)])
-def test_a_whole_checkpoint_costs_what_its_family_does(
-    name: str, family: Family, catalogue: Catalogue
-) -> None:
+def test_a_checkpoint_costs_as_its_family(name: str, family: Family, catalogue: Catalogue) -> None:
     own, plain, found = TRAITS[family].work, whole("sd1", catalogue), whole(name, catalogue)
     megapixels = 1024 * 1024 / 1e6
     calls = 10 * megapixels * (1 + megapixels / work.ATTENTION_MEGAPIXELS)
@@ -121,17 +114,14 @@ def test_a_network_whose_header_cannot_be_read_costs_as_the_costliest(catalogue:
 def test_limits_hold_for_them(catalogue: Catalogue) -> None:
     graph = flux_graph(steps=30)
     graph["6"]["inputs"] |= _SIZE
-    validate(graph, catalogue, Limits(max_cost=1000.0))
-    with pytest.raises(GraphInvalid) as error:
-        validate(graph, catalogue, Limits(max_cost=300.0))
-    assert error.value.extra_info["limit"] == "max_cost"
+    graph_of(graph, catalogue, max_cost=1000.0)
+    assert refusal_of(graph, catalogue, max_cost=300.0).extra_info["limit"] == "max_cost"
 
 
-def test_the_latent_of_a_deep_model_has_its_size_whatever_it_began_as(
-    catalogue: Catalogue,
-) -> None:
-    graph = z_image_graph(steps=1)
-    shallow = {**graph, "6": node("EmptyLatentImage", width=1024, height=1024, batch_size=8)}
-    deep = {**graph, "6": node("EmptySD3LatentImage", width=1024, height=1024, batch_size=8)}
-    bytes_of = [validate(each, catalogue, Limits()).node_bytes["8"] for each in (shallow, deep)]
-    assert bytes_of[0] == bytes_of[1]
+def test_the_latent_of_a_deep_model_has_its_size_whatever_it_began_as(catalogue: Catalogue) -> None:
+    prompts = [
+        z_image_graph(steps=1) | {"6": node(f"Empty{kind}Image", **_SIZE, batch_size=8)}
+        for kind in ("Latent", "SD3Latent")
+    ]
+    shallow, deep = (graph_of(each, catalogue).node_bytes["8"] for each in prompts)
+    assert shallow == deep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +12,21 @@ import pytest
 
 from engine.errors import GraphInvalid, NodeFailed
 from engine.graph.catalogue import Catalogue
-from engine.graph.graph import Graph
-from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import validate
-from tests.support.engine.invalid_graphs import error_body
-from tests.support.engine.workflows import node, text_to_image, with_input
-from tests.support.patience import least_cpu_s
+from tests.support.engine.graphs import error_body, graph_of, refusal_of
+from tests.support.engine.workflows import Prompt, node, text_to_image, with_input
+from tests.support.patience import FACTOR, least_cpu_s
 
-Prompt = dict[str, Any]
-LIMITS = Limits(max_cost=0)
 NODES = 1000
 LONG = 128
 
 
 def seconds(prompt: Prompt, catalogue: Catalogue) -> float:
-    return least_cpu_s(lambda: accepted_or_refused(prompt, catalogue))
+    def check() -> None:
+        with suppress(GraphInvalid):
+            graph_of(prompt, catalogue, max_cost=0)
 
-
-def accepted_or_refused(prompt: Prompt, catalogue: Catalogue) -> Graph | None:
-    try:
-        return validate(prompt, catalogue, LIMITS)
-    except GraphInvalid:
-        return None
+    return least_cpu_s(check)
 
 
 def chain(length: int, **inputs: Any) -> Prompt:
@@ -65,19 +58,12 @@ def sigmas_in_a_row(nodes: int) -> Prompt:
     graph["0"] = node("BasicScheduler", model=["4", 0], scheduler="normal", steps=4, denoise=1)
     last = ["5", 0]
     for number in range(1, (nodes - len(graph)) // 2 + 1):
-        graph[f"n{number}"] = node(
-            "FlipSigmas", sigmas=[f"n{number - 1}" if number > 1 else "0", 0]
-        )
-        graph[f"s{number}"] = node(
-            "SamplerCustom",
-            add_noise=True,
-            noise_seed=1,
-            cfg=1,
-            **{name: graph["3"]["inputs"][name] for name in ("model", "positive", "negative")},
-            sampler=["sampler", 0],
-            sigmas=[f"n{number}", 0],
-            latent_image=last,
-        )
+        before = f"n{number - 1}" if number > 1 else "0"
+        graph[f"n{number}"] = node("FlipSigmas", sigmas=[before, 0])
+        links = {"sampler": ["sampler", 0], "sigmas": [f"n{number}", 0], "latent_image": last}
+        links |= {name: graph["3"]["inputs"][name] for name in ("model", "positive", "negative")}
+        settings = {"add_noise": True, "noise_seed": 1, "cfg": 1}
+        graph[f"s{number}"] = node("SamplerCustom", **links, **settings)
         last = [f"s{number}", 0]
     return with_input(graph, "8", samples=last)
 
@@ -97,65 +83,59 @@ SHAPES = [chain, many_outputs, sigmas_in_a_row, ring, unknown_inputs]
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_time_grows_with_the_size_of_the_graph_and_not_faster(
-    shape: Callable[[int], Prompt], empty_catalogue: Catalogue
+    shape: Callable[[int], Prompt], catalogue: Catalogue
 ) -> None:
     small, large = shape(NODES // 8), shape(NODES)
-    assert seconds(large, empty_catalogue) < 0.1  # meant to be under 40 ms
-    assert seconds(large, empty_catalogue) < 8 * 3 * seconds(small, empty_catalogue) + 0.005
+    assert seconds(large, catalogue) < 0.15 * FACTOR  # meant to be under 40 ms
+    assert seconds(large, catalogue) < 8 * 3 * seconds(small, catalogue) + 0.005
 
 
-def test_a_chain_of_as_many_nodes_as_are_taken_is_valid(empty_catalogue: Catalogue) -> None:
-    graph = accepted_or_refused(chain(NODES), empty_catalogue)
-    assert graph is not None
-    assert len(graph.nodes) == NODES
-    too_many = error_body({**chain(NODES), "x": {}}, empty_catalogue)
+def test_a_chain_of_as_many_nodes_as_are_taken_is_valid(catalogue: Catalogue) -> None:
+    assert len(graph_of(chain(NODES), catalogue, max_cost=0).nodes) == NODES
+    too_many = error_body({**chain(NODES), "x": {}}, catalogue)
     assert too_many["error"]["type"] == "too_many_nodes"
 
 
 @pytest.mark.parametrize("letter", ["a", "ä", "\U0001f600", "\x00", '"'])
-def test_an_answer_stays_small_whatever_is_sent(letter: str, empty_catalogue: Catalogue) -> None:
+def test_an_answer_stays_small_whatever_is_sent(letter: str, catalogue: Catalogue) -> None:
     graph = {i.replace("s", letter): each for i, each in many_outputs(NODES).items()}
     for each in graph.values():
         each["inputs"] = {name: [20_000 * letter, 0] for name in each["inputs"]}
         each["inputs"] |= {"ckpt_name": 20_000 * letter, "cfg": 20_000 * letter, "scheduler": 1}
-    body = error_body(graph, empty_catalogue)
+    body = error_body(graph, catalogue)
     size = len(json.dumps(body).encode())
     assert size < (200_000 if letter == "a" else 900_000)
 
 
 @pytest.mark.parametrize("text", [100_000 * "a", "\ud800"])
-def test_the_message_of_a_failed_job_is_short_and_can_be_stored(
-    text: str, empty_catalogue: Catalogue
-) -> None:
+def test_the_message_of_a_failed_job_is_short(text: str, catalogue: Catalogue) -> None:
     graph = with_input(text_to_image(), "3", scheduler=text)
-    with pytest.raises(GraphInvalid) as refusal:
-        validate(graph, empty_catalogue, LIMITS)
-    for error in (refusal.value, NodeFailed("3", "KSampler", text)):
+    for error in (refusal_of(graph, catalogue), NodeFailed("3", "KSampler", text)):
         assert len(str(error).encode()) < 1000
 
 
-def test_only_some_of_many_errors_are_shown(empty_catalogue: Catalogue) -> None:
-    body = error_body(chain(500, steps=0), empty_catalogue)
+def test_only_some_of_many_errors_are_shown(catalogue: Catalogue) -> None:
+    body = error_body(chain(500, steps=0), catalogue)
     assert body["error"]["extra_info"] == {"errors": 493, "errors_shown": 50}
     assert sum(len(each["errors"]) for each in body["node_errors"].values()) == 50
 
 
-def test_only_some_of_many_outputs_are_named(empty_catalogue: Catalogue) -> None:
+def test_only_some_of_many_outputs_are_named(catalogue: Catalogue) -> None:
     save = {f"o{n}": node("SaveImage", images=["8", 0], filename_prefix="") for n in range(500)}
     graph = with_input(text_to_image(), "3", steps=0) | save
-    [entry] = error_body(graph, empty_catalogue)["node_errors"].values()
+    [entry] = error_body(graph, catalogue)["node_errors"].values()
     assert len(entry["dependent_outputs"]) == 50
     assert entry["dependent_outputs"][:2] == ["9", "o0"]
 
 
-def test_a_node_id_of_a_kilobyte_is_refused(empty_catalogue: Catalogue) -> None:
+def test_a_node_id_of_a_kilobyte_is_refused(catalogue: Catalogue) -> None:
     graph = text_to_image()
     graph["x" * LONG] = graph["9"]
-    validate(graph, empty_catalogue, LIMITS)
+    graph_of(graph, catalogue)
     graph["x" * 1000] = graph["9"]
-    error = error_body(graph, empty_catalogue)["error"]
+    error = error_body(graph, catalogue)["error"]
     assert error["type"] == "invalid_prompt"
-    assert "1000 characters, at most 128" in error["details"]
+    assert "1000 characters, but at most 128" in error["details"]
 
 
 class CountedFolder(ModelsFolder):

@@ -15,11 +15,9 @@ import torch
 from engine.executor import BODIES
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import NodeType
-from engine.nodes import NODE_TYPES
-from tests.support.engine.latents import all_latents_and_images, psnr_db_of
-from tests.support.engine.workflows import node, text_to_image
+from tests.support.engine.latents import latents_of, psnr_db_of
+from tests.support.engine.workflows import Prompt, node, text_to_image
 
-Prompt = dict[str, Any]
 A, B = ["6", 0], ["7", 0]
 CIRCLE = node("CLIPTextEncode", text="a red circle", clip=["4", 1])
 SQUARE = node("CLIPTextEncode", text="a blue square", clip=["4", 1])
@@ -38,12 +36,12 @@ def guided_by(link: list[Any], steps: int = 1, cfg: float = 1.0, **nodes: Any) -
 @pytest.fixture(scope="module")
 def estimates(catalogue: Catalogue) -> Any:
     """Of each prompt, in one run with those of A and B alone, which come first."""
-    with_mask = Catalogue(catalogue.models, (*NODE_TYPES, GIVE_MASK))
+    with_mask = Catalogue(catalogue.models, (GIVE_MASK,))
     bodies = {**BODIES, "GiveMask": GIVE_MASK.body}
 
     def estimates(*prompts: Prompt) -> list[Any]:
         every = [guided_by(A), guided_by(B), *prompts]
-        return [latent for latent, _ in all_latents_and_images(every, with_mask, bodies)]
+        return latents_of(every, with_mask, bodies)
 
     return estimates
 
@@ -77,12 +75,8 @@ def test_a_text_written_behind_itself_says_no_more(estimates: Any) -> None:
 
 def test_a_mixture_lies_between_its_texts(estimates: Any) -> None:
     def average(share: float) -> Prompt:
-        mixed = node(
-            "ConditioningAverage",
-            conditioning_to=A,
-            conditioning_from=B,
-            conditioning_to_strength=share,
-        )
+        both = {"conditioning_to": A, "conditioning_from": B}
+        mixed = node("ConditioningAverage", **both, conditioning_to_strength=share)
         return guided_by(["c", 0], c=mixed)
 
     a, b, first, second, half = estimates(average(1.0), average(0.0), average(0.5))
@@ -103,15 +97,8 @@ def test_nothing_is_left_of_what_is_zeroed(estimates: Any) -> None:
 
 def test_an_area_applies_where_it_is(estimates: Any) -> None:
     area = node("ConditioningSetArea", conditioning=B, width=64, height=64, x=64, y=0, strength=1.0)
-    share = node(
-        "ConditioningSetAreaPercentage",
-        conditioning=B,
-        width=0.5,
-        height=1.0,
-        x=0.5,
-        y=0.0,
-        strength=1.0,
-    )
+    parts = {"width": 0.5, "height": 1.0, "x": 0.5, "y": 0.0, "strength": 1.0}
+    share = node("ConditioningSetAreaPercentage", conditioning=B, **parts)
     combined = node("ConditioningCombine", conditioning_1=A, conditioning_2=["r", 0])
     a, _, by_pixels, by_share, alone = estimates(
         guided_by(["c", 0], c=combined, r=area),

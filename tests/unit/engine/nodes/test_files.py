@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import save
 
 from actors.worker.result_file import encode_result
+from engine.diffusion.images.latents import Latent
 from engine.errors import InputFileUnavailable, TooLarge
 from engine.graph.limits import Limits
 from engine.reports import LatentReady
@@ -20,6 +21,7 @@ from tests.support.engine.bodies import outputs_of
 
 COLOURS = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(4, 6, 3) * 3
 ALPHA = np.linspace(0, 255, 24).astype(np.uint8).reshape(4, 6, 1)
+BOTH = Image.fromarray(np.concatenate([COLOURS, ALPHA], -1))
 
 
 def file(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -51,14 +53,13 @@ def test_colours_are_loaded_without_a_mask() -> None:
 
 
 def test_what_is_transparent_is_masked() -> None:
-    both = Image.fromarray(np.concatenate([COLOURS, ALPHA], -1))
-    image, mask = load(file(both))
+    image, mask = load(file(BOTH))
     assert torch.equal(image, of(COLOURS)[None])
     assert torch.equal(mask, 1 - of(ALPHA)[None, ..., 0])
 
 
 def test_what_is_sent_in_the_graph_is_loaded_like_an_upload() -> None:
-    both = file(Image.fromarray(np.concatenate([COLOURS, ALPHA], -1)))
+    both = file(BOTH)
     image, mask = outputs_of("ETN_LoadImageBase64", image="x", files={"x": both})
     assert torch.equal(image, load(both)[0])
     assert torch.equal(mask, load(both)[1])
@@ -100,22 +101,19 @@ def test_a_channel_is_loaded_as_a_mask(channel: str, index: int) -> None:
     assert torch.equal(mask, of(COLOURS)[None, ..., index])
 
 
-def test_an_opaque_image_masks_nothing() -> None:
-    assert torch.equal(load_mask(file(Image.fromarray(COLOURS)), "alpha"), torch.zeros(1, 4, 6))
-
-
 def test_an_alpha_channel_masks_what_is_transparent() -> None:
-    both = Image.fromarray(np.concatenate([COLOURS, ALPHA], -1))
-    assert torch.equal(load_mask(file(both), "alpha"), 1 - of(ALPHA)[None, ..., 0])
+    assert torch.equal(load_mask(file(Image.fromarray(COLOURS)), "alpha"), torch.zeros(1, 4, 6))
+    assert torch.equal(load_mask(file(BOTH), "alpha"), 1 - of(ALPHA)[None, ..., 0])
 
 
 Read = Callable[..., Any]
+READS: list[Read] = [load, lambda content, **options: load_mask(content, "red", **options)]
 
 
-@pytest.mark.parametrize("read", [load, lambda content, **o: load_mask(content, "red", **o)])
+@pytest.mark.parametrize("read", READS)
 def test_a_file_that_is_no_image_or_damaged_is_refused(read: Read) -> None:
     whole = file(Image.fromarray(np.random.default_rng(1).integers(0, 255, (64, 64, 3), np.uint8)))
-    for content, reason in ((b"", "no PNG"), (b"<svg/>", "no PNG"), (whole[:999], "damaged")):
+    for content, reason in ((b"", "not a PNG"), (b"<svg/>", "not a PNG"), (whole[:999], "damaged")):
         with pytest.raises(InputFileUnavailable, match=reason):
             read(content)
 
@@ -124,12 +122,12 @@ def test_a_file_that_is_no_image_or_damaged_is_refused(read: Read) -> None:
 def test_no_other_kind_of_image_is_decoded(kind: str) -> None:
     """Uploads are stored as PNG, so nothing else comes with a job."""
     content = file(Image.new("RGB", (8, 8)), kind)
-    for read in (load, lambda content: load_mask(content, "red")):
-        with pytest.raises(InputFileUnavailable, match="no PNG"):
+    for read in READS:
+        with pytest.raises(InputFileUnavailable, match="not a PNG"):
             read(content)
 
 
-@pytest.mark.parametrize("read", [load, lambda content, **o: load_mask(content, "red", **o)])
+@pytest.mark.parametrize("read", READS)
 def test_a_large_image_is_refused_by_its_header(read: Read) -> None:
     bomb = file(Image.new("L", (3000, 3000)))
     header_alone = bomb[: bomb.index(b"IDAT")]
@@ -145,7 +143,7 @@ def load_latent(content: bytes, **options: Any) -> Any:
 
 def test_a_saved_latent_is_loaded_again() -> None:
     samples = torch.randn(2, 4, 3, 5)
-    latent = outputs_of("LatentFromBatch", samples=_latent(samples), batch_index=0, length=2)[0]
+    latent = outputs_of("LatentFromBatch", samples=Latent(samples), batch_index=0, length=2)[0]
     (saved,) = outputs_of("SaveLatent", samples=latent, filename_prefix="x")
     content = encode_result(LatentReady(0, "9", saved.samples, 7), {"prompt": "{}"}).content
     assert torch.equal(load_latent(content).samples, samples)
@@ -160,8 +158,8 @@ def test_a_latent_of_the_first_format_is_rescaled() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no latent"),
-        (b"\xff" * 64, "no latent"),
+        (b"", "not a latent"),
+        (b"\xff" * 64, "not a latent"),
         (save({"other": torch.zeros(1)}), "has no latent_tensor"),
         (save({"latent_tensor": torch.zeros(1, 12, 8, 8)}), "must be .batch, 4 or 16"),
         (save({"latent_tensor": torch.zeros(0, 4, 8, 8)}), "must be"),
@@ -176,9 +174,3 @@ def test_a_large_latent_is_refused() -> None:
     content = save({"latent_tensor": torch.zeros(1, 4, 9, 9)})
     with pytest.raises(TooLarge, match="72 x 72"):
         load_latent(content, limits=Limits(max_pixels=72 * 71))
-
-
-def _latent(samples: torch.Tensor) -> Any:
-    from engine.diffusion.images.latents import Latent
-
-    return Latent(samples)

@@ -12,18 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.engine import Engine
-from engine.errors import GraphInvalid
-from engine.extensions.installed import Extension, installed_extensions, nodes_of
-from engine.graph.catalogue import Catalogue
-from engine.graph.limits import Limits
-from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import validate
-from engine.nodes import NODE_TYPES
+from engine.extensions import Extension
 from tests.support.engine.bodies import driven
-from tests.support.engine.extensions import ROOT, forget, install
-from tests.support.engine.workflows import Watched, node
+from tests.support.engine.engines import running
+from tests.support.engine.extensions import ROOT, installed
+from tests.support.engine.graphs import refusal_of
+from tests.support.engine.workflows import node, with_input
 
+Made = Callable[..., Tensor]
 SIDE = 128
 LINES = (
     "CannyEdgePreprocessor",
@@ -38,16 +34,12 @@ OTHERS = ("ColorPreprocessor", "ShufflePreprocessor", "TilePreprocessor")
 @pytest.fixture(scope="module")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Extension]:
     package = ROOT / "packages" / "preprocessors"
-    target = install(package, tmp_path_factory.mktemp("preprocessors"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(target)
-        (found,) = installed_extensions()
+    with installed(package, tmp_path_factory.mktemp("preprocessors")) as found:
         yield found
-        forget("darkroom_preprocessors")
 
 
 @pytest.fixture(scope="module")
-def made(extension: Extension) -> Callable[..., Tensor]:
+def made(extension: Extension) -> Made:
     """What a node makes of an image (height, width, 3) of 0..1, in levels of 0..255."""
     bodies = {each.class_type: each.body for each in extension.node_types}
 
@@ -69,7 +61,7 @@ def square(inside: float, outside: float) -> Tensor:
     return image
 
 
-def test_edges_are_those_of_a_square(made: Callable[..., Tensor]) -> None:
+def test_edges_are_those_of_a_square(made: Made) -> None:
     found = made("CannyEdgePreprocessor", square(1.0, 0.0), resolution=SIDE)[..., 0]
     assert set(found.unique().tolist()) == {0.0, 255.0}
     rows, columns = found.nonzero(as_tuple=True)
@@ -79,7 +71,7 @@ def test_edges_are_those_of_a_square(made: Callable[..., Tensor]) -> None:
     assert not made("CannyEdgePreprocessor", square(0.5, 0.5), resolution=SIDE).any()
 
 
-def test_weak_edges_stay_where_they_touch_strong_ones(made: Callable[..., Tensor]) -> None:
+def test_weak_edges_stay_where_they_touch_strong_ones(made: Made) -> None:
     image = square(0.12, 0.0)
     faint = made("CannyEdgePreprocessor", image, resolution=SIDE)
     image[64:, 64:] *= 5.0
@@ -88,7 +80,7 @@ def test_weak_edges_stay_where_they_touch_strong_ones(made: Callable[..., Tensor
     assert joined[31, 40:60].any()
 
 
-def test_lines_are_where_an_image_is_darker_than_around(made: Callable[..., Tensor]) -> None:
+def test_lines_are_where_an_image_is_darker_than_around(made: Made) -> None:
     image = torch.ones(SIDE, SIDE, 3)
     image[60:64] = 0.1
     for class_type in ("LineartStandardPreprocessor", "Scribble_XDoG_Preprocessor"):
@@ -99,7 +91,7 @@ def test_lines_are_where_an_image_is_darker_than_around(made: Callable[..., Tens
     assert [float(scribble[62, 0]), float(scribble[20, 0])] == [0.0, 255.0]
 
 
-def test_a_threshold_separates_dark_from_bright(made: Callable[..., Tensor]) -> None:
+def test_a_threshold_separates_dark_from_bright(made: Made) -> None:
     image = square(0.3, 0.2)
     fixed = made("BinaryPreprocessor", image, bin_threshold=100, resolution=SIDE)
     found = made("BinaryPreprocessor", image, bin_threshold=0, resolution=SIDE)
@@ -107,7 +99,7 @@ def test_a_threshold_separates_dark_from_bright(made: Callable[..., Tensor]) -> 
     assert torch.equal(found == 255.0, image > 0.25)
 
 
-def test_a_palette_has_a_colour_for_each_square(made: Callable[..., Tensor]) -> None:
+def test_a_palette_has_a_colour_for_each_square(made: Made) -> None:
     image = torch.zeros(SIDE, SIDE, 3)
     image[:64, :64] = torch.tensor([1.0, 0.0, 0.0])
     found = made("ColorPreprocessor", image, resolution=SIDE)
@@ -118,7 +110,7 @@ def test_a_palette_has_a_colour_for_each_square(made: Callable[..., Tensor]) -> 
     assert float(found[127, 127, 0]) < 50
 
 
-def test_a_tile_keeps_colours_and_loses_details(made: Callable[..., Tensor]) -> None:
+def test_a_tile_keeps_colours_and_loses_details(made: Made) -> None:
     grey = made("TilePreprocessor", torch.full((130, 70, 3), 0.4))
     assert grey.shape == (128, 64, 3)
     assert set(grey.unique().tolist()) == {102.0}
@@ -128,7 +120,7 @@ def test_a_tile_keeps_colours_and_loses_details(made: Callable[..., Tensor]) -> 
     assert made("TilePreprocessor", square(1.0, 0.0), pyrUp_iters=10).shape == (1024, 1024, 3)
 
 
-def test_contents_are_shuffled_by_their_seed(made: Callable[..., Tensor]) -> None:
+def test_contents_are_shuffled_by_their_seed(made: Made) -> None:
     one, same, other = (
         made("ShufflePreprocessor", square(1.0, 0.0), seed=seed, resolution=SIDE)
         for seed in (1, 1, 2)
@@ -138,7 +130,7 @@ def test_contents_are_shuffled_by_their_seed(made: Callable[..., Tensor]) -> Non
     assert 0 < float(one.mean()) < 255
 
 
-def test_the_shorter_side_gets_the_resolution(made: Callable[..., Tensor]) -> None:
+def test_the_shorter_side_gets_the_resolution(made: Made) -> None:
     image = torch.rand(60, 90, 3, generator=torch.Generator().manual_seed(1))
     for class_type in (*LINES, "ColorPreprocessor", "ShufflePreprocessor"):
         assert made(class_type, image, resolution=128).shape == (128, 192, 3)
@@ -155,7 +147,7 @@ def test_a_smaller_image_has_the_means_of_areas(extension: Extension) -> None:
     )
 
 
-def test_what_is_to_be_filled_is_marked(made: Callable[..., Tensor]) -> None:
+def test_what_is_to_be_filled_is_marked(made: Made) -> None:
     mask = torch.zeros(1, 8, 8)
     mask[:, :4] = 1.0
     image = torch.full((SIDE, SIDE, 3), 0.4)
@@ -185,21 +177,10 @@ def graph(class_type: str, **inputs: Any) -> dict[str, Any]:
 
 
 def test_all_of_them_run_in_graphs(extension: Extension, tmp_path: Path) -> None:
-    models = ModelsFolder(tmp_path)
-    catalogue = Catalogue(models, (*NODE_TYPES, *nodes_of([extension])))
-    engine = Engine(models=models, more_nodes=extension.node_types)
-    engine.start()
-    try:
-        watched = [Watched() for _ in (*LINES, *OTHERS)]
-        for each, class_type in zip(watched, (*LINES, *OTHERS), strict=True):
-            prompt = graph(class_type, resolution=64)
-            engine.submit(validate(prompt, catalogue, Limits()), on_event=each.take)
+    with running(tmp_path, extension.node_types) as engine:
+        watched = [engine.submit(graph(each, resolution=64)) for each in (*LINES, *OTHERS)]
         pictures = [each.images() for each in watched]
-    finally:
-        engine.stop()
-    assert [len(each) for each in pictures] == [2] * len(watched)
-    assert all(np.array_equal(a.pixels, b.pixels) for a, b in pictures)
-    wide = graph("BinaryPreprocessor", resolution=4096)
-    wide["1"]["inputs"] |= {"width": 2048, "height": 16}
-    with pytest.raises(GraphInvalid, match="costs too much"):
-        validate(wide, catalogue, Limits(max_live_bytes=2**31))
+    assert all(np.array_equal(one.pixels, other.pixels) for one, other in pictures)
+    wide = with_input(graph("BinaryPreprocessor", resolution=4096), "1", width=2048, height=16)
+    refusal = refusal_of(wide, engine.catalogue, max_live_bytes=2**31)
+    assert "costs too much" in str(refusal)

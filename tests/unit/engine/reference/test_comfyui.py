@@ -18,6 +18,9 @@ from tests.support.engine import parity
 from tests.support.engine.latents import Recorded, psnr_db_of, recorded
 
 AT_ONCE = 64
+# With a signal-to-noise ratio of zero, the first sigma is above 4,000 and multiplies the rounding
+# of float32, which differs between AVX2 and AVX-512 and with the number of threads.
+LEAST_DB = {"patch_v_prediction_zero_snr": 90}
 COMPARED = {name: CASES[name] for name in list(CASES)[:: 1 if parity.FULL else 2]}
 
 
@@ -58,7 +61,7 @@ def test_latents_and_images_are_those_of_comfyui(
     if run.saved:
         found = np.asarray(run.saved["saved"])
         assert found.shape == expected.shape
-        assert psnr_db_of(found, expected) >= 100
+        assert psnr_db_of(found, expected) >= LEAST_DB.get(case, 100)
     else:
         found = np.stack(run.images).astype(int)
         assert found.shape == expected.shape

@@ -23,7 +23,7 @@ from tests.support.engine import parity
 
 Prompt = Mapping[str, Any]
 TYPES = {each.class_type: each for each in NODE_TYPES}
-LARGEST = {"work": 150.0, "live_bytes": 256 * 2**20, "rows": 8, "tokens": 1000, "outputs": 8}
+LARGEST = {"work": 300.0, "live_bytes": 256 * 2**20, "rows": 8, "tokens": 2000, "outputs": 8}
 """No reference costs more, so the limits leave room for jobs that are far larger."""
 
 

@@ -12,7 +12,7 @@ import torch
 from diffusers import AutoencoderKL, T2IAdapter
 from safetensors.torch import save_file
 
-from engine.diffusion.images.upscale_networks import Compact
+from engine.diffusion.images.upscale_models import Compact
 from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder

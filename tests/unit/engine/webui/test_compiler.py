@@ -1,4 +1,4 @@
-"""Diffusion requests, compiled to valid graphs."""
+"""Diffusion requests, compiled to valid graphs, with the hires fix."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import GraphInvalid
+from engine.errors import GraphInvalid, ParametersInvalid
 from engine.graph import names
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.validation import validate
 from tests.support.engine.diffusion_requests import compiled, field_errors, graph_of, kinds
+from tests.support.engine.workflows import TINY
 
 
 def test_a_plain_request_is_the_usual_workflow(models: Catalogue) -> None:
@@ -57,8 +58,8 @@ def test_loras_come_out_of_the_prompt_into_the_graph(models: Catalogue) -> None:
         ("<lora:nope:1>", "styles/ink.safetensors"),
         ("<lora:ink:much>", "much"),
         ("<lora:ink:1e9>", "beyond"),
-        ("<lora:ink:1:1:1>", "not understood"),
-        ("<lora:ink:dyn=1>", "not understood"),
+        ("<lora:ink:1:1:1>", "not a valid weight"),
+        ("<lora:ink:dyn=1>", "not a valid weight"),
         ("<hypernet:x:1>", "<hypernet:x:1>"),
         ("<lora:ink:1>" * 17, "17"),
         ("<lora:ink:0." + "1" * 40 + ">", "at most 40"),
@@ -87,7 +88,7 @@ def test_override_settings_reach_their_nodes(models: Catalogue) -> None:
         "sd_vae": "soft.safetensors",
         "CLIP_stop_at_last_layers": 3,
     }
-    graph = graph_of(models, clip_skip=2, override_settings=settings)
+    graph = graph_of(models, clip_skip=2, sd_model_checkpoint=TINY, override_settings=settings)
     assert graph.node("checkpoint").literals["ckpt_name"] == "other.safetensors"
     assert graph.node("clip").literals["stop_at_clip_layer"] == -3
     assert graph.node("decode-0").links["vae"].node_id == "vae"
@@ -103,6 +104,28 @@ def test_a_noise_seed_delta_is_for_samplers_that_draw_at_each_step(models: Catal
         sample = graph_of(models, sampler_name=sampler, override_settings=settings).node("sample-0")
         assert sample.class_type == kind
         assert sample.literals.get("eta_noise_seed_delta", 31337) == 31337
+
+
+@pytest.mark.parametrize(
+    "name", ["other", "other.safetensors", "other.safetensors [6ce0161689]", "other [6ce]"]
+)
+def test_a_checkpoint_is_known_by_each_of_its_spellings(models: Catalogue, name: str) -> None:
+    checkpoint = graph_of(models, sd_model_checkpoint=name).node("checkpoint")
+    assert checkpoint.literals["ckpt_name"] == "other.safetensors"
+
+
+@pytest.mark.parametrize("name", ["nope", "../x", None])
+def test_an_unknown_checkpoint_is_a_bad_field(models: Catalogue, name: str | None) -> None:
+    errors = field_errors(models, sd_model_checkpoint=name, default=None)
+    assert errors.keys() == {"sd_model_checkpoint"}
+
+
+def test_limits_of_the_endpoint_name_their_field(models: Catalogue) -> None:
+    limits = Limits(max_side=256, max_steps=10, max_batch=2, max_pixels=1)
+    with pytest.raises(ParametersInvalid) as caught:
+        compiled(models, limits, width=512, height=512, batch_size=3)
+    fields = [each.field for each in caught.value.fields]
+    assert fields == ["width", "height", "steps", "batch_size", "width"]
 
 
 def test_eta_is_that_of_the_sampler_or_refused(models: Catalogue) -> None:
@@ -148,3 +171,117 @@ def test_images_count_seeds_up_and_clip_skip_counts_layers_down(
         assert graph.seed_of(name) == found.seeds[index] == (seed + index) % 2**64
     layers = [n.literals["stop_at_clip_layer"] for n in graph.nodes if n.id == "clip"]
     assert layers == ([-clip_skip] if clip_skip > 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("upscaler", "expected"),
+    [
+        ("", ["WebUILatentUpscale"]),
+        ("Latent", ["WebUILatentUpscale"]),
+        ("latent (bicubic antialiased)", ["WebUILatentUpscale"]),
+        ("Lanczos", ["VAEDecode", "ImageScale", "VAEEncode"]),
+        ("None", ["VAEDecode", "ImageScale", "VAEEncode"]),
+    ],
+)
+def test_hires_fix_samples_again_at_the_larger_size(
+    models: Catalogue, upscaler: str, expected: list[str]
+) -> None:
+    graph = graph_of(
+        models,
+        enable_hr=True,
+        hr_upscaler=upscaler,
+        hr_second_pass_steps=7,
+        denoising_strength=0.5,
+        batch_size=2,
+    )
+    every = kinds(graph)
+    assert every.count("KSampler") == 4
+    assert every.count("CheckpointLoaderSimple") == 1
+    for kind in set(expected):
+        assert every.count(kind) == 2 * expected.count(kind) + (2 if kind == "VAEDecode" else 0)
+    second = graph.node("hires-sample-1")
+    assert (second.literals["steps"], second.literals["denoise"]) == (7, 0.5)
+    assert graph.node("larger-1").literals["width"] == 128
+    assert graph.seed_of("save-1") == second.literals["seed"] == 6
+    assert graph.total_steps == 2 * (20 + 7)
+    assert graph.node("hires-text").literals["steps_before"] == 20
+
+
+def test_hires_fix_takes_an_upscale_model(models: Catalogue) -> None:
+    prompt = compiled(models, enable_hr=True, hr_upscaler="4x").prompt
+    validate(prompt, models, Limits())
+    assert prompt["upscaler"]["inputs"]["model_name"] == "4x.safetensors"
+    assert prompt["upscaled-0"]["inputs"]["image"] == ["small-0", 0]
+    assert prompt["larger-0"]["inputs"]["image"] == ["upscaled-0", 0]
+    unknown = field_errors(models, enable_hr=True, hr_upscaler="nope")["hr_upscaler"]
+    assert "Latent (bicubic)" in unknown
+    assert "4x.safetensors" in unknown
+
+
+@pytest.mark.parametrize(
+    ("size", "expected", "crop"),
+    [
+        ({}, (192, 128), "disabled"),
+        ({"hr_scale": 1.3}, (120, 80), "disabled"),
+        ({"hr_resize_x": 240}, (240, 160), "disabled"),
+        ({"hr_resize_y": 200}, (296, 200), "disabled"),
+        ({"hr_resize_x": 128, "hr_resize_y": 128}, (128, 128), "center"),
+    ],
+)
+def test_hires_size(
+    models: Catalogue, size: dict[str, Any], expected: tuple[int, int], crop: str
+) -> None:
+    larger = graph_of(models, width=96, enable_hr=True, **size).node("larger-0").literals
+    assert (larger["width"], larger["height"], larger["crop"]) == (*expected, crop)
+
+
+def test_hires_fix_may_have_texts_sampler_and_models_of_its_own(models: Catalogue) -> None:
+    graph = graph_of(
+        models,
+        prompt="a <lora:ink>",
+        enable_hr=True,
+        hr_prompt="b <lora:grain>",
+        hr_negative_prompt="c",
+        hr_sampler_name="Euler a",
+        hr_scheduler="Karras",
+        hr_checkpoint_name="other",
+        hr_upscaler="Nearest",
+    )
+    text = graph.node("hires-text").literals
+    assert (text["text"], text["negative_text"]) == ("b ", "c")
+    second = graph.node("hires-sample-0")
+    assert (second.literals["sampler_name"], second.literals["scheduler"]) == (
+        "euler_ancestral",
+        "karras",
+    )
+    assert second.links["model"].node_id == "hires-lora-0"
+    assert graph.node("small-0").links["vae"].node_id == "checkpoint"
+    assert graph.node("encode-0").links["vae"].node_id == "hires-checkpoint"
+    assert graph.node("decode-0").links["vae"].node_id == "hires-checkpoint"
+
+
+def test_words_for_the_same_again_are_understood(models: Catalogue) -> None:
+    same = {
+        "hr_sampler_name": "Use same sampler",
+        "hr_scheduler": "Use same scheduler",
+        "hr_checkpoint_name": "Use same checkpoint",
+    }
+    assert compiled(models, enable_hr=True, **same) == compiled(models, enable_hr=True)
+
+
+def test_what_hires_fix_says_counts_only_where_it_is_on(models: Catalogue) -> None:
+    assert compiled(models, hr_scale=3, hr_upscaler="nope", denoising_strength=0.1) == compiled(
+        models
+    )
+
+
+def test_limits_count_both_passes(models: Catalogue) -> None:
+    body = {"enable_hr": True, "steps": 6, "hr_second_pass_steps": 5}
+    assert "steps" in field_errors(models, Limits(max_steps=10), **body)
+    compiled(models, Limits(max_steps=11), **body)
+    pixels = 64 * 64 + 128 * 128
+    assert "width" in field_errors(models, Limits(max_pixels=pixels - 1), **body)
+    compiled(models, Limits(max_pixels=pixels), **body)
+    assert {"hr_resize_x", "hr_resize_y"} <= field_errors(
+        models, Limits(max_side=127), **body
+    ).keys()

@@ -1,19 +1,31 @@
-"""img2img and inpainting: what a request may say, and the graph that it becomes."""
+"""img2img and inpainting: what a request may say, the graph that it becomes, and its pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from engine.errors import ParametersInvalid
 from engine.graph.catalogue import Catalogue
-from engine.webui.img2img.members import steps_taken
-from engine.webui.infotext.writing import infotext
-from engine.webui.parameters import parse_parameters
-from tests.support.engine.diffusion_requests import compiled, field_errors, graph_of, kinds
+from engine.webui.parameters import parse_parameters, steps_taken
+from engine.webui.sampler_names import SAMPLER_OF
+from tests.support.engine.diffusion_requests import (
+    compiled,
+    field_errors,
+    graph_of,
+    kinds,
+    text_of_image,
+)
+from tests.support.engine.latents import farthest
+from tests.support.engine.workflows import Prompt, Submit, node, text_to_image
+from tests.support.uploads import png_of
 
 START = {"init_images": ["cat.png"], "compatibility": "webui", "steps": 20}
+AS_WEBUI = {"compatibility": "webui"}
 MASKED = START | {"mask": "mask.png"}
 
 
@@ -32,8 +44,8 @@ def test_an_upload_is_encoded_in_the_place_of_an_empty_latent(models: Catalogue)
 def test_so_many_steps_are_taken(models: Catalogue, denoise: float, taken: int) -> None:
     assert steps_taken(20, denoise) == taken
     graph = graph_of(models, **START, denoising_strength=denoise)
-    for node in ("sample-0", "text"):
-        literals = graph.node(node).literals
+    for name in ("sample-0", "text"):
+        literals = graph.node(name).literals
         assert literals["steps"] == 20
         assert (literals["taken_steps"], literals["denoise"]) == (taken, 1.0)
 
@@ -84,14 +96,11 @@ def test_the_seed_of_a_picture_is_its_samplers(models: Catalogue) -> None:
     assert [graph.node(f"masked-{index}").literals["seed"] for index in (0, 1)] == [5, 6]
 
 
-@pytest.mark.parametrize(
-    ("fill", "content"),
-    [(0, "fill"), (1, "original"), (2, "latent noise"), (3, "latent nothing")],
-)
-def test_what_is_under_the_mask(models: Catalogue, fill: int, content: str) -> None:
-    graph = graph_of(models, **MASKED, inpainting_fill=fill)
-    assert graph.node("masked-0").literals["content"] == content
-    assert ("WebUIFill" in kinds(graph)) == (fill != 1)
+def test_what_is_under_the_mask(models: Catalogue) -> None:
+    graphs = [graph_of(models, **MASKED, inpainting_fill=fill) for fill in range(4)]
+    contents = [graph.node("masked-0").literals["content"] for graph in graphs]
+    assert contents == ["fill", "original", "latent noise", "latent nothing"]
+    assert ["WebUIFill" in kinds(graph) for graph in graphs] == [True, False, True, True]
 
 
 def test_the_latent_may_be_stretched(models: Catalogue) -> None:
@@ -120,17 +129,9 @@ def test_as_in_comfyui_nodes_of_comfyui_are_taken(models: Catalogue) -> None:
         assert "compatibility" in field_errors(models, **(body | {name: value}))[name]
 
 
-@pytest.mark.parametrize(
-    ("field", "body"),
-    [
-        ("mask", {"mask": "m.png"}),
-        ("enable_hr", START | {"enable_hr": True}),
-    ],
-)
-def test_members_that_do_not_go_together(
-    models: Catalogue, field: str, body: dict[str, Any]
-) -> None:
-    assert field in field_errors(models, **body)
+def test_members_that_do_not_go_together_are_named(models: Catalogue) -> None:
+    assert "mask" in field_errors(models, mask="m.png")
+    assert "enable_hr" in field_errors(models, **START, enable_hr=True)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +169,7 @@ def test_a_job_records_what_has_an_effect() -> None:
 
 def test_the_text_in_a_picture_tells_of_it(models: Catalogue) -> None:
     body = MASKED | {"denoising_strength": 0.6, "mask_blur": 4, "initial_noise_multiplier": 0.9}
-    parameters = parse_parameters({"prompt": "x", "seed": 5, "width": 64, "height": 64} | body)
-    text = infotext(parameters, compiled(models, **body), 0, "1")
+    text = text_of_image(models, **body)
     for part in (
         "Steps: 20",
         "Denoising strength: 0.6",
@@ -180,3 +180,108 @@ def test_the_text_in_a_picture_tells_of_it(models: Catalogue) -> None:
         "Noise multiplier: 0.9",
     ):
         assert f"{part}," in text
+
+
+Pixels = NDArray[np.uint8]
+Made = Callable[..., Pixels]
+
+
+PICTURE = np.random.default_rng(1).integers(0, 255, (48, 80, 3), dtype=np.uint8)
+COVER = np.zeros((48, 80), dtype=np.uint8)
+COVER[16:32, 24:40] = 255
+FILES = {"start.png": png_of(PICTURE), "mask.png": png_of(COVER)}
+
+
+@pytest.fixture(scope="module")
+def picture(submit: Submit) -> Callable[[Prompt], Pixels]:
+    return lambda prompt: submit(prompt, input_files=FILES).images()[0].pixels
+
+
+@pytest.fixture(scope="module")
+def made(picture: Callable[[Prompt], Pixels], catalogue: Catalogue) -> Made:
+    """The picture of a diffusion request."""
+
+    def made(**body: Any) -> Pixels:
+        body = {"prompt": "a red circle", "seed": 1, "steps": 4, "denoising_strength": 0.5} | body
+        return picture(compiled(catalogue, **body, init_images=["start.png"]).prompt)
+
+    return made
+
+
+SCALE = {"upscale_method": "lanczos", "width": 64, "height": 64, "crop": "disabled"}
+SAMPLING = text_to_image(denoise=0.5)["3"]["inputs"]
+
+
+def workflow(**changed: Prompt) -> Prompt:
+    """img2img as ComfyUI's users build it."""
+    image = {
+        "1": node("LoadImage", image="start.png"),
+        "2": node("ImageScale", image=["1", 0], **SCALE),
+        "5": node("VAEEncode", pixels=["2", 0], vae=["4", 2]),
+    }
+    return text_to_image(denoise=0.5) | image | changed
+
+
+def test_it_is_the_picture_of_the_same_graph(
+    made: Made, picture: Callable[[Prompt], Pixels]
+) -> None:
+    assert farthest(made(compatibility="comfyui"), picture(workflow())) == 0
+
+
+def test_with_a_mask_too(made: Made, picture: Callable[[Prompt], Pixels]) -> None:
+    mask = node("LoadImageMask", image="mask.png", channel="red")
+    masked = node("SetLatentNoiseMask", samples=["5", 0], mask=["10", 0])
+    sampler = node("KSampler", **SAMPLING | {"latent_image": ["11", 0]})
+    graph = workflow(**{"10": mask, "11": masked, "3": sampler})
+    assert farthest(made(mask="mask.png", compatibility="comfyui"), picture(graph)) == 0
+
+
+def test_in_the_webuis_sense_the_steps_are_the_last_of_the_schedule(
+    made: Made, picture: Callable[[Prompt], Pixels]
+) -> None:
+    """Half of 4 steps are 2, and one more; before them the noise is as strong as theirs."""
+    inputs = {key: value for key, value in SAMPLING.items() if key not in {"seed", "denoise"}}
+    inputs |= {"noise_seed": 1, "add_noise": "enable", "return_with_leftover_noise": "disable"}
+    sampler = node("KSamplerAdvanced", **inputs, start_at_step=1, end_at_step=4)
+    names = {"sampler_name": "euler", "scheduler": "normal"}
+    found = made(**AS_WEBUI, **names, override_settings={"enable_quantization": True})
+    assert farthest(found, picture(workflow(**{"3": sampler}))) <= 2
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_the_mask_keeps_is_the_start(made: Made, whole: bool) -> None:
+    body = {"mask": "mask.png", "mask_blur": 0, "inpaint_full_res": not whole}
+    found = made(**AS_WEBUI, **body, denoising_strength=1.0, width=80, height=48)
+    assert found.shape == PICTURE.shape
+    assert farthest(found[COVER == 0], PICTURE[COVER == 0]) <= 1
+    assert farthest(found[COVER > 0], PICTURE[COVER > 0]) > 20
+
+
+def test_every_member_changes_the_picture(made: Made) -> None:
+    masked = {"mask": "mask.png", "inpaint_full_res": False}
+    bodies: list[dict[str, Any]] = [
+        {},
+        {"resize_mode": 1},
+        {"resize_mode": 2},
+        {"resize_mode": 3},
+        {"initial_noise_multiplier": 0.5},
+        {"override_settings": {"img2img_fix_steps": True}},
+        masked,
+        masked | {"mask_blur": 0},
+        masked | {"inpainting_fill": 1},
+        masked | {"inpainting_fill": 2},
+        masked | {"inpainting_fill": 3},
+        masked | {"inpainting_mask_invert": 1},
+    ]
+    pictures = [made(**AS_WEBUI, **body) for body in bodies]
+    for index, one in enumerate(pictures):
+        assert all(farthest(one, other) > 1 for other in pictures[:index]), bodies[index]
+
+
+@pytest.mark.parametrize("name", ["euler_ancestral", "webui_dpm_fast", "webui_ddim", "dpmpp_sde"])
+def test_samplers_of_every_kind_keep_what_the_mask_keeps(made: Made, name: str) -> None:
+    body = {"mask": "mask.png", "mask_blur": 0, "inpaint_full_res": False}
+    sampler = SAMPLER_OF[name].label
+    found = made(**AS_WEBUI, **body, sampler_name=sampler, width=80, height=48)
+    assert farthest(found[COVER == 0], PICTURE[COVER == 0]) <= 1
+    assert found[COVER > 0].std() > 1

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.webui.prompt import read_negative_prompt, read_prompt
-from engine.webui.prompt_numbers import PromptInvalid
-from engine.webui.prompt_weights import Section
+from engine.webui.prompt import PromptInvalid, Section, read_negative_prompt, read_prompt
+from tests.support.patience import FACTOR
 
 
 def texts(prompt: str, steps: int = 10, steps_before: int = 0) -> list[tuple[int, str]]:
@@ -172,7 +171,7 @@ def test_a_prompt_changes_so_often_at_most() -> None:
 
 def test_a_prompt_has_so_many_different_texts_at_most() -> None:
     edits = "".join(f"[a{step}:b:{step}]" for step in range(1, 96))
-    with pytest.raises(PromptInvalid, match="96 different texts, at most 64"):
+    with pytest.raises(PromptInvalid, match="96 different texts, but at most 64"):
         read_prompt(edits, steps=150)
     parts = " AND ".join(
         "[" + "|".join(side * n for n in range(1, 9)) + "]" for side in "abcdefghi"
@@ -183,7 +182,7 @@ def test_a_prompt_has_so_many_different_texts_at_most() -> None:
 
 
 def test_the_texts_of_all_steps_have_a_length() -> None:
-    with pytest.raises(PromptInvalid, match="characters, at most 65536"):
+    with pytest.raises(PromptInvalid, match="characters, but at most 65536"):
         read_prompt("[a|b|c]" + "x" * 30_000, steps=3)
 
 
@@ -200,4 +199,4 @@ def test_the_longest_prompts_are_read_in_no_time() -> None:
     read_prompt("(" * 60 + "(a)b" * 8_000 + ")" * 60, steps=20)
     turns = "[" + "|".join(str(n) for n in range(64)) + "]"
     read_prompt(turns + "(" * 60 + "(a)b" * 180 + ")" * 60, steps=64)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 30 * FACTOR

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from events.bus.connection import keeping_cancellation
+from tests.support.patience import FACTOR
 
 
 async def swallow(answer: asyncio.Future[int]) -> int:
@@ -29,7 +30,7 @@ async def with_error(answer: asyncio.Future[int]) -> None:
 
 async def with_timeout(answer: asyncio.Future[int]) -> None:
     with keeping_cancellation():
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * FACTOR):
             await swallow(answer)
 
 
@@ -47,7 +48,7 @@ async def test_a_cancellation_that_a_call_swallows_ends_the_task(
     await asyncio.sleep(0)
     task.cancel()
     answer.set_result(1)
-    done, _ = await asyncio.wait({task}, timeout=5)
+    done, _ = await asyncio.wait({task}, timeout=5 * FACTOR)
     assert done
     assert task.cancelled()
 

@@ -9,8 +9,8 @@ import pytest
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.puller import Message
+from events.cloud_events import encode
 from events.types import EventData, Started
-from events.wire.cloud_events import encode
 from tests.support.events import JOB_ID, history_of, submitted
 
 

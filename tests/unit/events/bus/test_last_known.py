@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from events.bus.last_known import LastKnown
+from events.bus.health import LastKnown
 from events.errors import LogUnavailable
 
 
@@ -76,7 +76,7 @@ async def test_while_there_is_no_answer_the_last_one_counts(
 async def test_an_answer_that_is_too_old_is_none(log: Log, known: LastKnown[int]) -> None:
     await known.get()
     log.now, log.is_away = 3600.0, True
-    with pytest.raises(LogUnavailable, match="does not say"):
+    with pytest.raises(LogUnavailable, match="does not report"):
         await known.get()
     assert log.now == 3602.0
     with pytest.raises(LogUnavailable):

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 import pytest
 
 from events.callback_address import Resolve
-from events.errors import AddressNotAllowed, LogUnavailable, OutcomeUnknown
+from events.errors import AddressNotAllowed, LogUnavailable
 from events.job import Job, fold
 from events.log import Appended, Conflict, utc_now
 from events.store.records import Scope
 from events.types import Cancelled, Event, Flavour
+from serve_app.acceptance.abandoned_jobs import AbandonedJobs
 from serve_app.acceptance.acceptance import Acceptance
-from serve_app.acceptance.generate_request import GenerateRequest
-from serve_app.acceptance.withdrawals import Withdrawals
+from serve_app.acceptance.request import GenerateRequest
 from serve_app.access.api_keys import mint
-from serve_app.checks import Checks
 from serve_app.refusals import NameServerUnavailable
 from tests.support.edge import Edge
+from tests.support.edge_services import Services
 from tests.support.failing_log import FailingLog
 from tests.support.generate_bodies import workflow_body
 
@@ -64,22 +64,29 @@ def log() -> SlowLog:
 
 
 @pytest.fixture
-async def withdrawals(edge: Edge) -> AsyncGenerator[Withdrawals]:
+async def abandoned_jobs(edge: Edge) -> AsyncGenerator[AbandonedJobs]:
     services = edge.services
-    withdrawals = Withdrawals(
+    abandoned_jobs = AbandonedJobs(
         log=services.log,
         writer=services.writer,
-        queue=services.queue,
+        queue=edge.queue,
         period_s=5,
         first_pause_s=0.001,
     )
-    yield withdrawals
-    await withdrawals.stop()
+    yield abandoned_jobs
+    await abandoned_jobs.stop()
+
+
+def acceptance_of(services: Services, abandoned_jobs: AbandonedJobs) -> Acceptance:
+    """The acceptance of another replica, with these abandoned_jobs."""
+    acceptance = services.replica().submission.acceptance
+    acceptance._abandoned_jobs = abandoned_jobs
+    return acceptance
 
 
 @pytest.fixture
-async def acceptance(edge: Edge, withdrawals: Withdrawals) -> AsyncGenerator[Acceptance]:
-    acceptance = Acceptance(edge.services, withdrawals, Checks(2, timeout_s=5))
+async def acceptance(edge: Edge, abandoned_jobs: AbandonedJobs) -> AsyncGenerator[Acceptance]:
+    acceptance = acceptance_of(edge.services, abandoned_jobs)
     yield acceptance
     await acceptance.stop()
 
@@ -105,31 +112,31 @@ class TestACallerWhoHangsUp:
         await asyncio.wait_for(acceptance.join(), 5)
 
     async def test_without_a_key_the_job_is_withdrawn(
-        self, acceptance: Acceptance, withdrawals: Withdrawals, log: SlowLog, edge: Edge
+        self, acceptance: Acceptance, abandoned_jobs: AbandonedJobs, log: SlowLog, edge: Edge
     ) -> None:
         await self.hang_up(acceptance, log, REQUEST)
-        await asyncio.wait_for(withdrawals.join(), 5)
+        await asyncio.wait_for(abandoned_jobs.join(), 5)
         job = await log.job()
         assert job is not None
         assert isinstance(job.end, Cancelled)
         assert edge.queue.removed == [("default", job.submitted.lane, job.id)]
 
     async def test_with_a_key_the_job_is_stored_for_the_repeat(
-        self, acceptance: Acceptance, withdrawals: Withdrawals, log: SlowLog
+        self, acceptance: Acceptance, abandoned_jobs: AbandonedJobs, log: SlowLog
     ) -> None:
         await self.hang_up(acceptance, log, KEYED)
-        await asyncio.wait_for(withdrawals.join(), 5)
+        await asyncio.wait_for(abandoned_jobs.join(), 5)
         repeated = await acceptance.accept(KEYED)
         assert repeated == await log.job()
         assert repeated.end is None
 
     async def test_what_was_perhaps_stored_is_withdrawn(
-        self, acceptance: Acceptance, withdrawals: Withdrawals, log: SlowLog
+        self, acceptance: Acceptance, abandoned_jobs: AbandonedJobs, log: SlowLog
     ) -> None:
         log.lose_answers()
         await self.hang_up(acceptance, log, REQUEST)
         log.recover()
-        await asyncio.wait_for(withdrawals.join(), 5)
+        await asyncio.wait_for(abandoned_jobs.join(), 5)
         job = await log.job()
         assert job is not None
         assert isinstance(job.end, Cancelled)
@@ -138,24 +145,14 @@ class TestACallerWhoHangsUp:
     async def test_what_was_not_stored_needs_nothing(
         self,
         acceptance: Acceptance,
-        withdrawals: Withdrawals,
+        abandoned_jobs: AbandonedJobs,
         log: SlowLog,
         generate_request: GenerateRequest,
     ) -> None:
         log.append_error = LogUnavailable()
         await self.hang_up(acceptance, log, generate_request)
-        await asyncio.wait_for(withdrawals.join(), 0.5)
+        await asyncio.wait_for(abandoned_jobs.join(), 0.5)
         assert await log.job() is None
-
-    async def test_one_that_stays_is_told_the_outcome(
-        self, acceptance: Acceptance, log: SlowLog
-    ) -> None:
-        log.may_go_on.set()
-        job = await acceptance.accept(REQUEST)
-        assert job == await log.job()
-        log.append_error = OutcomeUnknown()
-        with pytest.raises(OutcomeUnknown, match="cancelled"):
-            await acceptance.accept(REQUEST)
 
     async def test_the_end_of_the_service_ends_its_append(
         self, acceptance: Acceptance, log: SlowLog
@@ -186,37 +183,36 @@ def name_server_says(code: int) -> Resolve:
 class TestNameServer:
     @pytest.mark.parametrize("code", [socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_MEMORY])
     async def test_that_it_is_away_is_not_the_callers_fault(
-        self, edge: Edge, withdrawals: Withdrawals, code: int
+        self, edge: Edge, abandoned_jobs: AbandonedJobs, code: int
     ) -> None:
-        services = replace(edge.services, resolve=name_server_says(code))
+        services = edge.services.with_resolver(name_server_says(code))
         with pytest.raises(NameServerUnavailable) as refusal:
-            await Acceptance(services, withdrawals, Checks(2, timeout_s=5)).accept(CALLED_BACK)
+            await acceptance_of(services, abandoned_jobs).accept(CALLED_BACK)
         assert refusal.value.retry_after_s > 0
 
-    async def test_that_it_hangs_is_not_either(self, edge: Edge, withdrawals: Withdrawals) -> None:
-        services = replace(edge.services, resolve=BrokenNameServer().resolve)
-        acceptance = Acceptance(
-            services, withdrawals, Checks(2, timeout_s=5), resolve_timeout_s=0.01
-        )
+    async def test_that_it_hangs_is_not_either(
+        self, edge: Edge, abandoned_jobs: AbandonedJobs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        services = edge.services.with_resolver(BrokenNameServer().resolve)
+        acceptance = acceptance_of(services, abandoned_jobs)
+        monkeypatch.setattr(acceptance._addresses, "_timeout_s", 0.01)
         with pytest.raises(NameServerUnavailable):
             await acceptance.accept(CALLED_BACK)
 
     @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_NODATA])
     async def test_a_name_that_does_not_exist_is_refused(
-        self, edge: Edge, withdrawals: Withdrawals, code: int
+        self, edge: Edge, abandoned_jobs: AbandonedJobs, code: int
     ) -> None:
-        services = replace(edge.services, resolve=name_server_says(code))
+        services = edge.services.with_resolver(name_server_says(code))
         with pytest.raises(AddressNotAllowed, match="does not resolve"):
-            await Acceptance(services, withdrawals, Checks(2, timeout_s=5)).accept(CALLED_BACK)
+            await acceptance_of(services, abandoned_jobs).accept(CALLED_BACK)
 
     async def test_a_job_that_is_known_needs_none(
-        self, edge: Edge, withdrawals: Withdrawals, log: SlowLog
+        self, edge: Edge, abandoned_jobs: AbandonedJobs, log: SlowLog
     ) -> None:
         log.may_go_on.set()
         edge.name_server.answers["hooks.example.com"] = ("8.8.8.8",)
         request = replace(CALLED_BACK, idempotency_key="a")
-        first = await Acceptance(edge.services, withdrawals, Checks(2, timeout_s=5)).accept(request)
-        services = replace(edge.services, resolve=name_server_says(socket.EAI_AGAIN))
-        assert (
-            await Acceptance(services, withdrawals, Checks(2, timeout_s=5)).accept(request) == first
-        )
+        first = await acceptance_of(edge.services, abandoned_jobs).accept(request)
+        services = edge.services.with_resolver(name_server_says(socket.EAI_AGAIN))
+        assert await acceptance_of(services, abandoned_jobs).accept(request) == first

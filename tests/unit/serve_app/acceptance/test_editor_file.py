@@ -8,13 +8,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
-from serve_app.acceptance.editor_file import prompt_of
-from tests.support.generate_bodies import CHECKPOINT
+from engine.graph.workflow_file import prompt_of
+from tests.support.edge import Client
+from tests.support.generate_bodies import CHECKPOINT, workflow_body
 from tests.support.patience import least_cpu_s
 
 GENERATE = "/workflow/v1/generate"
@@ -69,7 +69,7 @@ def of(file: File, id: int) -> File:
     return found
 
 
-async def recorded(client: httpx.AsyncClient, body: File) -> File:
+async def recorded(client: Client, body: File) -> File:
     answer = await client.post(GENERATE, json=body)
     assert answer.status_code == 202, answer.text
     job = (await client.get(f"/v1/jobs/{answer.json()['request_id']}")).json()
@@ -77,7 +77,7 @@ async def recorded(client: httpx.AsyncClient, body: File) -> File:
     return prompt
 
 
-async def test_a_file_becomes_the_graph_that_it_shows(client: httpx.AsyncClient) -> None:
+async def test_a_file_becomes_the_graph_that_it_shows(client: Client) -> None:
     prompt = await recorded(client, saved())
     assert prompt.keys() == {"3", "4", "5", "6", "7", "8", "9"}
     assert prompt["3"]["inputs"] == {
@@ -94,7 +94,12 @@ async def test_a_file_becomes_the_graph_that_it_shows(client: httpx.AsyncClient)
     }
 
 
-async def test_it_may_be_under_prompt_and_of_version_1(client: httpx.AsyncClient) -> None:
+async def test_the_bare_file_of_a_graph_is_taken_too(client: Client) -> None:
+    prompt = workflow_body()["prompt"]
+    assert (await recorded(client, prompt)).keys() == prompt.keys()
+
+
+async def test_it_may_be_under_prompt_and_of_version_1(client: Client) -> None:
     names = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
     newer = saved()
     newer["links"] = [dict(zip(names, link, strict=True)) for link in newer["links"]]
@@ -104,7 +109,7 @@ async def test_it_may_be_under_prompt_and_of_version_1(client: httpx.AsyncClient
     )
 
 
-async def test_reroutes_and_primitives_are_seen_through(client: httpx.AsyncClient) -> None:
+async def test_reroutes_and_primitives_are_seen_through(client: Client) -> None:
     file = saved()
     file["nodes"] += [
         node(20, "Reroute", None, **{"": 31}),
@@ -174,22 +179,25 @@ def with_what_is_no_node(file: File) -> None:
     ("change", "why"),
     [
         (muted, "node 6 (CLIPTextEncode) is muted or bypassed"),
-        (with_a_stranger, "node 6 (SomebodysEncoder) is of a type that is not known here"),
-        (with_a_strange_input, "node 6 (CLIPTextEncode) has an input 'style' that is not known"),
-        (with_a_value_too_many, "node 3 (KSampler) has more or fewer values than it has here"),
-        (with_too_few_values, "node 3 (KSampler) has more or fewer values than it has here"),
-        (with_a_link_from_nowhere, "a link to node 9 (SaveImage) comes from nowhere"),
-        (with_reroutes_in_a_circle, "a link to node 9 (SaveImage) comes from nowhere"),
+        (with_a_stranger, "node 6 (SomebodysEncoder) has an unknown type"),
+        (with_a_strange_input, "node 6 (CLIPTextEncode) has the unknown input 'style'"),
+        (
+            with_a_value_too_many,
+            "node 3 (KSampler) has more or fewer values than its type has here",
+        ),
+        (with_too_few_values, "node 3 (KSampler) has more or fewer values than its type has here"),
+        (with_a_link_from_nowhere, "a link to node 9 (SaveImage) has no source"),
+        (with_reroutes_in_a_circle, "a link to node 9 (SaveImage) has no source"),
         (with_a_primitive_without_a_value, "node 22 (PrimitiveNode) has no value"),
         (
             with_a_primitive_that_looks_like_a_link,
             "node 22 (PrimitiveNode) has a value that is neither a text nor a number",
         ),
-        (with_what_is_no_node, "nodes.0 is not as the editor writes it"),
+        (with_what_is_no_node, "nodes.0 is not in the form that the editor writes"),
     ],
 )
 async def test_what_is_not_certain_is_told_in_words(
-    client: httpx.AsyncClient, change: Callable[[File], None], why: str
+    client: Client, change: Callable[[File], None], why: str
 ) -> None:
     file = deepcopy(saved())
     change(file)
@@ -197,10 +205,10 @@ async def test_what_is_not_certain_is_told_in_words(
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "no_prompt")
     assert error["details"].startswith(why)
-    assert 'save it there with "Save (API Format)"' in error["details"]
+    assert 'Save the workflow in the editor with "Save (API Format)"' in error["details"]
 
 
-async def test_a_value_that_does_not_fit_is_an_error_of_its_node(client: httpx.AsyncClient) -> None:
+async def test_a_value_that_does_not_fit_is_an_error_of_its_node(client: Client) -> None:
     file = saved()
     of(file, 3)["widgets_values"][2] = "many"
     answer = await client.post(GENERATE, json=file)

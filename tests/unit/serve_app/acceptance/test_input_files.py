@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from PIL import Image
 
 from engine.graph.declarations import InputFile, node
 from engine.nodes import NODE_TYPES
-from tests.support.edge import Edge, running_edge
+from tests.support.edge import Client, Edge
 from tests.support.generate_bodies import workflow_body
 from tests.support.uploads import png, upload
 
@@ -24,10 +21,7 @@ def take_image(context: Any, image: str) -> tuple[bytes]:
     return (context.input_file(image),)
 
 
-@pytest.fixture
-async def edge(tmp_path: Path) -> AsyncGenerator[Edge]:
-    async with running_edge(tmp_path, node_types=(*NODE_TYPES, take_image)) as edge:
-        yield edge
+pytestmark = pytest.mark.edge(node_types=(*NODE_TYPES, take_image))
 
 
 def workflow(*files: str) -> dict[str, Any]:
@@ -39,7 +33,7 @@ def workflow(*files: str) -> dict[str, Any]:
     return {"prompt": prompt}
 
 
-async def test_a_job_records_the_files_as_they_were(edge: Edge, client: httpx.AsyncClient) -> None:
+async def test_a_job_records_the_files_as_they_were(edge: Edge, client: Client) -> None:
     await upload(client)
     await upload(client, "dog.png", data=png("blue"))
     body = workflow("cat.png", "dog.png", "cat.png")
@@ -59,20 +53,18 @@ async def test_a_job_records_the_files_as_they_were(edge: Edge, client: httpx.As
         assert Image.open(io.BytesIO(data)).getpixel((0, 0)) == Image.new(
             "RGB", (1, 1), colour
         ).getpixel((0, 0))
-    refused = await client.post("/workflow/v1/generate", json=workflow("dog.png"))
-    assert refused.status_code == 400
+    assert (await client.post("/workflow/v1/generate", json=workflow("dog.png"))).status_code == 400
 
 
-async def test_a_job_without_files_records_none(edge: Edge, client: httpx.AsyncClient) -> None:
+async def test_a_job_without_files_records_none(edge: Edge, client: Client) -> None:
     accepted = await client.post("/workflow/v1/generate", json=workflow_body())
     assert (await edge.job(accepted.json()["request_id"])).submitted.input_files is None
 
 
 async def test_a_file_that_the_owner_does_not_have_is_not_in_the_list(
-    edge: Edge, client: httpx.AsyncClient
+    client: Client, bob: Client
 ) -> None:
-    async with await edge.client("bob") as bob:
-        await upload(bob, "bobs.png")
+    await upload(bob, "bobs.png")
     await upload(client)
     await upload(client, "dog.png")
     body = workflow("cat.png", "bobs.png")
@@ -83,22 +75,9 @@ async def test_a_file_that_the_owner_does_not_have_is_not_in_the_list(
     assert error["details"] == "image: 'bobs.png' not in [cat.png, dog.png]"
 
 
-async def test_a_repeat_with_a_key_finds_its_job_after_the_file_is_gone(
-    client: httpx.AsyncClient,
-) -> None:
-    await upload(client)
-    headers = {"Idempotency-Key": "once"}
-    first = await client.post("/workflow/v1/generate", json=workflow("cat.png"), headers=headers)
-    await client.delete("/v1/uploads/cat.png")
-    again = await client.post("/workflow/v1/generate", json=workflow("cat.png"), headers=headers)
-    assert again.status_code == 202
-    assert again.json()["request_id"] == first.json()["request_id"]
-
-
-async def test_object_info_lists_the_callers_uploads(edge: Edge, client: httpx.AsyncClient) -> None:
+async def test_object_info_lists_the_callers_uploads(client: Client, bob: Client) -> None:
     await upload(client)
     info = (await client.get("/v1/object_info")).json()
     assert info["TakeImage"]["input"]["required"]["image"] == [["cat.png"], {"image_upload": True}]
-    async with await edge.client("bob") as bob:
-        info = (await bob.get("/v1/object_info")).json()
+    info = (await bob.get("/v1/object_info")).json()
     assert info["TakeImage"]["input"]["required"]["image"][0] == []

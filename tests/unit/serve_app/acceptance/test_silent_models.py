@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
+from tests.support.edge import Client, refusal
 from tests.support.engine.hung_mount import HungMount, hung_mount
 from tests.support.generate_bodies import GENERATE_PATHS, body_for
 from tests.support.polling import eventually
@@ -23,7 +23,7 @@ def mount() -> Iterator[HungMount]:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_jobs_are_refused_for_now_and_other_calls_are_answered(
-    client: httpx.AsyncClient, mount: HungMount, path: str
+    client: Client, mount: HungMount, path: str
 ) -> None:
     mount.hang()
     body = body_for(GENERATE_PATHS[path])
@@ -31,8 +31,7 @@ async def test_jobs_are_refused_for_now_and_other_calls_are_answered(
     assert (await client.get("/v1/samplers")).status_code == 200
     assert not any(post.done() for post in posts), "the loop waits for no folder"
     for answer in await asyncio.gather(*posts):
-        assert answer.status_code == 503
-        assert answer.json()["error"]["type"] == "unavailable"
+        assert refusal(answer) == (503, "unavailable")
         assert "models folder" in answer.json()["error"]["message"]
         assert int(answer.headers["Retry-After"]) > 0
     mount.answer()
@@ -44,7 +43,7 @@ async def test_jobs_are_refused_for_now_and_other_calls_are_answered(
 
 
 async def test_models_that_were_listed_before_go_on_being_used(
-    client: httpx.AsyncClient, mount: HungMount
+    client: Client, mount: HungMount
 ) -> None:
     listed = (await client.get("/v1/models")).json()
     mount.hang()

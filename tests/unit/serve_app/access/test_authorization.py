@@ -1,41 +1,229 @@
 """Who may call what: every route of the OpenAPI document, by every kind of caller.
 
-A new route fails here until it has its row in `called/routes.py`.
+A new route fails here until it has its row in `ROUTES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from blake3 import blake3
 
+from actors.worker.result_file import encode_png
 from events.decisions import Quarantine
+from events.ids import new_id
 from events.store.records import Endpoint, Scope
 from serve_app.access.api_keys import mint
-from storage.tokens import file_token
-from tests.support.edge import Edge, running_edge
-from tests.unit.serve_app.access.called.routes import (
-    ADMIN,
-    GRAPH,
-    KNOWN,
-    NOBODY,
-    PARAMETERS,
-    ROUTES,
-    UPLOAD,
-    V2_ASSETS,
-    Row,
+from storage.service_secret import file_token
+from tests.support.edge import Client, Edge
+from tests.support.generate_bodies import diffusion_body, workflow_body
+
+
+@dataclass(frozen=True)
+class Row:
+    """`{diffusion}`, `{workflow}` and `{called}` are jobs of Alice's that are completed, the last
+    one with a callback, and `{failed}` is one that is not; `{key}` is a key and `{endpoint}` an
+    endpoint of hers.
+
+    A caller without a key, and one whose key was revoked or has expired, gets 401; a key with every
+    scope but the route's and `admin` gets 403. Without `scope` no key is needed, and all get `own`.
+    """
+
+    method: str
+    path: str
+    """As the document has it."""
+    scope: Scope | None
+    own: int
+    """What Alice gets, with this scope alone."""
+    foreign: int
+    """What Bob gets for Alice's things, with the same scope."""
+    url: str = ""
+    """The path with its places filled in, and the query, where that differs from the path."""
+    request: dict[str, Any] = field(default_factory=dict)
+    """What else is sent, as httpx takes it."""
+    administers: bool = False
+    """It names the jobs of other owners, and shows nothing of their content."""
+    is_owned: bool = False
+    """Administrators may do it with another owner's things, too."""
+    in_document: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+GENERATE, READ, CANCEL, ADMIN = Scope.GENERATE, Scope.READ, Scope.CANCEL, Scope.ADMIN
+ENDPOINTS, METRICS = Scope.ENDPOINTS, Scope.METRICS
+OPENAI = "/v1/images"
+NO_PICTURE = {"json": {"prompt": "", "n": 0}}
+KNOWN = encode_png(np.ones((8, 8, 3), np.uint8), {})
+V2_ASSETS, V2_JOBS = "/api/v2/assets", "/api/v2/jobs"
+V2_HASH = f"blake3:{blake3(KNOWN).hexdigest()}"
+HASH = {"json": {"hash": V2_HASH}}
+ASSET = {"files": {"file": ("a.png", encode_png(np.zeros((8, 8, 3), np.uint8), {}))}}
+GRAPH = {"json": workflow_body()}
+PARAMETERS = {"json": diffusion_body()}
+V2_JOB = {"json": {"workflow": workflow_body()["prompt"]}}
+UPLOAD = {"files": {"image": ("a.png", encode_png(np.zeros((8, 8, 3), np.uint8), {}))}}
+NOBODY = "http://127.0.0.1:9999/"
+"""Where nobody answers, which is an outcome like others."""
+JOB, KEY, FILE = "/v1/jobs/{id}", "/v1/keys/{id}", "/files/{request_id}/{name}"
+ANY_JOB, ANY_JOB_URL = "/v1/admin/jobs/{id}", "/v1/admin/jobs/{diffusion}"
+REASON = {"json": {"reason": "It floods the disk."}}
+OWN, OWN_URL = "/v1/endpoints/{id}", "/v1/endpoints/{endpoint}"
+FILE_URL = "/files/{diffusion}/0.png?token={token}"
+
+NAMED = {"json": {"delete": ["0199a1b2-0000-7000-8000-000000000000"]}}
+VIEW_URL = "/view?filename=darkroom_00001_.png&subfolder={workflow}"
+VALUE = {"json": True}
+DATA = "/userdata/a.json"
+_COMFYUI_LISTS = (
+    "queue", "prompt", "history", "jobs", "object_info", "models", "embeddings", "features",
+    "system_stats", "users", "extensions", "settings", "settings/a", "userdata",
+)  # fmt: skip
+COMFYUI_ROUTES: tuple[tuple[str, str, Scope, int, int, str, dict[str, Any]], ...] = (
+    *(("GET", f"/{path}", READ, 200, 200, "", {}) for path in _COMFYUI_LISTS),
+    ("POST", "/prompt", GENERATE, 200, 200, "", GRAPH),
+    ("POST", "/queue", CANCEL, 200, 200, "", NAMED),
+    ("POST", "/interrupt", CANCEL, 200, 200, "", {}),
+    ("POST", "/jobs/{id}/cancel", CANCEL, 200, 404, "/jobs/{workflow}/cancel", {}),
+    ("GET", "/history/{id}", READ, 200, 200, "/history/{workflow}", {}),
+    ("POST", "/history", CANCEL, 200, 200, "", NAMED),
+    ("GET", "/jobs/{id}", READ, 200, 404, "/jobs/{workflow}", {}),
+    ("GET", "/view", READ, 200, 404, VIEW_URL, {}),
+    ("POST", "/upload/image", GENERATE, 200, 200, "", UPLOAD),
+    ("POST", "/settings", GENERATE, 200, 200, "", {"json": {"a": True}}),
+    ("POST", "/settings/a", GENERATE, 200, 200, "", VALUE),
+    ("GET", DATA, READ, 200, 404, "", {}),
+    ("POST", "/userdata/b.json", GENERATE, 200, 200, "", VALUE),
+    ("DELETE", DATA, GENERATE, 204, 404, "", {}),
 )
+_NO_STEPS = {"json": {"steps": 0, "image": 7, "resize_mode": 9}}
+_WEBUI_LISTS = (
+    "progress", "options", "samplers", "schedulers", "upscalers", "latent-upscale-modes",
+    "sd-models", "sd-vae", "loras", "embeddings", "prompt-styles", "hypernetworks",
+    "face-restorers", "realesrgan-models", "extensions", "script-info", "scripts", "cmd-flags",
+    "memory",
+)  # fmt: skip
+_WEBUI_OTHERS: tuple[tuple[str, Scope, int, dict[str, Any]], ...] = (
+    ("txt2img", GENERATE, 422, _NO_STEPS),
+    ("extra-single-image", GENERATE, 422, _NO_STEPS),
+    ("extra-batch-images", GENERATE, 422, _NO_STEPS),
+    ("img2img", GENERATE, 404, _NO_STEPS),
+    ("png-info", READ, 422, _NO_STEPS),
+    ("options", GENERATE, 200, {"json": {}}),
+    ("interrupt", CANCEL, 200, {}),
+    ("skip", CANCEL, 200, {}),
+    ("refresh-checkpoints", READ, 200, {}),
+    ("refresh-vae", READ, 200, {}),
+    ("refresh-loras", READ, 200, {}),
+    ("refresh-embeddings", READ, 200, {}),
+    ("interrogate", READ, 400, {}),
+    ("unload-checkpoint", READ, 400, {}),
+    ("reload-checkpoint", READ, 400, {}),
+)
+WEBUI_ROUTES: tuple[tuple[str, str, Scope, int, dict[str, Any]], ...] = (
+    *(("GET", f"/sdapi/v1/{path}", READ, 200, {}) for path in _WEBUI_LISTS),
+    *(("POST", f"/sdapi/v1/{path}", *row) for path, *row in _WEBUI_OTHERS),
+)
+
+# fmt: off
+ROUTES = [
+    Row("POST", "/workflow/v1/generate", GENERATE, 202, 202, request=GRAPH),
+    Row("POST", "/api/v1/workflow/generate", GENERATE, 202, 202, request=GRAPH),
+    Row("POST", "/diffusion/v1/generate", GENERATE, 202, 202, request=PARAMETERS),
+    Row("POST", "/api/v1/diffusion/generate", GENERATE, 202, 202, request=PARAMETERS),
+    Row("POST", "/workflow/v1/check", GENERATE, 200, 200, request=GRAPH),
+    Row("POST", "/diffusion/v1/check", GENERATE, 200, 200, request=PARAMETERS),
+    Row("GET", p := "/workflow/v1/result", READ, 200, 404, p + "?request_id={workflow}"),
+    Row("GET", p := "/api/v1/workflow/result", READ, 200, 404, p + "?request_id={workflow}"),
+    Row("GET", p := "/diffusion/v1/result", READ, 200, 404, p + "?request_id={diffusion}"),
+    Row("GET", p := "/api/v1/diffusion/result", READ, 200, 404, p + "?request_id={diffusion}"),
+    Row("GET", "/v1/jobs", READ, 200, 200),
+    Row("GET", JOB, READ, 200, 404, "/v1/jobs/{diffusion}"),
+    Row("GET", f"{JOB}/result", READ, 200, 404, "/v1/jobs/{workflow}/result"),
+    Row("POST", f"{JOB}/cancel", CANCEL, 200, 404, "/v1/jobs/{diffusion}/cancel"),
+    Row("GET", f"{JOB}/callbacks", READ, 200, 404, "/v1/jobs/{called}/callbacks"),
+    Row("POST", p := f"{JOB}/callbacks/redeliver", GENERATE, 202, 404, p.format(id="{called}")),
+    Row("POST", p := "/v1/callbacks/test", GENERATE, 200, 200, f"{p}?callback_url={NOBODY}"),
+    Row("DELETE", JOB, CANCEL, 200, 404, "/v1/jobs/{diffusion}"),
+    Row("GET", p := f"{JOB}/events", READ, 200, 404, p.format(id="{failed}")),
+    Row("GET", "/v1/events", READ, 410, 410, "/v1/events?cursor=999"),  # else it has no end
+    Row("GET", "/v1/usage", READ, 200, 200),
+    Row("POST", "/v1/uploads", GENERATE, 200, 200, request=UPLOAD),
+    Row("GET", "/v1/uploads", READ, 200, 200),
+    Row("GET", "/v1/uploads/{name}", READ, 200, 404, "/v1/uploads/a.png"),
+    Row("DELETE", "/v1/uploads/{name}", GENERATE, 204, 404, "/v1/uploads/a.png"),
+    Row("GET", "/v1/models", READ, 200, 200),
+    Row("GET", "/v1/samplers", READ, 200, 200),
+    Row("GET", "/v1/schedulers", READ, 200, 200),
+    Row("GET", "/v1/object_info", READ, 200, 200),
+    # Administrators see every owner's jobs, but nothing of what was asked for.
+    Row("GET", "/v1/admin/jobs", ADMIN, 200, 200, administers=True),
+    Row("GET", "/v1/admin/jobs/blocked", ADMIN, 200, 200, administers=True),
+    Row("GET", ANY_JOB, ADMIN, 200, 200, ANY_JOB_URL, administers=True),
+    Row("POST", f"{ANY_JOB}/cancel", ADMIN, 200, 200, f"{ANY_JOB_URL}/cancel", administers=True),
+    Row("POST", p := f"{ANY_JOB}/quarantine", ADMIN, 200, 200, p.format(id="{failed}"), REASON,
+        administers=True),
+    Row("POST", p := f"{ANY_JOB}/resubmit", ADMIN, 202, 202, p.format(id="{failed}"),
+        administers=True),
+    # They are trusted with every owner's keys, too.
+    Row("GET", "/v1/keys", ADMIN, 200, 200),
+    Row("POST", "/v1/keys", ADMIN, 201, 201, request={"json": {"owner": "carol"}}),
+    Row("GET", KEY, ADMIN, 200, 200, "/v1/keys/{key}"),
+    Row("PATCH", KEY, ADMIN, 200, 200, "/v1/keys/{key}", {"json": {"name": "phone"}}),
+    Row("DELETE", KEY, ADMIN, 200, 200, "/v1/keys/{key}"),
+    Row("POST", f"{KEY}/rotate", ADMIN, 201, 201, "/v1/keys/{key}/rotate"),
+    # An endpoint that has an owner is theirs, and the administrators'.
+    Row("GET", "/v1/endpoints", ENDPOINTS, 200, 200),
+    Row("POST", p := "/v1/endpoints", ENDPOINTS, 201, 201, p, {"json": {"id": "b", "gpus": 0}}),
+    Row("GET", OWN, ENDPOINTS, 200, 404, OWN_URL, is_owned=True),
+    Row("PATCH", OWN, ENDPOINTS, 200, 404, OWN_URL, {"json": {"max_steps": 9}}, is_owned=True),
+    Row("DELETE", OWN, ENDPOINTS, 202, 404, OWN_URL, is_owned=True),
+    # The URL of an image is a capability.
+    Row("GET", FILE, None, 200, 200, FILE_URL),
+    Row("HEAD", FILE, None, 200, 200, FILE_URL, in_document=False),
+    # Protocols of others. Each path of ComfyUI's API has twins, which are the same routes.
+    *(Row(a, b, scope, own, foreign, url, request, in_document=False)
+      for a, b, scope, own, foreign, url, request in COMFYUI_ROUTES),
+    # What is answered once a job has ended is asked for something impossible.
+    Row("POST", f"{OPENAI}/generations", GENERATE, 400, 400, request=NO_PICTURE, in_document=False),
+    Row("POST", f"{OPENAI}/edits", GENERATE, 400, 400, request=UPLOAD, in_document=False),
+    Row("GET", "/v1/models/{id}", READ, 200, 200, "/v1/models/default", in_document=False),
+    *(Row(a, b, scope, n, n, request=c, in_document=False) for a, b, scope, n, c in WEBUI_ROUTES),
+    Row("POST", V2_ASSETS, GENERATE, 201, 201, request=ASSET, in_document=False),
+    Row("POST", f"{V2_ASSETS}/from-hash", GENERATE, 200, 404, request=HASH, in_document=False),
+    Row("HEAD", f"{V2_ASSETS}/by-hash/{V2_HASH}", READ, 200, 404, in_document=False),
+    Row("GET", p := V2_ASSETS + "/{asset}", READ, 200, 404, in_document=False),
+    Row("GET", p + "/content", READ, 200, 404, in_document=False),
+    Row("DELETE", p, GENERATE, 204, 404, in_document=False),
+    Row("POST", V2_JOBS, GENERATE, 201, 201, request=V2_JOB, in_document=False),
+    Row("GET", V2_JOBS, READ, 200, 200, in_document=False),
+    Row("GET", p := V2_JOBS + "/{workflow}", READ, 200, 404, in_document=False),
+    Row("GET", p + "/workflow", READ, 200, 404, in_document=False),
+    Row("GET", p + "/events", READ, 200, 404, in_document=False),
+    Row("POST", p + "/cancel", CANCEL, 200, 404, in_document=False),
+    Row("GET", "/metrics", METRICS, 200, 200),
+    Row("GET", "/health/live", None, 200, 200),
+    Row("GET", "/health/ready", None, 200, 200),
+    Row("HEAD", "/health/live", None, 200, 200, in_document=False),
+    Row("HEAD", "/health/ready", None, 200, 200, in_document=False),
+]
+# fmt: on
+
+
+pytestmark = pytest.mark.edge(owner_rate_per_s=0, rate_per_s=0)
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"
 
 
 READS = [row for row in ROUTES if row.method in {"GET", "HEAD"}]
-every_change = pytest.mark.parametrize("row", [row for row in ROUTES if row not in READS], ids=str)
+CHANGES = [row for row in ROUTES if row not in READS]
 as_owner_and_admin = pytest.mark.parametrize("admin", [False, True])
 
 
@@ -51,7 +239,15 @@ def test_the_table_has_every_route_of_the_document_and_no_other(edge: Edge) -> N
 
 @pytest.fixture
 async def places(edge: Edge) -> dict[str, str]:
-    """Alice's things."""
+    return await alices_things(edge)
+
+
+async def alices_things(edge: Edge) -> dict[str, str]:
+    """New things of Alice's, and no endpoint of anybody's but hers."""
+    endpoints = edge.services.endpoints
+    for each in await endpoints.stored():
+        if each.endpoint.id != "default":
+            await endpoints.remove(each)
     async with await edge.client("alice") as alice:
         ids = {}
         for name, path, request in (
@@ -71,19 +267,19 @@ async def places(edge: Edge) -> dict[str, str]:
         ids["asset"] = known.json()["id"]
         await alice.post("/userdata/a.json", content=b"{}")
     await edge.project()
-    await edge.services.endpoints.put(Endpoint("alices", owner="alice"))
+    await endpoints.put(Endpoint("alices", owner="alice"))
     secret = edge.services.secret
     token = file_token(secret, ids["diffusion"], "0.png")
     ids["endpoint"] = "alices"
     return {**ids, "token": token, "key": (await edge.key("alice")).split("_")[1]}
 
 
-async def call(client: httpx.AsyncClient, row: Row, places: dict[str, str]) -> httpx.Response:
+async def call(client: Client, row: Row, places: dict[str, str]) -> httpx.Response:
     url = (row.url or row.path).format(**places)
     return await client.request(row.method, url, **row.request)
 
 
-async def refusals(client: httpx.AsyncClient, row: Row, places: dict[str, str]) -> list[Any]:
+async def refusals(client: Client, row: Row, places: dict[str, str]) -> list[Any]:
     """Status and error of the call, and of one without query and body where it needs a key: nothing
     may be looked at before that.
     """
@@ -114,7 +310,8 @@ async def require_enough(edge: Edge, row: Row, places: dict[str, str], *, admin:
 
 
 async def require_hidden(edge: Edge, row: Row, places: dict[str, str], *, admin: bool) -> None:
-    async with await edge.client("bob", scopes=scopes_of(row, admin=admin)) as bob:
+    owner = f"bob-{new_id()}"  # who has nothing yet, whatever another row has made
+    async with await edge.client(owner, scopes=scopes_of(row, admin=admin)) as bob:
         answer = await call(bob, row, places)
         if row.is_owned and admin:
             assert answer.status_code == row.own, row
@@ -133,31 +330,22 @@ async def require_hidden(edge: Edge, row: Row, places: dict[str, str], *, admin:
             assert (unknown.status_code, unknown.content) == (404, answer.content), row
 
 
-class TestWhatChangesSomething:
-    """Each on things of its own."""
+@as_owner_and_admin
+async def test_to_change_something_a_key_of_its_scope_is_enough_and_admin_is_every_scope(
+    edge: Edge, admin: bool
+) -> None:
+    for row in CHANGES:
+        await require_enough(edge, row, await alices_things(edge), admin=admin)
 
-    @every_change
-    @as_owner_and_admin
-    async def test_a_key_of_its_scope_is_enough_and_admin_is_every_scope(
-        self, edge: Edge, row: Row, places: dict[str, str], admin: bool
-    ) -> None:
-        await require_enough(edge, row, places, admin=admin)
 
-    @every_change
-    @as_owner_and_admin
-    async def test_another_owner_sees_nothing_of_alices_jobs(
-        self, edge: Edge, row: Row, places: dict[str, str], admin: bool
-    ) -> None:
-        await require_hidden(edge, row, places, admin=admin)
+@as_owner_and_admin
+async def test_another_owner_changes_nothing_of_alices(edge: Edge, admin: bool) -> None:
+    for row in CHANGES:
+        await require_hidden(edge, row, await alices_things(edge), admin=admin)
 
 
 class TestWhatChangesNothing:
-    """What is read or refused leaves everything as it was, so one edge serves all routes."""
-
-    @pytest.fixture
-    async def edge(self, tmp_path: Path) -> AsyncGenerator[Edge]:
-        async with running_edge(tmp_path, owner_rate_per_s=0, rate_per_s=0) as edge:
-            yield edge
+    """Reads and refused calls change nothing, so they share the jobs and files of Alice."""
 
     @as_owner_and_admin
     async def test_a_key_of_its_scope_is_enough_and_admin_is_every_scope(

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import httpx
 import pytest
 
 from events.store.records import KeptBytes
-from serve_app.access import kept_bytes
-from serve_app.access.kept_bytes import OwnedBytes
-from serve_app.api import create_api
+from serve_app.access import owner_limits
+from serve_app.access.owner_limits import OwnedBytes
 from serve_app.refusals import TooManyLogBytes, TooManyResultBytes
-from serve_app.replica import Replica
 from settings.keys import OwnerSettings
-from tests.support.edge import Edge, running_edge
+from tests.support.clock import Clock
+from tests.support.edge import Client, Edge, refusal
 from tests.support.generate_bodies import workflow_body
 
 if TYPE_CHECKING:
-    from events.store.usage import Usage
+    from events.store.read_model import Usage
 
-EVENT_BYTES = kept_bytes._EVENT_BYTES
+EVENT_BYTES = owner_limits._EVENT_BYTES
 RESULT_BYTES = 10_000_000
 """Of all jobs of an owner; one of `workflow_body` may take 786,432."""
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -151,65 +140,56 @@ async def test_what_it_remembers_is_bounded(rows: Rows) -> None:
         assert len(mine._accounts) <= 10
 
 
-@pytest.fixture
-async def edge(tmp_path: Path) -> AsyncGenerator[Edge]:
-    limits = {"owner_max_log_bytes": 8 * EVENT_BYTES, "owner_max_result_bytes": RESULT_BYTES}
-    async with running_edge(tmp_path, **limits) as edge:
-        yield edge
+limited = pytest.mark.edge(owner_max_log_bytes=8 * EVENT_BYTES, owner_max_result_bytes=RESULT_BYTES)
 
 
-async def submit(client: httpx.AsyncClient, **extra: str) -> httpx.Response:
+async def submit(client: Client, **extra: str) -> httpx.Response:
     body = workflow_body() | {"extra_data": {"extra_pnginfo": extra}}
     return await client.post("/workflow/v1/generate", json=body)
 
 
-async def test_large_requests_again_and_again_are_429_and_say_what_to_do(edge: Edge) -> None:
-    async with await edge.client() as client, await edge.client("bob") as other:
-        answers = [await submit(client, text="a" * 2 * EVENT_BYTES) for _ in range(5)]
-        codes = [answer.status_code for answer in answers]
-        assert codes == sorted(codes)
-        assert set(codes) == {202, 429}
-        error = answers[-1].json()["error"]
-        assert error["type"] == "too_many_log_bytes"
-        assert error["extra_info"]["max_bytes"] == 8 * EVENT_BYTES
-        assert 0 < error["extra_info"]["used_bytes"] <= 8 * EVENT_BYTES
-        assert "Erase jobs" in error["message"]
-        assert "moved from the event log to the archive" in error["message"]
-        assert int(answers[-1].headers["Retry-After"]) > 0
-        assert (await submit(other)).status_code == 202
+@limited
+async def test_large_requests_again_and_again_are_429_and_say_what_to_do(
+    client: Client, bob: Client
+) -> None:
+    answers = [await submit(client, text="a" * 2 * EVENT_BYTES) for _ in range(5)]
+    codes = [answer.status_code for answer in answers]
+    assert codes == sorted(codes)
+    assert set(codes) == {202, 429}
+    error = answers[-1].json()["error"]
+    assert error["type"] == "too_many_log_bytes"
+    assert error["extra_info"]["max_bytes"] == 8 * EVENT_BYTES
+    assert 0 < error["extra_info"]["used_bytes"] <= 8 * EVENT_BYTES
+    assert "Erase jobs" in error["message"]
+    assert "left the event log" in error["message"]
+    assert int(answers[-1].headers["Retry-After"]) > 0
+    assert (await submit(bob)).status_code == 202
 
 
-async def test_results_that_are_kept_refuse_new_jobs_until_one_is_erased(edge: Edge) -> None:
-    async with await edge.client() as client:
-        job_id = (await submit(client)).json()["request_id"]
-        await edge.start(job_id)
-        await edge.store_image(job_id, data=bytes(RESULT_BYTES + 1))
-        await edge.complete(job_id)
-        await edge.project()
-    async with await another_replica(edge).client() as client:
-        answer = await submit(client)
-        assert answer.status_code == 429
-        assert answer.json()["error"]["type"] == "too_many_result_bytes"
+@limited
+async def test_results_that_are_kept_refuse_new_jobs_until_one_is_erased(
+    edge: Edge, client: Client
+) -> None:
+    job_id = (await submit(client)).json()["request_id"]
+    await edge.start(job_id)
+    await edge.store_image(job_id, data=bytes(RESULT_BYTES + 1))
+    await edge.complete(job_id)
+    await edge.project()
+    async with await edge.another_replica().client() as other:
+        answer = await submit(other)
+        assert refusal(answer) == (429, "too_many_result_bytes")
         assert answer.json()["error"]["extra_info"] == {
             "used_bytes": RESULT_BYTES + 1,
             "max_bytes": RESULT_BYTES,
         }
         assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 200
-    async with await another_replica(edge).client() as client:
-        assert (await submit(client)).status_code == 202
+    async with await edge.another_replica().client() as other:
+        assert (await submit(other)).status_code == 202
 
 
-def another_replica(edge: Edge) -> Edge:
-    """One that has added up nothing yet."""
-    return Edge(
-        **vars(edge) | {"app": create_api(Replica(edge.services, ask_metrics=edge.ask_metrics))}
-    )
-
-
-async def test_the_log_tells_what_a_job_takes(edge: Edge) -> None:
+async def test_the_log_tells_what_a_job_takes(edge: Edge, client: Client) -> None:
     """The same from this replica's memory, from the rows and from the events."""
-    async with await edge.client() as client:
-        job_id = (await submit(client)).json()["request_id"]
+    job_id = (await submit(client)).json()["request_id"]
     await edge.project()
     sizes = [event.size_bytes for event in await edge.log.read(job_id)]
     _, kept = await edge.services.read_model.usage.kept_bytes("alice")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from events.archive.history import ArchivedJobs
 from events.errors import DatabaseUnavailable, LogUnavailable
+from events.history import HistoryObjects
 from events.ids import new_id
-from events.memory.log import MemoryLog
 from events.store.read_model import ReadModel
-from tests.support.edge import Edge, lasting_headers
+from tests.support.edge import Client, Edge, lasting_headers
 from tests.support.generate_bodies import diffusion_body
+from tests.support.memory.log import MemoryLog
 
 REQUESTS = (
     ("GET", "/v1/jobs/{}"),
@@ -33,7 +33,7 @@ async def no_log(*_: object) -> None:
 
 AWAY = {
     "nothing": (),
-    "database": ((ReadModel, "job", no_database), (ArchivedJobs, "get", no_database)),
+    "database": ((ReadModel, "job", no_database), (HistoryObjects, "get", no_database)),
     "log": ((MemoryLog, "read", no_log), (MemoryLog, "last", no_log)),
 }
 
@@ -51,16 +51,15 @@ async def jobs(edge: Edge) -> list[str]:
 
 @pytest.mark.parametrize("away", AWAY)
 async def test_it_answers_as_an_unknown_one(
-    edge: Edge, jobs: list[str], monkeypatch: pytest.MonkeyPatch, away: str
+    bob: Client, jobs: list[str], monkeypatch: pytest.MonkeyPatch, away: str
 ) -> None:
     for part, name, does in AWAY[away]:
         monkeypatch.setattr(part, name, does)
-    async with await edge.client("bob") as bob:
-        for method, url in REQUESTS:
-            unknown = await bob.request(method, url.format(new_id()))
-            assert unknown.status_code == (404 if away == "nothing" else 503)
-            for job_id in jobs:
-                assert told(await bob.request(method, url.format(job_id))) == told(unknown)
+    for method, url in REQUESTS:
+        unknown = await bob.request(method, url.format(new_id()))
+        assert unknown.status_code == (404 if away == "nothing" else 503)
+        for job_id in jobs:
+            assert told(await bob.request(method, url.format(job_id))) == told(unknown)
 
 
 def told(answer: httpx.Response) -> tuple[int, bytes, dict[str, str]]:

@@ -1,3 +1,7 @@
+"""How often keys and owners may ask, and what the headers of each answer say of it."""
+
+from __future__ import annotations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,16 +9,13 @@ from hypothesis import strategies as st
 from events.log import utc_now
 from events.store.records import ApiKey, KeyLimits, Scope
 from serve_app.access.api_keys import mint
-from serve_app.access.rates import Rates
+from serve_app.access.rates import Rates, TokenBuckets
 from serve_app.refusals import Limited, RateExceeded
 from settings.keys import OwnerSettings
+from tests.support.clock import Clock
+from tests.support.edge import Client, Edge
 
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+SLOW = {"rate_per_s": 0.001, "burst": 2.0}
 
 
 def key(owner: str = "alice", **limits: float) -> ApiKey:
@@ -165,18 +166,6 @@ def test_what_the_owner_is_refused_costs_the_key_nothing() -> None:
     rates.take(mine)
 
 
-def test_without_an_owners_rate_there_is_no_limit() -> None:
-    rates, mine = new_rates(Clock()), key()
-    for _ in range(2000):
-        rates.take(mine)
-
-
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_all_replicas_together_grant_an_owners_burst(replicas: int) -> None:
-    every = [new_rates(Clock(), replicas=replicas, rate_per_s=8, burst=8) for _ in range(replicas)]
-    assert sum(taken_at_once(each, key())[0] for each in every) == 8
-
-
 def left(rates: Rates, **limits: float) -> list[tuple[int, int, int, int]]:
     mine = key(**limits)
     rates.take(mine)
@@ -197,3 +186,55 @@ def test_a_replica_takes_the_others_to_be_used_like_itself() -> None:
 
 def test_a_rate_that_is_next_to_nothing_has_a_time_all_the_same() -> None:
     assert left(new_rates(Clock(), rate_per_s=5e-324, burst=2))[0][1] == 10**9
+
+
+def test_nobody_is_forgotten_by_the_requests_of_others() -> None:
+    """An empty bucket stays, however many names come: its owner has nothing to gain by them."""
+    buckets = TokenBuckets(max_names=100, clock=Clock())
+    while not buckets.take("alice", **SLOW):
+        pass
+    for number in range(1000):
+        assert buckets.take(f"name {number}", **SLOW) == 0
+    assert buckets.take("alice", **SLOW) > 0
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    buckets = TokenBuckets(max_names=100, clock=Clock())
+    for number in range(1000):
+        buckets.take(f"name {number}", **SLOW)
+        assert len(buckets._full_at) <= 100
+
+
+def test_full_buckets_go_first() -> None:
+    clock = Clock()
+    buckets = TokenBuckets(max_names=100, clock=clock)
+    for number in range(50):
+        buckets.take(f"fast {number}", rate_per_s=10, burst=10)
+    for number in range(50):
+        buckets.take(f"slow {number}", **SLOW)
+    clock.now += 60
+    buckets.take("one more", **SLOW)
+    assert sum(name.startswith("slow") for name in buckets._full_at) == 50
+
+
+def test_looking_takes_nothing() -> None:
+    buckets = TokenBuckets(clock=Clock())
+    for _ in range(5):
+        assert buckets.wait_s("alice", rate_per_s=1, burst=1) == 0
+    assert buckets.take("alice", rate_per_s=1, burst=1) == 0
+    assert buckets.wait_s("alice", rate_per_s=1, burst=1) == 1
+
+
+@pytest.mark.edge(http_replicas=1, owner_rate_per_s=0)
+async def test_each_answer_says_what_is_left(edge: Edge) -> None:
+    async with await edge.client(rate_per_s=0.01, burst=2) as client:
+        answers = [await client.get("/v1/usage") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert {answer.headers["RateLimit-Policy"] for answer in answers} == {'"key";q=2;w=200'}
+    found = [answer.headers["RateLimit"].rpartition(";t=")[0] for answer in answers]
+    assert found == ['"key";r=1', '"key";r=0', '"key";r=0']
+
+
+async def test_an_answer_without_a_key_or_without_limits_has_none(anyone: Client) -> None:
+    for path in ("/health/live", "/v1/usage"):
+        assert "RateLimit" not in (await anyone.get(path)).headers

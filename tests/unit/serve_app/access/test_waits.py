@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
-import httpx
 import pytest
 
 from events.decisions import Cancel
-from events.memory.log import MemoryLog, MemorySubscription
-from serve_app.access.waits import Waits
+from serve_app.access.owner_limits import Waits
 from serve_app.refusals import TooManyWaits
-from tests.support.edge import running_edge
-from tests.support.generate_bodies import diffusion_body
-
-
-class WatchedLog(MemoryLog):
-    """Says when somebody waits for a job."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watched = asyncio.Event()
-
-    @asynccontextmanager
-    async def watch(self, job_id: str) -> AsyncGenerator[MemorySubscription]:
-        async with super().watch(job_id) as subscription:
-            self.watched.set()
-            yield subscription
-
-
-async def submitted(client: httpx.AsyncClient) -> str:
-    answer = await client.post("/diffusion/v1/generate", json=diffusion_body())
-    return str(answer.json()["request_id"])
+from tests.support.edge import Client, Edge, submit
+from tests.support.failing_log import FailingLog
 
 
 def result(job_id: str, *, wait_s: float = 0) -> str:
@@ -56,17 +32,14 @@ def test_0_is_any_number() -> None:
         pass
 
 
-async def test_a_wait_too_many_is_refused(tmp_path: Path) -> None:
-    log = WatchedLog()
-    async with (
-        running_edge(tmp_path, log=log, owner_max_waits=1) as edge,
-        await edge.client("alice") as alice,
-        await edge.client("alice") as another_key,
-        await edge.client("bob") as bob,
-    ):
-        job_id, ended = await submitted(alice), await submitted(alice)
+@pytest.mark.edge(owner_max_waits=1)
+async def test_a_wait_too_many_is_refused(
+    edge: Edge, client: Client, bob: Client, log: FailingLog
+) -> None:
+    async with await edge.client("alice") as another_key:
+        job_id, ended = await submit(client), await submit(client)
         await edge.run(ended)
-        waiting = asyncio.create_task(alice.get(result(job_id, wait_s=30)))
+        waiting = asyncio.create_task(client.get(result(job_id, wait_s=30)))
         await log.watched.wait()
         answer = await another_key.get(result(job_id, wait_s=30))
         assert (answer.status_code, answer.headers["Retry-After"]) == (429, "5")
@@ -74,8 +47,7 @@ async def test_a_wait_too_many_is_refused(tmp_path: Path) -> None:
         # What is answered at once is no wait, and other owners have waits of their own.
         assert (await another_key.get(result(job_id))).json()["status"] == 0
         assert (await another_key.get(result(ended, wait_s=30))).json()["status"] == 1
-        assert (await bob.get(result(await submitted(bob), wait_s=0.05))).status_code == 200
+        assert (await bob.get(result(await submit(bob), wait_s=0.05))).status_code == 200
         await edge.execute(job_id, Cancel())
         assert (await waiting).json()["status"] == 2
-        later = await another_key.get(result(await submitted(alice), wait_s=0.05))
-        assert later.status_code == 200
+        assert (await another_key.get(result(await submit(client), wait_s=0.05))).status_code == 200

@@ -10,8 +10,10 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
-from tests.support.edge import Edge, running_edge
+from tests.support.edge import Client
 from tests.support.edge_services import URL
+
+pytestmark = pytest.mark.edge(console=True)
 
 STATIC = Path("serve_app/console/static")
 MOST_BYTES = 300_000
@@ -31,7 +33,7 @@ def named(text: str) -> Iterator[str]:
             yield next(filter(None, found.groups()))
 
 
-async def loaded(anyone: httpx.AsyncClient) -> dict[str, httpx.Response]:
+async def loaded(anyone: Client) -> dict[str, httpx.Response]:
     """Everything that the page loads, by its URL."""
     answers: dict[str, httpx.Response] = {}
     wanted = [f"{URL}/"]
@@ -46,22 +48,21 @@ async def loaded(anyone: httpx.AsyncClient) -> dict[str, httpx.Response]:
     return answers
 
 
-async def test_the_page_loads_every_file_and_nothing_else(edge: Edge) -> None:
-    async with edge.client_with(None) as anyone:
-        answers = await loaded(anyone)
+async def test_the_page_loads_every_file_and_nothing_else(anyone: Client) -> None:
+    answers = await loaded(anyone)
     paths = {url.removeprefix(f"{URL}/").removeprefix("console/") for url in answers}
     assert paths - {""} == {str(path.relative_to(STATIC)) for path in files()} - {"index.html"}
 
 
-async def test_it_is_small(edge: Edge) -> None:
-    async with edge.client_with(None) as anyone:
-        answers = await loaded(anyone)
+async def test_it_is_small(anyone: Client) -> None:
+    answers = await loaded(anyone)
     assert sum(len(each.content) for each in answers.values()) < MOST_BYTES
 
 
-async def test_nothing_of_another_origin_and_no_script_of_another_place_runs(edge: Edge) -> None:
-    async with edge.client_with(None) as anyone:
-        answers = await loaded(anyone)
+async def test_nothing_of_another_origin_and_no_script_of_another_place_runs(
+    anyone: Client,
+) -> None:
+    answers = await loaded(anyone)
     for answer in answers.values():
         policy = answer.headers["Content-Security-Policy"]
         rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -83,33 +84,25 @@ async def test_nothing_of_another_origin_and_no_script_of_another_place_runs(edg
     assert not re.search(r"<script(?![^>]* src=)|<style|style=|\son\w+=", page)
 
 
-async def test_it_is_sent_only_where_it_has_changed(edge: Edge) -> None:
-    async with edge.client_with(None) as anyone:
-        for path in ("/", "/console/app.js"):
-            first = await anyone.get(path)
-            again = await anyone.get(
-                path, headers={"If-None-Match": f'"x", {first.headers["ETag"]}'}
-            )
-            other = await anyone.get(path, headers={"If-None-Match": '"x"'})
-            assert (first.status_code, again.status_code, other.status_code) == (200, 304, 200)
-            assert (again.content, again.headers["ETag"]) == (b"", first.headers["ETag"])
-            assert first.headers["Cache-Control"] == "no-cache"
+async def test_it_is_sent_only_where_it_has_changed(anyone: Client) -> None:
+    for path in ("/", "/console/app.js"):
+        first = await anyone.get(path)
+        again = await anyone.get(path, headers={"If-None-Match": f'"x", {first.headers["ETag"]}'})
+        other = await anyone.get(path, headers={"If-None-Match": '"x"'})
+        assert (first.status_code, again.status_code, other.status_code) == (200, 304, 200)
+        assert (again.content, again.headers["ETag"]) == (b"", first.headers["ETag"])
+        assert first.headers["Cache-Control"] == "no-cache"
 
 
-async def test_a_setting_turns_it_off(tmp_path: Path) -> None:
-    async with running_edge(tmp_path, console=False) as edge, edge.client_with(None) as anyone:
-        for path in ("/", "/console", "/console/", "/console/app.js"):
-            assert (await anyone.get(path)).status_code == 404
+@pytest.mark.edge(console=False)
+async def test_a_setting_turns_it_off(anyone: Client) -> None:
+    for path in ("/", "/console", "/console/", "/console/app.js"):
+        assert (await anyone.get(path)).status_code == 404
 
 
-async def test_it_is_at_a_path_of_its_own_wherever_the_root_leads(tmp_path: Path) -> None:
-    async with (
-        running_edge(tmp_path, root_page="comfyui") as edge,
-        edge.client_with(None) as anyone,
-    ):
-        root = await anyone.get("/")
-        page = await anyone.get("/console")
-        with_slash = await anyone.get("/console/")
+@pytest.mark.edge(console=True, root_page="comfyui")
+async def test_it_is_at_a_path_of_its_own_wherever_the_root_leads(anyone: Client) -> None:
+    root, page, with_slash = [await anyone.get(path) for path in ("/", "/console", "/console/")]
     assert (root.status_code, root.headers["Location"]) == (307, "./comfy/")
     assert page.status_code == 200
     assert "console/app.js" in page.text
@@ -119,18 +112,19 @@ async def test_it_is_at_a_path_of_its_own_wherever_the_root_leads(tmp_path: Path
 @pytest.mark.parametrize(
     "path", ["/console/index.html", "/console/../app.js", "/console/%2e%2e/pages.py"]
 )
-async def test_there_is_nothing_beside_its_files(edge: Edge, path: str) -> None:
-    async with edge.client_with(None) as anyone:
-        assert (await anyone.get(path)).status_code == 404
+async def test_there_is_nothing_beside_its_files(anyone: Client, path: str) -> None:
+    assert (await anyone.get(path)).status_code == 404
 
 
-@pytest.mark.parametrize("path", files(), ids=str)
-def test_a_file_is_short_and_makes_no_html_of_texts(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= MOST_LINES
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text)
-    elsewhere = re.findall(r"(?://|https?://)[a-z0-9.-]+\.[a-z]{2,}", text)
-    assert {each.removeprefix("https:").removeprefix("http:") for each in elsewhere} <= {
-        "//www.w3.org",  # a namespace, and a standard that a comment names
-        "//html.spec.whatwg.org",
-    }
+def test_a_file_is_short_and_makes_no_html_of_texts() -> None:
+    for path in files():
+        text = path.read_text()
+        assert text.count("\n") <= MOST_LINES, path
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text
+        ), path
+        elsewhere = re.findall(r"(?://|https?://)[a-z0-9.-]+\.[a-z]{2,}", text)
+        assert {each.removeprefix("https:").removeprefix("http:") for each in elsewhere} <= {
+            "//www.w3.org",  # a namespace, and a standard that a comment names
+            "//html.spec.whatwg.org",
+        }, path

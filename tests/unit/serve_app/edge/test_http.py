@@ -1,15 +1,15 @@
-"""What HTTP asks of every route: methods, slashes, compression."""
+"""What HTTP asks of every route: methods, slashes, compression, queries."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import httpx
 import pytest
 
 from events.store.records import Scope
-from tests.support.edge import Edge, running_edge
-from tests.support.generate_bodies import diffusion_body
+from tests.support.edge import Client, Edge, refusal
+from tests.support.generate_bodies import GENERATE_PATHS, body_for, diffusion_body
+
+ADDRESS = "http%3A%2F%2F127.0.0.1%3A9%2F"
 
 
 @pytest.mark.parametrize(
@@ -25,56 +25,49 @@ from tests.support.generate_bodies import diffusion_body
     ],
 )
 async def test_another_method_is_told_all_that_the_path_takes(
-    edge: Edge, method: str, path: str, allowed: str
+    client: Client, method: str, path: str, allowed: str
 ) -> None:
-    async with await edge.client() as alice:
-        answer = await alice.request(method, path)
+    answer = await client.request(method, path)
     assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
     assert answer.json()["error"]["type"] == "method_not_allowed"
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
-async def test_health_answers_head(edge: Edge, path: str) -> None:
-    async with edge.client_with(None) as balancer:
-        assert (await balancer.head(path)).status_code == 200
+async def test_health_answers_head(anyone: Client, path: str) -> None:
+    assert (await anyone.head(path)).status_code == 200
 
 
-async def test_a_slash_behind_a_path_changes_nothing(edge: Edge) -> None:
-    async with await edge.client() as alice:
-        answer = await alice.post("/diffusion/v1/generate/", json=diffusion_body())
-        assert answer.status_code == 202
-        assert answer.headers["Location"].startswith("/diffusion/v1/result?")
-        id = answer.json()["request_id"]
-        for path in ("/v1/jobs/", f"/v1/jobs/{id}/", f"/diffusion/v1/result/?request_id={id}"):
-            assert (await alice.get(path)).status_code == 200
-        assert (await alice.get("/v1/jobs//")).status_code == 404
+async def test_a_slash_behind_a_path_changes_nothing(client: Client) -> None:
+    answer = await client.post("/diffusion/v1/generate/", json=diffusion_body())
+    assert answer.status_code == 202
+    assert answer.headers["Location"].startswith("/diffusion/v1/result?")
+    id = answer.json()["request_id"]
+    for path in ("/v1/jobs/", f"/v1/jobs/{id}/", f"/diffusion/v1/result/?request_id={id}"):
+        assert (await client.get(path)).status_code == 200
+    assert (await client.get("/v1/jobs//")).status_code == 404
 
 
 @pytest.mark.parametrize(("encoding", "expected"), [("gzip", "gzip"), ("identity", None)])
 async def test_long_json_is_compressed_for_who_takes_it(
-    edge: Edge, encoding: str, expected: str | None
+    client: Client, encoding: str, expected: str | None
 ) -> None:
-    async with await edge.client() as alice:
-        answer: httpx.Response = await alice.get(
-            "/v1/object_info", headers={"Accept-Encoding": encoding}
-        )
-        assert answer.headers.get("Content-Encoding") == expected
-        assert "KSampler" in answer.json()
-        short = await alice.get("/v1/usage", headers={"Accept-Encoding": encoding})
+    answer: httpx.Response = await client.get(
+        "/v1/object_info", headers={"Accept-Encoding": encoding}
+    )
+    assert answer.headers.get("Content-Encoding") == expected
+    assert "KSampler" in answer.json()
+    short = await client.get("/v1/usage", headers={"Accept-Encoding": encoding})
     assert "Content-Encoding" not in short.headers
 
 
+@pytest.mark.edge(cors_origins="https://app.example")
 @pytest.mark.parametrize("origin", ["https://app.example", "https://other.example"])
 async def test_pages_of_the_origins_in_the_settings_may_call_it(
-    tmp_path: Path, origin: str
+    anyone: Client, origin: str
 ) -> None:
     asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-    async with (
-        running_edge(tmp_path, cors_origins="https://app.example") as edge,
-        edge.client_with(None) as page,
-    ):
-        preflight = await page.options("/diffusion/v1/generate", headers=asked)
-        refused = await page.get("/v1/jobs", headers={"Origin": origin})
+    preflight = await anyone.options("/diffusion/v1/generate", headers=asked)
+    refused = await anyone.get("/v1/jobs", headers={"Origin": origin})
     allowed = origin == "https://app.example"
     assert preflight.status_code == (200 if allowed else 400)
     for answer in (preflight, refused):
@@ -83,59 +76,89 @@ async def test_pages_of_the_origins_in_the_settings_may_call_it(
         assert "Access-Control-Allow-Credentials" not in answer.headers
 
 
-async def test_a_page_may_go_on_with_a_stream_and_with_a_file(tmp_path: Path) -> None:
+@pytest.mark.edge(cors_origins="https://app.example")
+async def test_a_page_may_go_on_with_a_stream_and_with_a_file(anyone: Client) -> None:
     asked = {
         "Origin": "https://app.example",
         "Access-Control-Request-Method": "GET",
         "Access-Control-Request-Headers": "authorization,last-event-id,range",
     }
-    async with (
-        running_edge(tmp_path, cors_origins="https://app.example") as edge,
-        edge.client_with(None) as page,
-    ):
-        assert (await page.options("/v1/events", headers=asked)).status_code == 200
+    assert (await anyone.options("/v1/events", headers=asked)).status_code == 200
 
 
-async def test_no_page_may_call_it_unless_it_is_set_up(edge: Edge) -> None:
+async def test_no_page_may_call_it_unless_it_is_set_up(anyone: Client) -> None:
     asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
-    async with edge.client_with(None) as page:
-        answer = await page.options("/diffusion/v1/generate", headers=asked)
+    answer = await anyone.options("/diffusion/v1/generate", headers=asked)
     assert answer.status_code == 405
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-class TestResultByAnyPath:
-    async def test_the_other_flavours_path_says_where_it_is(self, edge: Edge) -> None:
-        async with await edge.client() as alice:
-            submitted = await alice.post("/diffusion/v1/generate", json=diffusion_body())
-            id = submitted.json()["request_id"]
-            answer = await alice.get("/workflow/v1/result", params={"request_id": id})
-            assert answer.status_code == 404
-            assert "/diffusion/v1/result" in answer.json()["error"]["message"]
-            found = await alice.get(f"/v1/jobs/{id}/result")
-            by_flavour = await alice.get("/diffusion/v1/result", params={"request_id": id})
-            assert (found.status_code, found.json()) == (200, by_flavour.json())
+def errors_of(answer: httpx.Response) -> list[tuple[str, str, str]]:
+    assert refusal(answer) == (400, "invalid_request")
+    fields = answer.json()["error"]["extra_info"]["fields"]
+    return [(each["field"], each["type"], each["message"]) for each in fields]
 
-    async def test_another_owners_job_is_not_told_from_none(self, edge: Edge) -> None:
-        async with await edge.client("bob") as bob, await edge.client("alice") as alice:
-            submitted = await alice.post("/diffusion/v1/generate", json=diffusion_body())
-            id = submitted.json()["request_id"]
-            answers = [
-                await bob.get("/workflow/v1/result", params={"request_id": each})
-                for each in (id, "0199a1b2-0000-7000-8000-000000000000")
-            ]
-            assert [each.status_code for each in answers] == [404, 404]
-            assert answers[0].json() == answers[1].json()
 
-    async def test_a_cancelled_job_is_told_from_a_failed_one_in_the_list(self, edge: Edge) -> None:
-        async with await edge.client(scopes=[Scope.ADMIN]) as alice:
-            submitted = await alice.post("/diffusion/v1/generate", json=diffusion_body())
-            await edge.project()
-            [waiting] = (await alice.get("/v1/jobs")).json()["jobs"]
-            assert (waiting["state"], waiting.get("error")) == ("queued", None)
-            await alice.post(f"/v1/jobs/{submitted.json()['request_id']}/cancel")
-            await edge.project()
-            [job] = (await alice.get("/v1/jobs")).json()["jobs"]
-            assert (job["status"], job["state"]) == (2, "cancelled")
-            assert job["error"] == {"code": "cancelled", "retryable": False}
-            assert job["message"] == "The job was cancelled."
+@pytest.mark.parametrize("path", GENERATE_PATHS)
+async def test_a_mistyped_parameter_is_refused_and_the_nearest_named(
+    client: Client, path: str
+) -> None:
+    url, body = f"{path}?calback_url={ADDRESS}", body_for(GENERATE_PATHS[path])
+    [(field, type, message)] = errors_of(await client.post(url, json=body))
+    assert (field, type) == ("calback_url", "unknown_parameter")
+    assert message == "there is no such parameter; did you mean callback_url?"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("/v1/jobs?x=1", "the parameters are status, flavour, endpoint, results, limit, cursor"),
+        ("/v1/usage?x=1", "this path has no parameters"),
+        ("/v1/jobs?statuss=1", "did you mean status?"),
+        ("/v1/jobs?limit=1&limit=2", "the parameter may be sent only once"),
+        ("/diffusion/v1/result?request_id=a&request_id=b", "the parameter may be sent only once"),
+        ("/diffusion/v1/result?request_id=a&request_id=a", "the parameter may be sent only once"),
+        ("/v1/jobs?&=1", "the parameters are status, flavour, endpoint, results, limit, cursor"),
+        (f"/v1/jobs?{'statu' * 3000}=1", "the parameters are"),
+    ],
+)
+async def test_what_is_wrong_with_a_parameter_is_told(edge: Edge, url: str, expected: str) -> None:
+    async with await edge.client(scopes=tuple(Scope)) as alice:
+        [(_, _, message)] = errors_of(await alice.get(url))
+    assert expected in message
+
+
+async def test_of_very_many_some_are_told(client: Client) -> None:
+    query = "&".join(f"x{number}=1" for number in range(5000))
+    assert len(errors_of(await client.get(f"/v1/jobs?{query}"))) == 50
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"/v1/jobs?{query}" for query in ("limit=0", "limit=201", "limit=x", "cursor=x")),
+        *(f"/v1/jobs?{query}" for query in ("status=3", "status=x", "flavour=x")),
+        *(f"/v1/admin/jobs?{query}" for query in ("limit=0", "status=3", "cursor=x")),
+        *(f"/v1/admin/jobs?{query}" for query in ("owner=%00", "dead_letter=x")),
+        *(f"/v1/admin/jobs/blocked?cursor={each}" for each in (-1, 2**63, "9" * 30, "x")),
+        *(f"/v1/keys?{query}" for query in ("limit=0", "limit=201", "cursor=x")),
+        *(f"/v1/keys?{query}" for query in ("owner=%00", "owner=")),
+        "/v1/uploads?cursor=x",
+        *(f"/diffusion/v1/result?request_id=x&wait={each}" for each in (-1, "nan", "inf", "x", "")),
+        *(f"/diffusion/v1/result?request_id=x&inline={each}" for each in ("maybe", "2")),
+        "/diffusion/v1/result",
+    ],
+)
+async def test_a_value_that_makes_no_sense_is_a_bad_request(edge: Edge, url: str) -> None:
+    async with await edge.client(scopes=tuple(Scope)) as alice:
+        answer = await alice.get(url)
+    assert refusal(answer) == (400, "invalid_request")
+
+
+async def test_whoever_has_no_key_is_told_nothing_of_parameters(anyone: Client) -> None:
+    assert (await anyone.get("/v1/jobs?statuss=1")).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
+async def test_health_is_asked_with_any_query(anyone: Client, path: str) -> None:
+    assert (await anyone.get(f"{path}?probe=7")).status_code == 200

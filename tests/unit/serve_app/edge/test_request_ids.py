@@ -6,15 +6,12 @@ import io
 import logging
 from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from actors.logs import FieldsFormatter
-from serve_app.api import create_api
-from serve_app.middleware.request_ids import HEADER, RequestIdFilter
-from serve_app.replica import Replica
-from tests.support.edge import Edge, running_edge
+from serve_app.middleware import HEADER, RequestIdFilter
+from telemetry.logs import FieldsFormatter
+from tests.support.edge import Client, Edge
 from tests.support.generate_bodies import diffusion_body
 
 GENERATE = "/diffusion/v1/generate"
@@ -36,10 +33,9 @@ def lines() -> Generator[io.StringIO]:
 
 
 async def test_the_callers_id_is_in_the_answer_and_in_every_line(
-    edge: Edge, lines: io.StringIO
+    client: Client, lines: io.StringIO
 ) -> None:
-    async with await edge.client() as alice:
-        answer = await alice.post(GENERATE, json=diffusion_body(), headers={HEADER: "order-7/a"})
+    answer = await client.post(GENERATE, json=diffusion_body(), headers={HEADER: "order-7/a"})
     assert (answer.status_code, answer.headers[HEADER]) == (202, "order-7/a")
     accepted = f"job accepted action=accept job_id={answer.json()['request_id']}"
     [line] = lines.getvalue().splitlines()
@@ -59,7 +55,7 @@ async def test_a_fresh_one_is_made_where_none_or_no_good_one_came(
 
 
 async def test_what_serve_answers_is_not_answered_twice(edge: Edge, lines: io.StringIO) -> None:
-    app = create_api(Replica(edge.services, ask_metrics=edge.ask_metrics), is_in_serve=True)
+    app = edge.services.app(is_in_serve=True)
     async with replace(edge, app=app).client_with(None) as anyone:
         answer = await anyone.get("/v1/jobs", headers={HEADER: "mine"})
     assert HEADER not in answer.headers
@@ -69,32 +65,30 @@ async def test_what_serve_answers_is_not_answered_twice(edge: Edge, lines: io.St
 @pytest.mark.parametrize(
     ("path", "status"), [("/v1/jobs", 401), ("/nothing", 404), ("/v1/keys/", 401)]
 )
-async def test_a_refusal_has_it_too(edge: Edge, path: str, status: int) -> None:
-    async with edge.client_with(None) as anyone:
-        answer = await anyone.get(path, headers={HEADER: "mine"})
+async def test_a_refusal_has_it_too(anyone: Client, path: str, status: int) -> None:
+    answer = await anyone.get(path, headers={HEADER: "mine"})
     assert (answer.status_code, answer.headers[HEADER]) == (status, "mine")
 
 
 async def test_an_answer_of_500_has_it_and_so_has_its_line(
-    edge: Edge, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
+    edge: Edge, anyone: Client, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken() -> str:
         raise RuntimeError("it broke")
 
-    monkeypatch.setattr(edge.services.health, "ready", broken)
-    async with edge.client_with(None) as anyone:
-        answer = await anyone.get("/health/ready", headers={HEADER: "mine"})
+    monkeypatch.setattr(edge.health, "ready", broken)
+    answer = await anyone.get("/health/ready", headers={HEADER: "mine"})
     assert (answer.status_code, answer.headers[HEADER]) == (500, "mine")
     assert "request failed" in lines.getvalue()
     assert "x_request_id=mine" in lines.getvalue()
 
 
+@pytest.mark.edge(log_requests=True)
 async def test_a_request_is_a_line_where_that_is_asked_for(
-    tmp_path: Path, lines: io.StringIO
+    client: Client, lines: io.StringIO
 ) -> None:
-    async with running_edge(tmp_path, log_requests=True) as edge, await edge.client() as alice:
-        for path in ("/v1/uploads/a-secret.png?token=b", "/nothing/a-secret", "/v1/jobs/"):
-            await alice.get(path, headers={HEADER: "mine"})
+    for path in ("/v1/uploads/a-secret.png?token=b", "/nothing/a-secret", "/v1/jobs/"):
+        await client.get(path, headers={HEADER: "mine"})
     shown = [line.partition(" answered ")[2] for line in lines.getvalue().splitlines()]
     assert [line.partition(" took_ms=")[0] for line in shown] == [
         "action=request method=GET route=/v1/uploads/{name} status=400",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.middleware.unread_bodies import UnreadBodies
-from settings.http import HttpSettings
+from serve_app.middleware import UnreadBodies
+from tests.support.patience import FACTOR
 
 CHUNK = b"x" * 1000
 START = {"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"2")]}
@@ -58,7 +58,7 @@ async def refuse(_scope: Any, receive: Any, send: Any) -> None:
 
 
 def refusing(app: Any = refuse, **limits: Any) -> UnreadBodies:
-    return UnreadBodies(app, HttpSettings(**{"unread_body_s": 60.0} | limits))
+    return UnreadBodies(app, **{"linger_s": 60.0} | limits)
 
 
 def assert_all_is_answered(caller: Caller) -> None:
@@ -70,7 +70,7 @@ def assert_all_is_answered(caller: Caller) -> None:
 
 @pytest.fixture(autouse=True)
 async def limit() -> AsyncIterator[None]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(30 * FACTOR):
         yield
 
 
@@ -90,14 +90,14 @@ async def test_who_hangs_up_is_not_waited_for() -> None:
 
 async def test_who_stops_sending_is_waited_for_so_long() -> None:
     caller = Caller(50)
-    await caller.ask(refusing(unread_body_s=0.05))
+    await caller.ask(refusing(linger_s=0.05))
     assert_all_is_answered(caller)
     assert caller.left_at == [1, 1, 50]
 
 
 async def test_who_does_not_stop_is_cut_off() -> None:
     caller = Caller(50)
-    await caller.ask(refusing(max_unread_body_bytes=20 * len(CHUNK)))
+    await caller.ask(refusing(max_bytes=20 * len(CHUNK)))
     assert_all_is_answered(caller)
     assert caller.left_at == [1, 1, 21]
 
@@ -109,7 +109,7 @@ async def test_a_body_that_was_read_is_nothing_to_wait_for() -> None:
 
 
 async def test_so_many_are_taken_at_the_same_time() -> None:
-    app = refusing(max_unread_bodies=2)
+    app = refusing(max_bodies=2)
     waiting = [asyncio.create_task(Caller(5).ask(app)) for _ in range(2)]
     await asyncio.sleep(0)
     for _ in range(3):

@@ -43,10 +43,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "endpoints.yaml"
 
 
-async def apply(endpoints: Endpoints, file: Path, text: str, *, max_endpoints: int = 0) -> None:
+async def apply(endpoints: Endpoints, file: Path, text: str) -> None:
     file.write_text(text)
-    settings = DispatchSettings(max_endpoints=max_endpoints)
-    await DeclaredEndpoints(endpoints, default=DEFAULT, settings=settings).apply(file)
+    await DeclaredEndpoints(endpoints, default=DEFAULT, settings=DispatchSettings()).apply(file)
 
 
 async def test_what_it_says_is_there_and_the_rest_is_as_usual(
@@ -98,10 +97,11 @@ async def test_what_it_gives_the_default_endpoint_stays_at_the_next_start(
 
 
 async def test_one_that_cannot_be_declared_holds_up_no_other(
-    endpoints: Endpoints, file: Path
+    endpoints: Endpoints, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("serve_app.endpoints.administration._MAX_ENDPOINTS", 2)
     text = "endpoints: {bad: {min_workers: 2}, default: {owner: alice}, good: {}, more: {}}"
-    await apply(endpoints, file, text, max_endpoints=2)
+    await apply(endpoints, file, text)
     assert [each.id for each in await endpoints.all()] == ["default", "good"]
     assert await endpoints.get("default") == DEFAULT
 
@@ -109,10 +109,10 @@ async def test_one_that_cannot_be_declared_holds_up_no_other(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "write `endpoints:`"),
-        ("- a", "write `endpoints:`"),
-        ("endpoints: [a]", "write `endpoints:`"),
-        ("endpoints: {}\nother: 1", "write `endpoints:`"),
+        ("", "must have the key `endpoints:`"),
+        ("- a", "must have the key `endpoints:`"),
+        ("endpoints: [a]", "must have the key `endpoints:`"),
+        ("endpoints: {}\nother: 1", "must have the key `endpoints:`"),
         ("endpoints: {", "expected"),
         ("endpoints: {own: 1}", "'own': write its members below"),
         ("endpoints: {own: {id: x}}", "'own': write its members below"),
@@ -120,7 +120,7 @@ async def test_one_that_cannot_be_declared_holds_up_no_other(
         ("endpoints: {own: {colour: red}}", "'own': colour:"),
         ("endpoints: {own: {gpus: many}}", "'own': gpus:"),
         ("endpoints: {own: {draining: true}}", "'own': draining:"),
-        ("#" * (1024 * 1024 + 1), "write `endpoints:`"),
+        ("#" * (1024 * 1024 + 1), "must have the key `endpoints:`"),
     ],
 )
 async def test_a_file_that_makes_no_sense_is_refused_and_changes_nothing(

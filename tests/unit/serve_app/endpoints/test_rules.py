@@ -1,16 +1,20 @@
-"""What an endpoint may be, and what it may be for an owner who is no administrator."""
+"""What an endpoint may be, for whom, and when its full queue has room again."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
 
 from engine.errors import ParametersInvalid
+from events.store.endpoints import Endpoints
 from events.store.records import Endpoint
-from serve_app.endpoints.bodies import EndpointChanges, NewEndpoint
-from serve_app.endpoints.rules import require_listed, require_sound, require_within_limits
+from serve_app.endpoints.administration import require_listed, require_sound, require_within_limits
+from serve_app.endpoints.cache import EndpointCache, job_timeout_s, terms_of
+from serve_app.endpoints.schemas import EndpointChanges, NewEndpoint
 from settings.dispatch import DispatchSettings
 from settings.graph import GraphSettings
 from settings.keys import OwnerSettings
@@ -133,7 +137,7 @@ def test_an_owner_takes_no_more_than_a_share(members: dict[str, Any], field: str
 def test_the_share_is_that_of_all_their_endpoints() -> None:
     other = Endpoint("other", owner="alice", gpus=1.0, max_workers=1)
     require((other,), gpus=1.0)
-    with pytest.raises(ParametersInvalid, match="the others take 1"):
+    with pytest.raises(ParametersInvalid, match="the other endpoints take 1"):
         require((other,), gpus=2.0)
 
 
@@ -153,3 +157,43 @@ def test_what_an_administrator_gave_it_may_stay() -> None:
 def test_what_is_below_the_limits_is_taken() -> None:
     require(gpus=None, cpus=4.0, max_workers=2, max_cost=1.0, max_pixels=256, idle_timeout_s=5.0)
     require(jobs_per_worker=16)
+
+
+def used(status: Mapping[str, Any] | None) -> EndpointCache:
+    async def tell(_id: str) -> Mapping[str, Any] | None:
+        return status
+
+    async def no_row(_id: str) -> Endpoint | None:
+        return None
+
+    return EndpointCache(cast("Endpoints", SimpleNamespace(get=no_row)), tell)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected_s"),
+    [
+        (None, 5),
+        ({"rate_per_s": None}, 60),
+        ({"rate_per_s": 0.5}, 22),
+        ({"rate_per_s": 1000.0}, 1),
+        ({"rate_per_s": 0.001}, 300),
+    ],
+)
+async def test_it_is_once_a_twentieth_of_the_queue_is_free(
+    status: Mapping[str, Any] | None, expected_s: int
+) -> None:
+    """Of 200 places that and one more, by the speed that the dispatcher tells."""
+    refusal = await used(status).queue_full(Endpoint("own", max_queued=200), 200)
+    assert refusal.retry_after_s == expected_s
+
+
+def test_no_job_lasts_longer_than_the_settings_say() -> None:
+    for own, expected in ((None, 60), (30.0, 30), (90.0, 60)):
+        assert job_timeout_s(Endpoint("own", job_timeout_s=own), 60.0) == expected
+
+
+def test_a_job_is_told_the_limits_of_its_endpoint_and_else_of_the_settings() -> None:
+    settings = GraphSettings(max_cost=7)
+    assert terms_of(Endpoint("own", max_steps=5), settings).max_cost == 7
+    terms = terms_of(Endpoint("own", max_cost=0.0, max_attempts=2, queue_timeout_s=3.0), settings)
+    assert (terms.max_cost, terms.max_attempts, terms.queue_timeout_s) == (0, 2, 3)

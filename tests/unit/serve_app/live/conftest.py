@@ -1,13 +1,10 @@
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
 
-import httpx
 import pytest
 
 from tests.support.edge import Edge
-from tests.support.generate_bodies import diffusion_body
 from tests.support.live.stream import Stream, watching
 
 Watch = Callable[..., AbstractAsyncContextManager[Stream]]
@@ -23,9 +20,3 @@ async def key(edge: Edge) -> str:
 def watch(edge: Edge, key: str) -> Watch:
     """Opens a stream of Alice's: `watch(path, last_event_id=…)`."""
     return partial(watching, edge.app, key=key)
-
-
-async def submit(client: httpx.AsyncClient, **parameters: Any) -> str:
-    answer = await client.post("/diffusion/v1/generate", json=diffusion_body(**parameters))
-    assert answer.status_code == httpx.codes.ACCEPTED, answer.text
-    return str(answer.json()["request_id"])

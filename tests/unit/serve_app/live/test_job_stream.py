@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from base64 import b64decode
 
-import httpx
 import pytest
 
 from events.decisions import Cancel, FailAttempt
-from events.wire.progress import JobProgress
-from tests.support.edge import ACTOR, Edge
+from events.job_progress import JobProgress
+from events.types import Completed, EventData, Started
+from serve_app.live.messages import stored_message
+from tests.support.edge import ACTOR, Client, Edge, submit
+from tests.support.events import START, history_of, submitted
 from tests.support.live.stream import Received, watching
-from tests.unit.serve_app.live.conftest import Watch, submit
+from tests.support.telemetry.traces import CALLER, TRACE
+from tests.unit.serve_app.live.conftest import Watch
 
 
 def path(job_id: str) -> str:
@@ -20,7 +24,7 @@ def path(job_id: str) -> str:
 
 
 async def test_a_stream_tells_what_was_stored_and_what_happens_then_ends(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
+    edge: Edge, client: Client, watch: Watch
 ) -> None:
     job_id = await submit(client)
     await edge.start(job_id)
@@ -36,7 +40,7 @@ async def test_a_stream_tells_what_was_stored_and_what_happens_then_ends(
 
 
 async def test_each_id_goes_on_without_a_gap_or_a_repeat(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
+    edge: Edge, client: Client, watch: Watch
 ) -> None:
     job_id = await submit(client)
     await edge.run(job_id, images=2)
@@ -50,7 +54,7 @@ async def test_each_id_goes_on_without_a_gap_or_a_repeat(
 
 
 async def test_nothing_follows_the_end_so_a_browser_asks_no_more(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
+    edge: Edge, client: Client, watch: Watch
 ) -> None:
     job_id = await submit(client)
     await edge.run(job_id)
@@ -62,7 +66,7 @@ async def test_nothing_follows_the_end_so_a_browser_asks_no_more(
 
 
 async def test_an_event_is_a_cloud_event_with_what_is_for_callers(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
+    edge: Edge, client: Client, watch: Watch
 ) -> None:
     job_id = await submit(client, prompt="a secret garden")
     await edge.run(job_id)
@@ -78,9 +82,7 @@ async def test_an_event_is_a_cloud_event_with_what_is_for_callers(
         assert secret not in stream.body
 
 
-async def test_progress_is_told_without_an_id(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
-) -> None:
+async def test_progress_is_told_without_an_id(edge: Edge, client: Client, watch: Watch) -> None:
     job_id = await submit(client)
     await edge.start(job_id)
     async with watch(path(job_id)) as stream:
@@ -102,7 +104,7 @@ async def test_progress_is_told_without_an_id(
 
 
 async def test_a_preview_is_for_those_who_watch_its_job_and_the_newest_alone(
-    edge: Edge, client: httpx.AsyncClient, key: str, watch: Watch
+    edge: Edge, client: Client, key: str, watch: Watch
 ) -> None:
     job_id = await submit(client)
     async with watch(path(job_id)) as stream, watching(edge.app, "/v1/events", key) as owners:
@@ -133,7 +135,7 @@ async def test_a_preview_is_for_those_who_watch_its_job_and_the_newest_alone(
 
 @pytest.mark.parametrize("reason", ["cancelled", "failed"])
 async def test_every_end_ends_the_stream(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch, reason: str
+    edge: Edge, client: Client, watch: Watch, reason: str
 ) -> None:
     job_id = await submit(client)
     await edge.start(job_id)
@@ -148,9 +150,7 @@ async def test_every_end_ends_the_stream(
     assert last.event == reason
 
 
-async def test_an_erased_job_is_not_found_and_its_stream_ends(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
-) -> None:
+async def test_an_erased_job_is_not_found_and_its_stream_ends(client: Client, watch: Watch) -> None:
     job_id = await submit(client)
     async with watch(path(job_id)) as stream:
         await stream.names(1)
@@ -169,19 +169,22 @@ async def test_an_unknown_job_is_not_found(watch: Watch, id: str) -> None:
     assert stream.status == 404
 
 
-async def test_another_owners_job_is_not_found(edge: Edge, watch: Watch) -> None:
-    async with await edge.client("bob") as bob:
-        job_id = await submit(bob)
-    async with watch(path(job_id)) as stream:
-        await stream.end()
-    assert stream.status == 404
-
-
 @pytest.mark.parametrize("id", ["x", "-1", "1.5", str(2**63), "9" * 5000])
-async def test_an_id_that_was_never_sent_is_refused(
-    client: httpx.AsyncClient, watch: Watch, id: str
-) -> None:
+async def test_an_id_that_was_never_sent_is_refused(client: Client, watch: Watch, id: str) -> None:
     job_id = await submit(client)
     async with watch(path(job_id), last_event_id=id) as stream:
         await stream.end()
     assert stream.status == 400
+
+
+def callback_events_of(data: EventData) -> dict[str, object]:
+    event = history_of(submitted(), data)[-1]
+    lines = stored_message(event, lambda _job, _image: "").decode().splitlines()
+    line = next(line for line in lines if line.startswith("data: "))
+    said: dict[str, object] = json.loads(line.removeprefix("data: "))["data"]
+    return said
+
+
+def test_nobody_is_told_what_only_traces_tell() -> None:
+    assert callback_events_of(Started(attempt=1, actor="a", given_at=START)) == {"attempt": 1}
+    assert callback_events_of(Completed(images=1, beside=(f"{TRACE}-{CALLER}",))) == {"images": 1}

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
-from events.wire.progress import JobProgress
+from events.job_progress import JobProgress
 from serve_app.access.api_keys import parse
-from serve_app.live.open_streams import OpenStreams
+from serve_app.live.streams import OpenStreams, ServerEnd
 from serve_app.refusals import TooManyStreams
-from tests.support.edge import Edge, running_edge
+from tests.support.edge import Client, Edge, submit
 from tests.support.live.stream import DEADLINE_S, watching
-from tests.unit.serve_app.live.conftest import submit
 
 PATH = "/v1/events"
 
@@ -41,49 +38,26 @@ def test_0_is_any_number_of_an_owner() -> None:
         assert streams.count == 3
 
 
-async def test_one_too_many_is_refused_and_one_that_ends_makes_room(tmp_path: Path) -> None:
-    async with running_edge(tmp_path, owner_max_streams=1) as edge:
-        key = await edge.key("alice")
-        async with watching(edge.app, PATH, key) as first:
-            await first.began.wait()
-            async with watching(edge.app, PATH, key) as second:
-                await second.end()
-            assert second.status == 429
-            assert b"too_many_streams" in second.body
-            assert second.headers["retry-after"] == "5"
-        async with watching(edge.app, PATH, key) as third:
-            await third.began.wait()
-        assert third.status == 200
-
-
-async def test_a_full_replica_says_so(tmp_path: Path) -> None:
-    async with running_edge(tmp_path, max_streams=1) as edge:
-        async with watching(edge.app, PATH, await edge.key("alice")) as first:
-            await first.began.wait()
-            async with watching(edge.app, PATH, await edge.key("bob")) as second:
-                await second.end()
+@pytest.mark.edge(owner_max_streams=1)
+async def test_one_too_many_is_refused_and_one_that_ends_makes_room(edge: Edge) -> None:
+    key = await edge.key("alice")
+    async with watching(edge.app, PATH, key) as first:
+        await first.began.wait()
+        async with watching(edge.app, PATH, key) as second:
+            await second.end()
         assert second.status == 429
-
-
-async def test_clients_that_vanish_leave_nothing(edge: Edge, key: str) -> None:
-    streams = edge.app.state.replica.streams
-    async with await edge.client() as client, AsyncExitStack() as stack:
-        job_id = await submit(client)
-        for path in [PATH, f"/v1/jobs/{job_id}/events"] * 20:
-            stream = await stack.enter_async_context(watching(edge.app, path, key))
-            await stream.began.wait()
-        assert streams._open.count == 40
-    broadcaster = streams._broadcaster
-    assert streams._open.count == 0
-    assert not broadcaster._by_job
-    assert not broadcaster._by_owner
+        assert b"too_many_streams" in second.body
+        assert second.headers["retry-after"] == "5"
+    async with watching(edge.app, PATH, key) as third:
+        await third.began.wait()
+    assert third.status == 200
 
 
 async def test_the_log_is_followed_once_and_not_without_streams(
     edge: Edge, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve_app.live.broadcaster._LINGER_S", 0.0)
-    broadcaster = edge.app.state.replica.streams._broadcaster
+    broadcaster = edge.app.state.replica.reading.live.streams._broadcaster
     assert broadcaster._follower is None
     async with watching(edge.app, PATH, key) as first, watching(edge.app, PATH, key) as second:
         await first.began.wait()
@@ -95,94 +69,85 @@ async def test_the_log_is_followed_once_and_not_without_streams(
     assert broadcaster._recent is None
 
 
-async def test_a_silent_stream_says_that_it_is_there(tmp_path: Path) -> None:
-    async with (
-        running_edge(tmp_path, stream_keep_alive_s=0.01) as edge,
-        watching(edge.app, PATH, await edge.key()) as stream,
-    ):
+@pytest.mark.edge(stream_keep_alive_s=0.01)
+async def test_a_silent_stream_says_that_it_is_there(edge: Edge) -> None:
+    async with watching(edge.app, PATH, await edge.key()) as stream:
         assert (await stream.next()).comment == "keep-alive"
         assert (await stream.next()).comment == "keep-alive"
 
 
-async def test_a_stream_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    async with running_edge(tmp_path, stream_max_s=0.05) as edge:
-        async with watching(edge.app, PATH, await edge.key()) as stream:
-            await stream.end()
-        assert stream.is_whole
+@pytest.mark.edge(stream_max_s=0.05)
+async def test_a_stream_ends_when_its_time_is_over(edge: Edge) -> None:
+    async with watching(edge.app, PATH, await edge.key()) as stream:
+        await stream.end()
+    assert stream.is_whole
 
 
-async def test_a_busy_stream_ends_when_its_time_is_over_too(tmp_path: Path) -> None:
-    async with running_edge(tmp_path, stream_max_s=0.05) as edge:
-        async with (
-            await edge.client() as client,
-            watching(edge.app, PATH, await edge.key()) as stream,
-        ):
-            job_id = await submit(client)
-            async with asyncio.timeout(DEADLINE_S):
-                while not stream.done.is_set():
-                    edge.progress.tell(job_id, JobProgress(done=1, total=2))
-                    await asyncio.sleep(0.005)
-        assert stream.is_whole
+@pytest.mark.edge(stream_max_s=0.05)
+async def test_a_busy_stream_ends_when_its_time_is_over_too(edge: Edge, client: Client) -> None:
+    async with watching(edge.app, PATH, await edge.key()) as stream:
+        job_id = await submit(client)
+        async with asyncio.timeout(DEADLINE_S):
+            while not stream.done.is_set():
+                edge.progress.tell(job_id, JobProgress(done=1, total=2))
+                await asyncio.sleep(0.005)
+    assert stream.is_whole
 
 
-async def test_a_revoked_key_ends_its_streams(tmp_path: Path) -> None:
-    async with running_edge(tmp_path, stream_keep_alive_s=0.01, key_cache_s=0.001) as edge:
-        key = await edge.key()
-        async with watching(edge.app, PATH, key) as stream:
-            await stream.next()
-            parsed = parse(key)
-            assert parsed is not None
-            await edge.services.keys.revoke(parsed.id, at=datetime.now(UTC))
-            await stream.end()
-        assert stream.is_whole
+@pytest.mark.edge(stream_keep_alive_s=0.01, key_cache_s=0.001)
+async def test_a_revoked_key_ends_its_streams(edge: Edge) -> None:
+    key = await edge.key()
+    async with watching(edge.app, PATH, key) as stream:
+        await stream.next()
+        parsed = parse(key)
+        assert parsed is not None
+        await edge.services.keys.revoke(parsed.id, at=datetime.now(UTC))
+        await stream.end()
+    assert stream.is_whole
 
 
-async def test_who_takes_nothing_is_cut_off(tmp_path: Path) -> None:
-    async with running_edge(tmp_path, stream_send_timeout_s=0.02) as edge:
-        async with (
-            await edge.client() as client,
-            watching(edge.app, PATH, await edge.key()) as stream,
-        ):
-            await stream.began.wait()
-            stream.takes.clear()
-            await submit(client)
-            await stream.end()
-        assert (stream.status, stream.is_whole) == (200, False)
-        assert edge.app.state.replica.streams._open.count == 0
+@pytest.mark.edge(stream_send_timeout_s=0.02)
+async def test_who_takes_nothing_is_cut_off(edge: Edge, client: Client) -> None:
+    async with watching(edge.app, PATH, await edge.key()) as stream:
+        await stream.began.wait()
+        stream.takes.clear()
+        await submit(client)
+        await stream.end()
+    assert (stream.status, stream.is_whole) == (200, False)
+    assert edge.app.state.replica.reading.live.streams._open.count == 0
 
 
-async def test_who_falls_behind_is_cut_off_and_goes_on_where_they_were(tmp_path: Path) -> None:
-    async with running_edge(tmp_path, stream_buffer_events=3) as edge:
-        key = await edge.key()
-        async with await edge.client() as client, watching(edge.app, PATH, key) as stream:
-            await stream.began.wait()
-            first = await submit(client)
-            last = await stream.event()
-            stream.takes.clear()
-            jobs = [await submit(client) for _ in range(6)]
-            stream.takes.set()
-            received = [last, *await stream.end()]
-        assert not stream.is_whole
-        async with watching(edge.app, PATH, key, last_event_id=received[-1].id) as stream:
-            received += [await stream.event() for _ in range(7 - len(received))]
-        assert [each.data["subject"] for each in received] == [first, *jobs]
-
-
-async def test_a_replay_may_be_longer_than_what_may_wait(tmp_path: Path) -> None:
-    async with (
-        running_edge(tmp_path, stream_buffer_events=3) as edge,
-        await edge.client() as client,
-    ):
+@pytest.mark.edge(stream_buffer_events=3)
+async def test_who_falls_behind_is_cut_off_and_goes_on_where_they_were(
+    edge: Edge, client: Client
+) -> None:
+    key = await edge.key()
+    async with watching(edge.app, PATH, key) as stream:
+        await stream.began.wait()
+        first = await submit(client)
+        last = await stream.event()
+        stream.takes.clear()
         jobs = [await submit(client) for _ in range(6)]
-        async with watching(edge.app, f"{PATH}?cursor=0", await edge.key()) as stream:
-            received = [await stream.event() for _ in range(6)]
-            jobs.append(await submit(client))
-            received.append(await stream.event())
+        stream.takes.set()
+        received = [last, *await stream.end()]
+    assert not stream.is_whole
+    async with watching(edge.app, PATH, key, last_event_id=received[-1].id) as stream:
+        received += [await stream.event() for _ in range(7 - len(received))]
+    assert [each.data["subject"] for each in received] == [first, *jobs]
+
+
+@pytest.mark.edge(stream_buffer_events=3)
+async def test_a_replay_may_be_longer_than_what_may_wait(edge: Edge, client: Client) -> None:
+    jobs = [await submit(client) for _ in range(6)]
+    async with watching(edge.app, f"{PATH}?cursor=0", await edge.key()) as stream:
+        received = [await stream.event() for _ in range(6)]
+        jobs.append(await submit(client))
+        received.append(await stream.event())
     assert [each.data["subject"] for each in received] == jobs
 
 
-async def test_of_progress_only_the_newest_waits(edge: Edge, key: str) -> None:
-    async with await edge.client() as client, watching(edge.app, PATH, key) as stream:
+async def test_of_progress_only_the_newest_waits(edge: Edge, client: Client, key: str) -> None:
+    async with watching(edge.app, PATH, key) as stream:
         job_id = await submit(client)
         await stream.event()
         stream.takes.clear()
@@ -196,18 +161,73 @@ async def test_of_progress_only_the_newest_waits(edge: Edge, key: str) -> None:
     assert told == 100
 
 
-async def test_a_cursor_that_is_too_old_says_what_to_do(tmp_path: Path) -> None:
-    async with running_edge(tmp_path, stream_replay_events=3) as edge:
-        key = await edge.key()
-        async with await edge.client() as client:
-            for _ in range(5):
-                await submit(client)
-            async with watching(edge.app, f"{PATH}?cursor=1", key) as stream:
-                await stream.end()
-            assert stream.status == 410
-            assert b"GET /v1/jobs" in stream.body
-            async with watching(edge.app, f"{PATH}?cursor=2", key) as stream:
-                ids = [(await stream.event()).id for _ in range(3)]
-                await submit(client)
-                ids.append((await stream.event()).id)
+@pytest.mark.edge(stream_replay_events=3)
+async def test_a_cursor_that_is_too_old_says_what_to_do(edge: Edge, client: Client) -> None:
+    key = await edge.key()
+    for _ in range(5):
+        await submit(client)
+    async with watching(edge.app, f"{PATH}?cursor=1", key) as stream:
+        await stream.end()
+    assert stream.status == 410
+    assert b"GET /v1/jobs" in stream.body
+    async with watching(edge.app, f"{PATH}?cursor=2", key) as stream:
+        ids = [(await stream.event()).id for _ in range(3)]
+        await submit(client)
+        ids.append((await stream.event()).id)
     assert ids == ["3", "4", "5", "6"]
+
+
+async def listener() -> tuple[asyncio.Server, tuple[str, int]]:
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[:2]
+
+
+async def test_streams_end_whole_once_nobody_listens(edge: Edge, client: Client) -> None:
+    server, address = await listener()
+    key, job_id = await edge.key(), await submit(client)
+    async with (
+        watching(edge.app, "/v1/events", key, server=address) as owners,
+        watching(edge.app, f"/v1/jobs/{job_id}/events", key, server=address) as jobs,
+    ):
+        await jobs.event()
+        server.close()
+        await server.wait_closed()
+        await owners.end()
+        await jobs.end()
+    assert owners.is_whole
+    assert jobs.is_whole
+
+
+async def test_a_server_that_listens_ends_nothing() -> None:
+    ended: list[bool] = []
+    asked = asyncio.Event()
+    server, address = await listener()
+
+    def are_streams() -> bool:
+        if ended:
+            return False
+        asked.set()
+        return True
+
+    end = ServerEnd(lambda: ended.append(True), are_streams=are_streams, period_s=0.001)
+    end.begin(address)
+    await asked.wait()
+    asked.clear()
+    await asked.wait()
+    assert not ended
+    server.close()
+    await server.wait_closed()
+    async with asyncio.timeout(DEADLINE_S):
+        while not ended:  # noqa: ASYNC110 - it is a list
+            await asyncio.sleep(0.001)
+    end.stop()
+
+
+async def test_a_server_that_is_not_known_is_not_asked() -> None:
+    end = ServerEnd(lambda: None, are_streams=lambda: True)
+    end.begin(None)
+    end.begin(("darkroom.test", None))
+    assert end._watch is None

@@ -1,31 +1,33 @@
-"""`GET /v1/events`: all jobs of the caller, from now or from a cursor."""
+"""`GET /v1/events`: all jobs of the caller, from now or from a cursor, without a gap."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
 import pytest
 
-from events.errors import LogUnavailable
+from events.cloud_events import decode_stored
+from events.errors import LogUnavailable, ReadTimeout
+from events.job import Job
+from events.job_progress import JobProgress
 from events.log import StoredEvent
-from events.memory.contents import MemoryLogContents
 from events.types import Event
-from events.wire.cloud_events import decode_stored
-from events.wire.progress import JobProgress
-from serve_app.live import backlog
-from tests.support.edge import Edge, running_edge
+from serve_app.live import broadcaster
+from serve_app.live.broadcaster import Broadcaster, HistoryEvents, RecentEvent
+from tests.support.edge import Client, Edge, submit
 from tests.support.failing_log import FailingLog
 from tests.support.live.stream import DEADLINE_S, watching
-from tests.unit.serve_app.live.conftest import Watch, submit
+from tests.support.memory.contents import MemoryLogContents
+from tests.support.polling import eventually
+from tests.unit.serve_app.live.conftest import Watch
 
 PATH = "/v1/events"
 
 
 async def test_a_stream_tells_what_happens_to_every_job_of_the_caller_from_now_on(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
+    edge: Edge, client: Client, watch: Watch
 ) -> None:
     await edge.run(await submit(client))
     async with watch(PATH) as stream:
@@ -38,9 +40,9 @@ async def test_a_stream_tells_what_happens_to_every_job_of_the_caller_from_now_o
 
 
 async def test_no_event_of_another_owner_is_told(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
+    edge: Edge, client: Client, bob: Client, watch: Watch
 ) -> None:
-    async with await edge.client("bob") as bob, watch(f"{PATH}?cursor=0") as stream:
+    async with watch(f"{PATH}?cursor=0") as stream:
         await stream.began.wait()
         others = await submit(bob)
         await edge.start(others)
@@ -52,7 +54,7 @@ async def test_no_event_of_another_owner_is_told(
 
 
 async def test_each_cursor_goes_on_without_a_gap_or_a_repeat(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
+    edge: Edge, client: Client, watch: Watch
 ) -> None:
     jobs = [await submit(client) for _ in range(3)]
     for job_id in jobs:
@@ -66,7 +68,7 @@ async def test_each_cursor_goes_on_without_a_gap_or_a_repeat(
 
 
 async def test_a_stream_that_breaks_before_its_first_event_goes_on_from_its_beginning(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
+    edge: Edge, client: Client, watch: Watch
 ) -> None:
     await edge.run(await submit(client))
     async with watch(PATH) as stream:
@@ -77,12 +79,13 @@ async def test_a_stream_that_breaks_before_its_first_event_goes_on_from_its_begi
 
 
 async def test_a_cursor_is_followed_by_what_was_stored_while_nobody_watched(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
+    edge: Edge, client: Client, watch: Watch
 ) -> None:
     job_id = await submit(client)
     async with watch(f"{PATH}?cursor=0") as stream:
         last = await stream.event()
-    edge.app.state.replica.streams._broadcaster._forget()  # as after a while, or in another replica
+    broadcaster = edge.app.state.replica.reading.live.streams._broadcaster
+    broadcaster._forget()  # as after a while, or in another replica
     await edge.start(job_id)
     await edge.store_image(job_id)
     async with watch(PATH, last_event_id=last.id) as stream:
@@ -101,7 +104,7 @@ async def test_a_cursor_is_followed_by_what_was_stored_while_nobody_watched(
     ],
 )
 async def test_what_is_not_asked_for_is_not_told(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch, query: str, names: list[str]
+    edge: Edge, client: Client, watch: Watch, query: str, names: list[str]
 ) -> None:
     await edge.run(await submit(client))
     await client.post(f"/v1/jobs/{await submit(client)}/cancel")
@@ -109,21 +112,16 @@ async def test_what_is_not_asked_for_is_not_told(
         assert await stream.names(len(names)) == names
 
 
-async def test_another_endpoint_is_passed_over(tmp_path: Path) -> None:
-    async with (
-        running_edge(tmp_path, stream_keep_alive_s=0.01) as edge,
-        await edge.client() as client,
-    ):
-        await submit(client)
-        path = f"{PATH}?cursor=0&endpoint=other"
-        async with watching(edge.app, path, await edge.key()) as stream:
-            received = await stream.next()
+@pytest.mark.edge(stream_keep_alive_s=0.01)
+async def test_another_endpoint_is_passed_over(edge: Edge, client: Client) -> None:
+    await submit(client)
+    path = f"{PATH}?cursor=0&endpoint=other"
+    async with watching(edge.app, path, await edge.key()) as stream:
+        received = await stream.next()
     assert received.comment == "keep-alive"
 
 
-async def test_an_erased_job_leaves_its_erasure_alone(
-    client: httpx.AsyncClient, watch: Watch
-) -> None:
+async def test_an_erased_job_leaves_its_erasure_alone(client: Client, watch: Watch) -> None:
     job_id = await submit(client)
     async with watch(f"{PATH}?cursor=0") as stream:
         await stream.names(1)
@@ -136,7 +134,7 @@ async def test_an_erased_job_leaves_its_erasure_alone(
 
 
 async def test_a_long_way_back_holds_up_no_other_stream(
-    client: httpx.AsyncClient, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    client: Client, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go = asyncio.Event(), asyncio.Event()
     following = MemoryLogContents.following
@@ -164,7 +162,7 @@ async def test_a_cursor_of_the_future_is_refused(watch: Watch) -> None:
 
 
 async def test_progress_of_a_job_that_began_before_is_told_once_its_owner_is_known(
-    edge: Edge, client: httpx.AsyncClient, watch: Watch
+    edge: Edge, client: Client, watch: Watch
 ) -> None:
     job_id = await submit(client)
     await edge.start(job_id)
@@ -190,7 +188,7 @@ async def test_a_log_that_is_away_gets_503_before_the_stream_begins(
 
 
 async def test_others_have_their_turns_while_events_are_read_again(
-    client: httpx.AsyncClient, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    client: Client, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hundreds of large requests take seconds to be read."""
     turn, turns = 0, []
@@ -205,7 +203,7 @@ async def test_others_have_their_turns_while_events_are_read_again(
         turns.append(turn)
         return decode_stored(*args, **options)
 
-    monkeypatch.setattr(backlog, "decode_stored", noted)
+    monkeypatch.setattr(broadcaster, "decode_stored", noted)
     for _ in range(10):
         await submit(client)
     counting = asyncio.create_task(count())
@@ -213,3 +211,76 @@ async def test_others_have_their_turns_while_events_are_read_again(
         await stream.names(10)
     counting.cancel()
     assert len(turns) == len(set(turns)) == 10
+
+
+def broadcaster_of(edge: Edge) -> Broadcaster:
+    broadcaster: Broadcaster = edge.app.state.replica.reading.live.streams._broadcaster
+    return broadcaster
+
+
+def failing(find: Callable[[str], Awaitable[Job | None]], times: int) -> Callable[..., object]:
+    """The log answers too slowly at first."""
+    left = [ReadTimeout() for _ in range(times)]
+
+    async def find_job(job_id: str) -> Job | None:
+        if left:
+            raise left.pop()
+        return await find(job_id)
+
+    return find_job
+
+
+async def test_an_event_whose_owner_is_not_known_in_time_is_told_later(
+    edge: Edge, client: Client, watch: Watch
+) -> None:
+    job_id = await submit(client)
+    belongings = broadcaster_of(edge)._belongings
+    belongings._find_job = failing(belongings._find_job, 2)
+    async with watch(PATH) as stream:
+        await stream.began.wait()
+        await edge.start(job_id)
+        await submit(client)
+        assert await stream.names(2) == ["started", "submitted"]
+
+
+async def test_a_cursor_waits_for_the_owners_of_what_follows_it(
+    edge: Edge, client: Client, watch: Watch
+) -> None:
+    job_id = await submit(client)
+    async with watch(f"{PATH}?cursor=0") as stream:
+        last = await stream.event()
+    broadcaster = broadcaster_of(edge)
+    broadcaster._forget()
+    broadcaster._belongings._known.clear()
+    belongings = broadcaster._belongings
+    await edge.start(job_id)
+    belongings._find_job = failing(belongings._find_job, 2)
+    async with watch(PATH, last_event_id=last.id) as stream:
+        assert await stream.names(1) == ["started"]
+
+
+@pytest.mark.edge(stream_replay_events=3)
+async def test_what_is_dropped_while_histories_are_read_is_not_passed_over(
+    edge: Edge, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: object, **__: object) -> list[RecentEvent]:
+        begun.set()
+        await go_on.wait()
+        return []
+
+    monkeypatch.setattr(HistoryEvents, "of", slow)
+    key = await edge.key("alice")
+    await submit(client)
+    await submit(client)
+    async with watching(edge.app, f"{PATH}?cursor=0", key) as stream:
+        await begun.wait()
+        for _ in range(3):
+            await submit(client)
+        recent = broadcaster_of(edge)._recent
+        assert recent is not None
+        await eventually(lambda: recent.head == 5)
+        go_on.set()
+        await stream.end()
+    assert stream.status == 410

@@ -7,8 +7,12 @@ import asyncio
 import pytest
 
 from events.errors import DatabaseUnavailable
-from serve_app.live.projected import Projected
+from serve_app.live.projected import ProjectionWaiter
 from tests.support.polling import eventually
+
+
+async def nothing_stored() -> int:
+    return 0
 
 
 class Rows:
@@ -26,7 +30,7 @@ class Rows:
 
 async def test_all_who_wait_look_together_and_what_is_known_is_not_looked_up_again() -> None:
     rows = Rows()
-    projected = Projected(rows.checkpoint)
+    projected = ProjectionWaiter(rows.checkpoint, nothing_stored)
     waiting = [asyncio.create_task(projected.reach(5)) for _ in range(100)]
     await eventually(lambda: rows.reads > 2)
     reads = rows.reads
@@ -40,14 +44,14 @@ async def test_all_who_wait_look_together_and_what_is_known_is_not_looked_up_aga
 
 
 async def test_rows_that_do_not_come_are_not_waited_for_long() -> None:
-    projected = Projected(Rows().checkpoint, longest_s=0.05)
+    projected = ProjectionWaiter(Rows().checkpoint, nothing_stored, longest_s=0.05)
     await projected.reach(1)
     await projected.stop()
 
 
 async def test_each_who_waits_is_told_that_the_database_is_away() -> None:
     rows = Rows()
-    projected = Projected(rows.checkpoint)
+    projected = ProjectionWaiter(rows.checkpoint, nothing_stored)
     rows.error = DatabaseUnavailable("away")
     answers = await asyncio.gather(*(projected.reach(1) for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in answers] == [DatabaseUnavailable] * 3
@@ -57,7 +61,7 @@ async def test_each_who_waits_is_told_that_the_database_is_away() -> None:
 
 async def test_one_who_gives_up_ends_nobody_elses_wait() -> None:
     rows = Rows()
-    projected = Projected(rows.checkpoint)
+    projected = ProjectionWaiter(rows.checkpoint, nothing_stored)
     first = asyncio.create_task(projected.reach(1))
     second = asyncio.create_task(projected.reach(1))
     await eventually(lambda: rows.reads)

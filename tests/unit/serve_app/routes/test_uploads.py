@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import httpx
 import pytest
 from PIL import Image
 
-from events.store.records import Scope
-from tests.support.edge import Edge, running_edge
+from serve_app.refusals import InvalidUploadName
+from serve_app.upload_store import UploadStore, content_name
+from tests.support.edge import Client, Edge, refusal
 from tests.support.uploads import names, png, upload
 
-
-@pytest.fixture
-async def edge(tmp_path: Path) -> AsyncGenerator[Edge]:
-    async with running_edge(tmp_path, max_upload_pixels=10_000) as edge:
-        yield edge
+pytestmark = pytest.mark.edge(max_upload_pixels=10_000)
 
 
-async def test_an_upload_is_answered_and_kept_as_a_png(
-    edge: Edge, client: httpx.AsyncClient
-) -> None:
+async def test_an_upload_is_answered_and_kept_as_a_png(edge: Edge, client: Client) -> None:
     out = io.BytesIO()
     Image.new("RGB", (3, 2), "red").save(out, "JPEG")
     answer = await upload(client, "cat.jpg", data=out.getvalue(), overwrite="true", type="input")
@@ -53,10 +47,9 @@ async def test_an_upload_is_answered_and_kept_as_a_png(
     ],
 )
 async def test_a_name_is_a_label_and_no_path(
-    edge: Edge, client: httpx.AsyncClient, tmp_path: Path, sent: str, kept: str
+    edge: Edge, client: Client, tmp_path: Path, sent: str, kept: str
 ) -> None:
-    answer = await upload(client, sent)
-    assert answer.json()["name"] == kept
+    assert (await upload(client, sent)).json()["name"] == kept
     [stored] = [path for path in (tmp_path / "images").rglob("*") if path.is_file()]
     key = stored.relative_to(tmp_path / "images").as_posix()
     assert set(key) <= set("0123456789abcdef-/.uploadsng")
@@ -68,29 +61,17 @@ async def test_a_name_is_a_label_and_no_path(
     "name",
     ["..", "../", " ", "a" * 256, "cat\u202egnp.exe", "cat\x85.png", "cat\x7f.png", "a\u2028b"],
 )
-async def test_a_name_that_is_none_is_refused(client: httpx.AsyncClient, name: str) -> None:
-    answer = await upload(client, name)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_upload"
+async def test_a_name_that_is_none_is_refused(client: Client, name: str) -> None:
+    assert refusal(await upload(client, name)) == (400, "invalid_upload")
 
 
-async def test_a_picture_of_too_many_pixels_is_refused(client: httpx.AsyncClient) -> None:
+async def test_a_picture_of_too_many_pixels_is_refused(client: Client) -> None:
     answer = await upload(client, data=png(size=(101, 100)))
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_image"
+    assert refusal(answer) == (400, "invalid_image")
     assert "10000 pixels" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("fields", [{"overwrite": "false", "subfolder": "a", "type": "temp"}, {}])
-async def test_what_comfyuis_clients_send_along_is_passed_over(
-    client: httpx.AsyncClient, fields: dict[str, str]
-) -> None:
-    assert (await upload(client, **fields)).json()["name"] == "cat.png"
-
-
-async def test_the_same_name_stands_for_the_last_upload(
-    edge: Edge, client: httpx.AsyncClient
-) -> None:
+async def test_the_same_name_stands_for_the_last_upload(edge: Edge, client: Client) -> None:
     first = (await upload(client)).json()
     again = (await upload(client)).json()
     assert again == first
@@ -100,32 +81,20 @@ async def test_the_same_name_stands_for_the_last_upload(
     assert (await edge.services.uploads.page("alice", limit=2))[0].digest == other["digest"]
 
 
-async def test_uploads_are_paged_newest_first(client: httpx.AsyncClient) -> None:
-    for number in range(5):
-        await upload(client, f"{number}.png")
-    first = (await client.get("/v1/uploads", params={"limit": 3})).json()
-    assert [each["name"] for each in first["uploads"]] == ["4.png", "3.png", "2.png"]
-    rest = await client.get("/v1/uploads", params={"cursor": first["next_cursor"]})
-    assert [each["name"] for each in rest.json()["uploads"]] == ["1.png", "0.png"]
-    assert "next_cursor" not in rest.json()
-    assert (await client.get("/v1/uploads", params={"cursor": "x"})).status_code == 400
-
-
 async def test_an_owner_sees_and_removes_only_their_own(
-    edge: Edge, client: httpx.AsyncClient
+    edge: Edge, client: Client, bob: Client
 ) -> None:
     await upload(client)
-    async with await edge.client("bob") as bob:
-        assert await names(bob) == []
-        assert (await bob.delete("/v1/uploads/cat.png")).status_code == 404
-        await upload(bob, data=png("blue"))
+    assert await names(bob) == []
+    assert (await bob.delete("/v1/uploads/cat.png")).status_code == 404
+    await upload(bob, data=png("blue"))
     assert (await client.delete("/v1/uploads/cat.png")).status_code == 204
     assert (await client.delete("/v1/uploads/cat.png")).status_code == 404
     assert await names(client) == []
     assert len(await edge.services.uploads.page("bob", limit=2)) == 1
 
 
-async def test_an_upload_is_given_back_as_it_is_kept(edge: Edge, client: httpx.AsyncClient) -> None:
+async def test_an_upload_is_given_back_as_it_is_kept(client: Client, bob: Client) -> None:
     uploaded = (await upload(client)).json()
     answer = await client.get("/v1/uploads/cat.png")
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "image/png")
@@ -137,36 +106,60 @@ async def test_an_upload_is_given_back_as_it_is_kept(edge: Edge, client: httpx.A
     assert (part.status_code, part.content) == (206, b"PNG")
     await upload(client, data=png("blue"))
     assert (await client.get("/v1/uploads/cat.png")).content != answer.content
-    async with await edge.client("bob") as bob:
-        for name in ("cat.png", "dog.png", "a%00b", "%ED%A0%80"):
-            assert (await bob.get(f"/v1/uploads/{name}")).status_code in {400, 404}
+    for name in ("cat.png", "dog.png", "a%00b", "%ED%A0%80"):
+        assert (await bob.get(f"/v1/uploads/{name}")).status_code in {400, 404}
     await client.delete("/v1/uploads/cat.png")
     assert (await client.get("/v1/uploads/cat.png")).status_code == 404
 
 
-async def test_the_scopes_are_asked_for(edge: Edge) -> None:
-    async with await edge.client(scopes=(Scope.READ,)) as reader:
-        assert (await upload(reader)).status_code == 403
-        assert (await reader.delete("/v1/uploads/cat.png")).status_code == 403
-        assert (await reader.get("/v1/uploads")).status_code == 200
-
-
-async def test_more_bytes_than_an_owner_may_keep_are_413_and_leave_no_file(tmp_path: Path) -> None:
+@pytest.mark.edge(owner_max_upload_bytes=2 * 65_536)
+async def test_more_bytes_than_an_owner_may_keep_are_413_and_leave_no_file(
+    edge: Edge, client: Client, bob: Client
+) -> None:
     """The numbers, what to do, and nothing for others to suffer from."""
-    async with (
-        running_edge(tmp_path, owner_max_upload_bytes=2 * 65_536) as edge,
-        await edge.client() as client,
-        await edge.client("bob") as other,
-    ):
-        for name in ("a.png", "b.png", "a.png"):
-            assert (await upload(client, name)).status_code == 200
-        answer = await upload(client, "c.png")
-        assert answer.status_code == 413
-        error = answer.json()["error"]
-        assert error["type"] == "too_many_upload_bytes"
-        assert error["extra_info"] == {"used_bytes": 2 * 65_536, "max_bytes": 2 * 65_536}
-        assert "Remove uploads" in error["message"]
-        assert await names(client) == ["b.png", "a.png"]
-        files = [key async for batch in edge.services.images.files(batch=9) for key in batch]
-        assert len(files) == 2
-        assert (await upload(other, "c.png")).status_code == 200
+    for name in ("a.png", "b.png", "a.png"):
+        assert (await upload(client, name)).status_code == 200
+    answer = await upload(client, "c.png")
+    assert refusal(answer) == (413, "too_many_upload_bytes")
+    error = answer.json()["error"]
+    assert error["extra_info"] == {"used_bytes": 2 * 65_536, "max_bytes": 2 * 65_536}
+    assert "Remove uploads" in error["message"]
+    assert await names(client) == ["b.png", "a.png"]
+    files = [key async for batch in edge.services.images.files(batch=9) for key in batch]
+    assert len(files) == 2
+    assert (await upload(bob, "c.png")).status_code == 200
+
+
+@pytest.fixture
+def store(edge: Edge) -> UploadStore:
+    store: UploadStore = edge.app.state.replica.submission.uploads
+    return store
+
+
+async def test_the_same_image_is_one_file_under_one_name(edge: Edge, store: UploadStore) -> None:
+    first = await store.add_content("alice", png())
+    again = await store.add_content("alice", png())
+    assert (again.id, again.name) == (first.id, first.name)
+    assert (await store.add_content("alice", png(size=(3, 3)))).name != first.name
+    assert len(await edge.services.uploads.page("alice", limit=9)) == 2
+
+
+async def test_racing_repeats_have_one_name(store: UploadStore) -> None:
+    adding = (store.add_content("alice", png()) for _ in range(4))
+    assert len({each.name for each in await asyncio.gather(*adding)}) == 1
+
+
+async def test_no_file_of_a_name_stands_for_an_image_that_is_sent_later(store: UploadStore) -> None:
+    """It would be taken as one that has been checked, whatever the bytes are."""
+    for sent in (png(), b"no image"):
+        name = content_name(sent)
+        with pytest.raises(InvalidUploadName, match="reserved"):
+            await store.add("alice", name, png(size=(3, 3)))
+    assert (await store.add("alice", "sent-1.png", png())).name == "sent-1.png"
+
+
+async def test_another_owner_has_a_file_of_their_own(store: UploadStore) -> None:
+    mine = await store.add_content("alice", png())
+    others = await store.add_content("bob", png())
+    assert mine.name == others.name
+    assert mine.storage_key != others.storage_key

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
-from serve_app.api import create_api
-from serve_app.replica import Replica
-from tests.support.edge import Edge, running_edge
+from tests.support.edge import Client, Edge
 from tests.support.generate_bodies import diffusion_body
 from tests.support.uploads import upload
 
 
-def another_replica(edge: Edge) -> Edge:
-    """One that has counted nothing yet."""
-    return replace(edge, app=create_api(Replica(edge.services, ask_metrics=edge.ask_metrics)))
-
-
-async def test_usage_is_that_of_all_keys_of_the_owner_alone(edge: Edge) -> None:
+async def test_usage_is_that_of_all_keys_of_the_owner_alone(edge: Edge, bob: Client) -> None:
     async with (
         await edge.client() as one,
         await edge.client() as two,
-        await edge.client("bob") as x,
     ):
         done, *still_open, _ = [
             (await each.post("/diffusion/v1/generate", json=diffusion_body())).json()
-            for each in (one, two, two, x)
+            for each in (one, two, two, bob)
         ]
         await edge.run(done["request_id"])
         await edge.project()
         assert (await upload(one, "cat.png")).status_code == 200
-    async with await another_replica(edge).client() as client:
+    async with await edge.another_replica().client() as client:
         usage = (await client.get("/v1/usage")).json()
     assert usage.pop("log_bytes")["used"] > 3 * 300
     assert len(usage.pop("key_id")) == 12
@@ -46,17 +35,20 @@ async def test_usage_is_that_of_all_keys_of_the_owner_alone(edge: Edge) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["open_jobs", "log_bytes", "result_bytes", "upload_bytes"])
-async def test_a_limit_that_is_off_is_null(tmp_path: Path, name: str) -> None:
-    limits = {f"owner_max_{each}": 0 for each in (name,)}
-    async with running_edge(tmp_path, **limits) as edge, await edge.client() as client:
-        usage = (await client.get("/v1/usage")).json()
-    assert usage[name] == {"used": 0, "limit": None}
+@pytest.mark.edge(
+    owner_max_open_jobs=0,
+    owner_max_log_bytes=0,
+    owner_max_result_bytes=0,
+    owner_max_upload_bytes=0,
+)
+async def test_a_limit_that_is_off_is_null(client: Client) -> None:
+    usage = (await client.get("/v1/usage")).json()
+    for name in ("open_jobs", "log_bytes", "result_bytes", "upload_bytes"):
+        assert usage[name] == {"used": 0, "limit": None}
 
 
-async def test_what_this_replica_took_counts_before_it_is_projected(edge: Edge) -> None:
-    async with await edge.client() as client:
-        await client.post("/diffusion/v1/generate", json=diffusion_body())
-        usage = (await client.get("/v1/usage")).json()
+async def test_what_this_replica_took_counts_before_it_is_projected(client: Client) -> None:
+    await client.post("/diffusion/v1/generate", json=diffusion_body())
+    usage = (await client.get("/v1/usage")).json()
     assert usage["open_jobs"]["used"] == 1
     assert usage["log_bytes"]["used"] > 300

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from events.archive.history import ArchivedJobs
 from events.delivery import (
     EndWithoutCallback,
     GiveUpBeforeEnd,
     GiveUpDelivery,
     RecordTry,
     RecordTryBeforeEnd,
+    SendResult,
 )
-from events.delivery_policy import SendResult
-from events.errors import SegmentBroken
+from events.errors import HistoryBroken
+from events.history import HistoryObjects
 from events.log import DeliveryWriter, utc_now
-from events.store.records import KeyLimits
-from serve_app.access.api_keys import mint
-from storage.sealing import unsealed
-from tests.support.edge import ALL_SCOPES, Edge, running_edge
+from storage.service_secret import unsealed
+from tests.support.edge import Client, Edge
 from tests.support.edge_services import SECRET
 from tests.support.generate_bodies import diffusion_body, workflow_body
 
@@ -45,13 +42,13 @@ def names(edge: Edge) -> None:
     }
 
 
-async def submit(client: httpx.AsyncClient, path: str = DIFFUSION, **more: Any) -> httpx.Response:
+async def submit(client: Client, path: str = DIFFUSION, **more: Any) -> httpx.Response:
     return await client.post(path, json=ROUTES[path]() | more)
 
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_addresses_are_kept_sealed_and_shown_nowhere(
-    edge: Edge, client: httpx.AsyncClient, path: str, caplog: pytest.LogCaptureFixture
+    edge: Edge, client: Client, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = await submit(client, path, image_put_urls=urls(1))
     assert answer.status_code == 202, answer.text
@@ -72,9 +69,7 @@ async def test_addresses_are_kept_sealed_and_shown_nowhere(
     assert not [each for each in shown if "s3cret" in each or "bucket.example" in each]
 
 
-async def test_a_result_says_of_each_image_what_became_of_it(
-    edge: Edge, client: httpx.AsyncClient
-) -> None:
+async def test_a_result_says_of_each_image_what_became_of_it(edge: Edge, client: Client) -> None:
     answer = await submit(client, batch_size=3, image_put_urls=urls(2))
     job_id = answer.json()["request_id"]
     await edge.run(job_id, images=3)
@@ -103,9 +98,7 @@ async def test_a_result_says_of_each_image_what_became_of_it(
     assert [each["about"] for each in report["tries"]] == ["put-0", "put-1"]
 
 
-async def test_what_the_end_was_told_without_is_put_no_more(
-    edge: Edge, client: httpx.AsyncClient
-) -> None:
+async def test_what_the_end_was_told_without_is_put_no_more(edge: Edge, client: Client) -> None:
     """A role of a version that knows no such addresses delivered it."""
     answer = await submit(client, image_put_urls=urls(1))
     job_id = answer.json()["request_id"]
@@ -114,20 +107,23 @@ async def test_what_the_end_was_told_without_is_put_no_more(
     await writer.execute(GiveUpDelivery("the receiver is gone"), job, await writer.load(job_id))
     await edge.project()
     [image] = (await client.get(f"/v1/jobs/{job_id}/result")).json()["results"]
-    assert image["put"] == {"status": 2, "message": "it was not put before the end was told"}
+    assert image["put"] == {
+        "status": 2,
+        "message": "the image was not uploaded before the callback of the end was sent",
+    }
 
 
-async def test_a_lost_part_of_the_archive_keeps_no_result_back(
-    edge: Edge, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+async def test_a_damaged_history_keeps_no_result_back(
+    edge: Edge, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = (await submit(client, image_put_urls=urls(1))).json()["request_id"]
     await edge.run(job_id)
     await edge.project()
 
     async def broken(*_: object) -> None:
-        raise SegmentBroken
+        raise HistoryBroken
 
-    monkeypatch.setattr(ArchivedJobs, "get", broken)
+    monkeypatch.setattr(HistoryObjects, "get", broken)
     answer = await client.get(f"/v1/jobs/{job_id}/result")
     assert answer.status_code == 200
     assert answer.json()["results"][0]["put"] == {"status": 0}
@@ -138,7 +134,7 @@ async def test_a_lost_part_of_the_archive_keeps_no_result_back(
     [
         ("https://bucket.example.com/0", "image_put_urls", "a list"),
         ({"0": URL}, "image_put_urls", "a list"),
-        ([5], "image_put_urls.0", "must be an address"),
+        ([5], "image_put_urls.0", "must be a URL"),
         ([""], "image_put_urls.0", "form http"),
         (["ftp://bucket.example.com/0"], "image_put_urls.0", "http or https"),
         (["https://10.0.0.1/s3cret"], "image_put_urls.0", "not a public address"),
@@ -146,13 +142,13 @@ async def test_a_lost_part_of_the_archive_keeps_no_result_back(
         (["https://nowhere.example.com/s3cret"], "image_put_urls", "does not resolve"),
         (["https://bucket.example.com/" + "x" * 4096], "image_put_urls.0", "longer than 4096"),
         (["https://bucket.example.com/" + "画" * 1365], "image_put_urls.0", "4096 bytes"),
-        ([*urls(1), "https://other.example.com/1"], "image_put_urls", "of one host"),
-        (urls(2), "image_put_urls", "are 2, and 1 images are made"),
+        ([*urls(1), "https://other.example.com/1"], "image_put_urls", "same host"),
+        (urls(2), "image_put_urls", "has 2 URLs, but the request makes only 1 images"),
         (urls(33), "image_put_urls", "up to 32"),
     ],
 )
 async def test_what_cannot_be_put_anywhere_is_refused(
-    client: httpx.AsyncClient, sent: Any, field: str, why: str
+    client: Client, sent: Any, field: str, why: str
 ) -> None:
     answer = await submit(client, image_put_urls=sent)
     assert answer.status_code == 400
@@ -163,49 +159,38 @@ async def test_what_cannot_be_put_anywhere_is_refused(
 
 
 @pytest.mark.parametrize("sent", [None, []])
-async def test_none_is_nothing(edge: Edge, client: httpx.AsyncClient, sent: Any) -> None:
+async def test_none_is_nothing(edge: Edge, client: Client, sent: Any) -> None:
     answer = await submit(client, image_put_urls=sent)
     assert (await edge.job(answer.json()["request_id"])).submitted.image_puts is None
 
 
-async def test_a_key_with_hosts_of_its_own_has_images_put_there_alone(
-    edge: Edge,
-) -> None:
-    limits = KeyLimits(callback_hosts=("*.b.example",))
-    text, key = mint("bob", "test", ALL_SCOPES, created_at=utc_now(), limits=limits)
-    await edge.services.keys.add(key)
-    async with edge.client_with(text) as bob:
+async def test_a_key_with_hosts_of_its_own_has_images_put_there_alone(edge: Edge) -> None:
+    async with await edge.client("bob", callback_hosts=("*.b.example",)) as bob:
         refused = await submit(bob, image_put_urls=urls(1))
     assert refused.status_code == 400
-    assert "may not have this host called" in refused.text
+    assert "may not use this host" in refused.text
 
 
-async def test_all_addresses_together_fit_into_a_message(tmp_path: Path) -> None:
-    long = "https://bucket.example.com/" + "x" * 4000
-    path = "/workflow/v1/generate"
-    (folder := tmp_path / "other").mkdir()
-    async with running_edge(folder, image_put_max_urls=100) as edge, await edge.client() as client:
-        edge.name_server.answers = {"bucket.example.com": ("93.184.215.14",)}
-        taken = await submit(client, path, image_put_urls=[long] * 32)
-        refused = await submit(client, path, image_put_urls=[long] * 100)
-    assert (taken.status_code, refused.status_code) == (202, 400)
-    assert "too long together" in refused.text
+async def test_all_addresses_together_fit_into_a_message(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.acceptance.addresses._MAX_UPLOAD_URLS", 100)
+    long, path = "https://bucket.example.com/" + "x" * 4000, "/workflow/v1/generate"
+    assert (await submit(client, path, image_put_urls=[long] * 32)).status_code == 202
+    refused = await submit(client, path, image_put_urls=[long] * 100)
+    assert refused.status_code == 400
+    assert "together are too long" in refused.text
 
 
-async def test_it_can_be_switched_off(tmp_path: Path) -> None:
-    (folder := tmp_path / "other").mkdir()
-    other = running_edge(folder, image_put_enabled=False)
-    async with other as edge, await edge.client() as client:
-        answer = await submit(client, image_put_urls=urls(1))
+@pytest.mark.edge(image_put_enabled=False)
+async def test_it_can_be_switched_off(client: Client) -> None:
+    answer = await submit(client, image_put_urls=urls(1))
     assert answer.status_code == 400
-    assert "puts images nowhere" in answer.text
+    assert "does not support uploads of images" in answer.text
 
 
-async def test_another_address_is_another_request(client: httpx.AsyncClient) -> None:
-    key = {"headers": {"Idempotency-Key": "a"}}
-    body = diffusion_body()
-    first = await client.post(DIFFUSION, json=body | {"image_put_urls": urls(1)}, **key)  # type: ignore[arg-type]
-    again = await client.post(DIFFUSION, json=body | {"image_put_urls": urls(1)}, **key)  # type: ignore[arg-type]
-    other = await client.post(DIFFUSION, json=body, **key)  # type: ignore[arg-type]
+async def test_another_address_is_another_request(client: Client) -> None:
+    client.headers["Idempotency-Key"] = "a"
+    first, again = [await submit(client, image_put_urls=urls(1)) for _ in range(2)]
     assert first.json()["request_id"] == again.json()["request_id"]
-    assert other.status_code == 409
+    assert (await submit(client)).status_code == 409

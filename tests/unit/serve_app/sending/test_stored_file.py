@@ -9,8 +9,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from serve_app.sending.stored_file import PART_BYTES, AskedDep, StoredFile, file_answer
+from serve_app.stored_file import PART_BYTES, AskedDep, StoredFile, file_answer
 from storage.images import ImageNotFound, ImageStore
+from tests.support.constants import constants
+from tests.support.edge import Client
 from tests.support.live.stream import DEADLINE_S, Stream, watching
 
 DATA = bytes(range(256)) * (PART_BYTES // 256 * 3) + b"end"
@@ -39,19 +41,17 @@ async def store(tmp_path: Path) -> WatchedStore:
     return store
 
 
-def serving(store: ImageStore, *, send_timeout_s: float = 10.0) -> FastAPI:
+def serving(store: ImageStore) -> FastAPI:
     app = FastAPI()
 
     @app.get("/file")
     async def file(asked: AskedDep) -> object:
-        return await file_answer(
-            FILE, asked, store, cache_control="private", send_timeout_s=send_timeout_s
-        )
+        return await file_answer(FILE, asked, store, cache_control="private")
 
     return app
 
 
-def client(app: FastAPI) -> httpx.AsyncClient:
+def client(app: FastAPI) -> Client:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://darkroom.test")
 
 
@@ -75,9 +75,10 @@ async def test_a_large_range_is_read_in_parts_too(store: WatchedStore) -> None:
 
 
 async def test_who_takes_nothing_holds_one_part_and_is_cut_off(store: WatchedStore) -> None:
-    async with watching(serving(store, send_timeout_s=0.05), "/file", "key") as reader:
-        await take_one_part(reader)
-        await reader.end()
+    with constants(silence_timeout_s=0.05):
+        async with watching(serving(store), "/file", "key") as reader:
+            await take_one_part(reader)
+            await reader.end()
     assert (reader.status, reader.is_whole) == (200, False)
     assert len(store.read) == 2
 
@@ -101,13 +102,6 @@ async def test_a_file_that_goes_meanwhile_has_no_proper_end(
         await reader.end()
     assert (reader.is_whole, reader.body) == (False, DATA[:PART_BYTES])
     assert "cut off" in caplog.text
-
-
-async def test_a_file_that_is_gone_is_told_before_anything_is_sent(store: WatchedStore) -> None:
-    store.missing_after = 0
-    async with client(serving(store)) as http:
-        with pytest.raises(ImageNotFound):
-            await http.get("/file")
 
 
 async def take_one_part(reader: Stream) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from serve_app.refusals import UploadRefused
-from serve_app.uploads.images import read_input_image
+from serve_app.upload_store import read_input_image
 
 MAX_PIXELS = 10_000
 ORIENTATION = 0x0112
@@ -139,7 +139,7 @@ def test_what_lies_behind_the_picture_does_not_come_through(kind: str) -> None:
     ids=["empty", "text", "pdf", "svg", "gif", "bmp", "tiff", "ico"],
 )
 def test_other_formats_are_refused(data: bytes) -> None:
-    with pytest.raises(UploadRefused, match="no PNG, JPEG or WebP"):
+    with pytest.raises(UploadRefused, match="not a PNG, JPEG or WebP"):
         read(data)
 
 

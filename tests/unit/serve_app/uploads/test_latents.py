@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,11 +10,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from actors.worker.result_file import encode_result
-from engine.diffusion.images.latent_files import read_latent
+from engine.diffusion.images.input_files import read_latent
 from engine.graph.limits import Limits
 from engine.reports import LatentReady
 from serve_app.refusals import UploadRefused
-from serve_app.uploads.latents import read_input_latent
+from serve_app.upload_store import read_input_latent
+from tests.support.edge import Client, refusal
 
 MAX_PIXELS = 10_000
 SAMPLES = np.arange(2 * 4 * 2 * 3, dtype=np.float32).reshape(2, 4, 2, 3)
@@ -45,8 +45,8 @@ def test_what_a_job_saved_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no safetensors"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(60), "no safetensors"),
+        (b"", "not a safetensors"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(60), "not a safetensors"),
         (latent_file()[:-1], "damaged"),
         (save({"samples": SAMPLES}), "no latent_tensor"),
         (latent_file(SAMPLES[0]), "no latent_tensor"),
@@ -67,11 +67,10 @@ def test_nothing_else_is_raised(data: bytes) -> None:
         read_input_latent(data, max_pixels=MAX_PIXELS)
 
 
-async def test_a_latent_is_uploaded_by_its_name(client: httpx.AsyncClient) -> None:
+async def test_a_latent_is_uploaded_by_its_name(client: Client) -> None:
     files = {"image": ("old.latent", latent_file())}
     answer = await client.post("/v1/uploads", files=files)
     assert answer.status_code == 200
     assert (answer.json()["name"], answer.json()["width"]) == ("old.latent", 24)
     refused = await client.post("/v1/uploads", files={"image": ("old.latent", b"no")})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["type"] == "invalid_latent"
+    assert refusal(refused) == (400, "invalid_latent")

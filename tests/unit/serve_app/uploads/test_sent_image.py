@@ -4,8 +4,8 @@ from base64 import b64encode
 
 import pytest
 
+from serve_app.acceptance.inline_images import InlineForm, decoded, inline_form
 from serve_app.refusals import InvalidImage
-from serve_app.uploads.sent_image import SentAs, decoded, sent_as
 from tests.support.uploads import png
 
 DATA = png()
@@ -15,13 +15,13 @@ BASE64 = b64encode(DATA).decode()
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"data:image/png;base64,{BASE64}", SentAs.DATA_URL),
-        ("DATA:text/html,hi", SentAs.DATA_URL),
-        (BASE64, SentAs.BASE64),
-        ("/9j/" + "A" * 60, SentAs.BASE64),
-        ("x" * 1025, SentAs.BASE64),
-        ("https://example.com/a.png", SentAs.URL),
-        ("HTTP://example.com/a.png", SentAs.URL),
+        (f"data:image/png;base64,{BASE64}", InlineForm.DATA_URL),
+        ("DATA:text/html,hi", InlineForm.DATA_URL),
+        (BASE64, InlineForm.BASE64),
+        ("/9j/" + "A" * 60, InlineForm.BASE64),
+        ("x" * 1025, InlineForm.BASE64),
+        ("https://example.com/a.png", InlineForm.URL),
+        ("HTTP://example.com/a.png", InlineForm.URL),
         ("cat.png", None),
         ("", None),
         ("iVBORw0KGgo", None),
@@ -32,8 +32,8 @@ BASE64 = b64encode(DATA).decode()
         ("x" * 255, None),
     ],
 )
-def test_a_name_is_told_from_an_image(text: str, expected: SentAs | None) -> None:
-    assert sent_as(text) is expected
+def test_a_name_is_told_from_an_image(text: str, expected: InlineForm | None) -> None:
+    assert inline_form(text) is expected
 
 
 @pytest.mark.parametrize(

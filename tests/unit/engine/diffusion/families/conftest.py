@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.engine import Engine
 from engine.families.family import Family
-from engine.graph.catalogue import Catalogue
-from engine.graph.limits import Limits
-from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import validate
-from tests.support.engine.workflows import Watched
+from tests.support.engine.engines import Running, running
+from tests.support.engine.workflows import Submit
 from training.tiny_transformers import write_flux, write_folder, write_whole, write_z_image
+
+Made = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +22,7 @@ def transformers_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def z_image(transformers_root: Path) -> dict[str, Any]:
+def z_image(transformers_root: Path) -> Made:
     """The modules of the tiny Z-Image, which is there in parts, as one file and as a folder."""
     made = write_z_image(transformers_root)
     checkpoints = transformers_root / "checkpoints"
@@ -35,45 +33,28 @@ def z_image(transformers_root: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def flux(transformers_root: Path) -> dict[str, Any]:
+def flux(transformers_root: Path) -> Made:
     """The modules of the tiny Flux dev."""
     return write_flux(transformers_root)
 
 
 @pytest.fixture(scope="session")
-def flow_engine(
-    transformers_root: Path, z_image: dict[str, Any], flux: dict[str, Any]
-) -> Iterator[Engine]:
-    engine = Engine(models=ModelsFolder(transformers_root))
-    engine.start()
-    yield engine
-    engine.stop()
+def flow(transformers_root: Path, z_image: Made, flux: Made) -> Iterator[Running]:
+    """An engine over both."""
+    with running(transformers_root) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
-def start(flow_engine: Engine, transformers_root: Path) -> Callable[..., Watched]:
-    """Starts a graph and watches it."""
-    catalogue = Catalogue(ModelsFolder(transformers_root))
-
-    def start(graph: dict[str, Any], **options: Any) -> Watched:
-        watched = Watched()
-        checked = validate(graph, catalogue, Limits())
-        watched.run = flow_engine.submit(checked, on_event=watched.take, **options)
-        return watched
-
-    return start
+def start(flow: Running) -> Submit:
+    return flow.submit
 
 
 @pytest.fixture(scope="module")
-def root(
-    z_image: dict[str, Any],
-    flux: dict[str, Any],
-    transformers_root: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+def root(flow: Running, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny models, and a folder for LoRAs and for networks with them."""
     root = tmp_path_factory.mktemp("transformer-loras")
-    for folder in transformers_root.iterdir():
+    for folder in flow.models.root.iterdir():
         (root / folder.name).mkdir()
         for file in folder.iterdir():
             (root / folder.name / file.name).symlink_to(file)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.diffusion.families.flow_levels import flow_levels
 from engine.diffusion.families.flow_sampling import euler_ancestral, require_flow_sigmas
-from engine.diffusion.samplers.lookup import sampling_of
+from engine.diffusion.samplers.noise_levels import flow_levels
 from engine.diffusion.samplers.runge_kutta import Sampling
+from engine.diffusion.samplers.sampler_lookup import sampling_of
 from engine.diffusion.samplers.schedules import sigmas_for
 from engine.errors import EngineError
 from engine.graph.names import SAMPLERS, SCHEDULERS, Sampler, Scheduler
@@ -64,5 +64,5 @@ def test_schedules_fall_from_noise_to_picture(row: Scheduler) -> None:
 
 
 def test_sigmas_of_other_models_are_refused() -> None:
-    with pytest.raises(EngineError, match=r"the schedule has 14\.6"):
+    with pytest.raises(EngineError, match=r"the schedule contains 14\.6"):
         require_flow_sigmas(torch.tensor([14.6, 1.0, 0.0]))

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.diffusion.families.encoders import load_texts
-from engine.diffusion.families.loading import load_diffusion_model
+from engine.diffusion.loading.checkpoints import load_diffusion_model, load_texts
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.model import Model
-from engine.errors import CheckpointUnavailable
+from engine.errors import CheckpointUnavailable, EngineError
 from engine.families.family import Family
+from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
+from engine.reports import Finished
+from tests.support.engine.diffusion_requests import compiled
+from tests.support.engine.engines import running
+from tests.support.engine.latents import farthest
 from tests.support.engine.loras import (
     ALPHA,
     FLUX,
@@ -33,11 +38,14 @@ from tests.support.engine.loras import (
     with_alpha,
     written,
 )
+from tests.support.engine.stores import store_of
+from tests.support.engine.transformer_graphs import flux_graph, z_image_graph
+from tests.support.engine.workflows import Watched, held, node, with_input
 
 
 @pytest.fixture
 def store(root: Path) -> ModelStore:
-    return ModelStore(ModelsFolder(root, ttl_s=0), torch.device("cpu"), 2**30)
+    return store_of(root)
 
 
 def applied(store: ModelStore, tensors: Mapping[str, Tensor], model: Model) -> Networks:
@@ -100,9 +108,7 @@ def test_layers_are_those_of_diffusers_in_each_spelling(network: str, store: Mod
             torch.testing.assert_close(weights[f"{layer}.weight"], wanted, rtol=0, atol=1e-5)
 
 
-def test_eight_bit_weights_beneath_a_lora_count_with_their_scales(
-    root: Path, store: ModelStore
-) -> None:
+def test_eight_bit_weights_below_a_lora_have_their_scales(root: Path, store: ModelStore) -> None:
     state = state_of(root, Z_IMAGE)
     key = "layers.0.attention.qkv"
     scale = state[f"{key}.weight"].abs().max() / 448
@@ -251,3 +257,77 @@ def test_a_lora_of_another_family_says_so(store: ModelStore, root: Path) -> None
     pairs = pairs_for(state_of(root, FLUX), ("double_blocks", "single_blocks"))
     with pytest.raises(CheckpointUnavailable, match="made for a model of another family"):
         applied(store, with_alpha(pairs, flat("lora_unet_")), model)
+
+
+Run = Callable[..., list[Watched]]
+
+
+@pytest.fixture
+def run(root: Path) -> Iterator[Run]:
+    """Runs graphs side by side, in an engine of its own."""
+    with running(root) as engine:
+
+        def run(*graphs: dict[str, Any]) -> list[Watched]:
+            with held(engine.engine, engine.models):
+                return [engine.submit(graph) for graph in graphs]
+
+        yield run
+
+
+def with_loader(graph: dict[str, Any], name: str | None) -> dict[str, Any]:
+    if name is None:
+        return graph
+    loader = node("LoraLoaderModelOnly", model=["1", 0], lora_name=name, strength_model=0.5)
+    return with_input(graph, "7", model=["20", 0]) | {"20": loader}
+
+
+@pytest.mark.parametrize("network", [FLUX, Z_IMAGE])
+def test_jobs_with_different_loras_and_none_share_calls_and_are_as_with_merged_weights(
+    network: str, root: Path, run: Run
+) -> None:
+    state = state_of(root, network)
+    graph = flux_graph if network == FLUX else z_image_graph
+    names: list[str | None] = [None]
+    networks = [network]
+    for seed, words in ((1, ("attn", "attention")), (2, ("",))):
+        pairs = pairs_for(state, words, seed=seed)
+        changed = {**state}
+        for layer, pair in pairs.items():
+            changed[f"{layer}.weight"] = state[f"{layer}.weight"] + 0.5 * product(pair)
+        save_file(with_alpha(pairs, flat("lora_unet_")), root / "loras" / f"{seed}.safetensors")
+        names.append(f"{seed}.safetensors")
+        networks.append(written(root, network, changed, f"merged-{seed}-{network}"))
+    texts = ["a cat", "a red square beside two green circles on a long blue line " * 2, "x"]
+    graphs = [graph(text, seed=at, steps=2) for at, text in enumerate(texts * 2)]
+    loaded = [with_loader(each, names[at % 3]) for at, each in enumerate(graphs)]
+    together = run(*loaded)
+    shared = [each.images()[0].pixels.astype(int) for each in together]
+    rows = [end.rows_per_call for each in together if isinstance(end := each.events[-1], Finished)]
+    assert sum(rows) / len(rows) >= (4 if network == FLUX else 8)
+    for at, each in enumerate(graphs[:3]):
+        (alone,) = run(with_input(each, "1", unet_name=networks[at]))
+        assert farthest(shared[at], alone.images()[0].pixels) <= 1
+    assert len({each.tobytes() for each in shared}) == len(shared)
+
+
+def test_a_prompt_of_the_diffusion_flavour_names_a_lora(root: Path, run: Run) -> None:
+    pairs = pairs_for(state_of(root, Z_IMAGE))
+    save_file(with_alpha(pairs, flat("lora_unet_")), root / "loras" / "mine.safetensors")
+    catalogue = Catalogue(ModelsFolder(root))
+    asked: dict[str, Any] = {"steps": 1, "cfg_scale": 1, "default": "folder"}
+    texts = ("a cat", "a cat<lora:mine:0.5>")
+    graphs = [compiled(catalogue, **asked, prompt=text).prompt for text in texts]
+    loaders = [each for each in graphs[1].values() if each["class_type"] == "LoraLoader"]
+    assert [each["inputs"]["lora_name"] for each in loaders] == ["mine.safetensors"]
+    first, second = (each.images()[0].pixels for each in run(*graphs))
+    assert not np.array_equal(first, second)
+
+
+def test_a_damaged_lora_fails_its_job_alone(root: Path, run: Run) -> None:
+    key = f"{PLAIN}layers.0.attention.to_q"
+    save_file({f"{key}.lora_A.weight": torch.ones(2, 64)}, root / "loras" / "half.safetensors")
+    broken, well = run(
+        with_loader(z_image_graph(steps=1), "half.safetensors"), z_image_graph(steps=1)
+    )
+    assert "half.safetensors is damaged" in str(broken.error(EngineError))
+    assert well.images()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,19 +14,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from engine.diffusion.images.upscale_models import Upscale, read_upscale_model
-from engine.diffusion.images.upscale_networks import Compact, Rrdb, UpscaleNetwork
-from engine.engine import Engine
+from engine.diffusion.images.upscale_models import (
+    Compact,
+    Rrdb,
+    Upscale,
+    UpscaleNetwork,
+    read_upscale_model,
+)
 from engine.errors import CheckpointUnavailable, OutOfMemory, TooLarge
-from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
-from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import validate
-from engine.reports import ImageReady
 from tests.support.engine.bodies import outputs_of
-from tests.support.engine.workflows import Watched, node
+from tests.support.engine.engines import running
+from tests.support.engine.workflows import node
 
 CPU = torch.device("cpu")
+Rename = Callable[[str, int, int], str]
 NETWORKS = {
     "4x": lambda: Rrdb(features=8, growth=4, blocks=2, doublings=2, unshuffle=1),
     "2x, unshuffled": lambda: Rrdb(features=8, growth=4, blocks=2, doublings=2, unshuffle=2),
@@ -34,43 +37,45 @@ NETWORKS = {
 }
 
 
+def renamed(layer: str, dense: str, fixed: dict[str, str]) -> str | None:
+    """The name of a layer, by a format for layers of blocks and the names of others."""
+    if match := re.fullmatch(r"body\.(\d+)\.(\d)\.convolutions\.(\d)", layer):
+        block, part, convolution = (int(each) for each in match.groups())
+        return dense.format(block, part + 1, convolution + 1)
+    return fixed.get(layer)
+
+
 def esrgan_first(name: str, blocks: int, ends: int) -> str:
     """The names of ESRGAN's first code, which counts activations and upsampling as layers too."""
     numbers = {f"ends.{n}": 3 * n + 3 for n in range(ends - 1)}
     numbers |= {f"ends.{ends - 1}": 3 * ends - 1, "last": 3 * ends + 1}
     layer, kind = name.rsplit(".", 1)
-    if match := re.fullmatch(r"body\.(\d+)\.(\d)\.convolutions\.(\d)", layer):
-        block, dense, convolution = (int(each) for each in match.groups())
-        return f"model.1.sub.{block}.RDB{dense + 1}.conv{convolution + 1}.0.{kind}"
     fixed = {"first": "model.0", "body_end": f"model.1.sub.{blocks}"}
-    return f"{fixed.get(layer) or f'model.{numbers[layer]}'}.{kind}"
+    found = renamed(layer, "model.1.sub.{}.RDB{}.conv{}.0", fixed) or f"model.{numbers[layer]}"
+    return f"{found}.{kind}"
 
 
 def esrgan_second(name: str, blocks: int, ends: int) -> str:
     layer, kind = name.rsplit(".", 1)
-    if match := re.fullmatch(r"body\.(\d+)\.(\d)\.convolutions\.(\d)", layer):
-        block, dense, convolution = (int(each) for each in match.groups())
-        return f"RRDB_trunk.{block}.RDB{dense + 1}.conv{convolution + 1}.{kind}"
     fixed = {"first": "conv_first", "body_end": "trunk_conv", "last": "conv_last"}
     fixed[f"ends.{ends - 1}"] = "HRconv"
-    return f"{fixed.get(layer) or f'upconv{int(layer[5:]) + 1}'}.{kind}"
+    found = renamed(layer, "RRDB_trunk.{}.RDB{}.conv{}", fixed) or f"upconv{int(layer[5:]) + 1}"
+    return f"{found}.{kind}"
 
 
 def real_esrgan(name: str, blocks: int, ends: int) -> str:
     layer, kind = name.rsplit(".", 1)
-    if match := re.fullmatch(r"body\.(\d+)\.(\d)\.convolutions\.(\d)", layer):
-        block, dense, convolution = (int(each) for each in match.groups())
-        return f"params_ema.body.{block}.rdb{dense + 1}.conv{convolution + 1}.{kind}"
     fixed = {"first": "conv_first", "body_end": "conv_body", "last": "conv_last"}
     fixed[f"ends.{ends - 1}"] = "conv_hr"
-    return f"params_ema.{fixed.get(layer) or f'conv_up{int(layer[5:]) + 1}'}.{kind}"
+    found = renamed(layer, "body.{}.rdb{}.conv{}", fixed) or f"conv_up{int(layer[5:]) + 1}"
+    return f"params_ema.{found}.{kind}"
 
 
 def as_it_is(name: str, blocks: int, ends: int) -> str:
     return name
 
 
-def written(network: UpscaleNetwork, path: Path, rename: Callable[[str, int, int], str]) -> Path:
+def written(network: UpscaleNetwork, path: Path, rename: Rename) -> Path:
     blocks = len(network.body) if isinstance(network, Rrdb) else 0
     ends = len(network.ends) if isinstance(network, Rrdb) else 0
     weights = network.state_dict()
@@ -82,17 +87,11 @@ def written(network: UpscaleNetwork, path: Path, rename: Callable[[str, int, int
 @pytest.mark.parametrize(
     ("kind", "rename"),
     [
-        *(
-            (kind, each)
-            for kind in ("4x", "2x, unshuffled", "1x")
-            for each in (esrgan_first, esrgan_second, real_esrgan)
-        ),
+        *product(("4x", "2x, unshuffled", "1x"), (esrgan_first, esrgan_second, real_esrgan)),
         ("compact", as_it_is),
     ],
 )
-def test_a_network_follows_from_its_weights(
-    kind: str, rename: Callable[[str, int, int], str], tmp_path: Path
-) -> None:
+def test_a_network_follows_from_its_weights(kind: str, rename: Rename, tmp_path: Path) -> None:
     torch.manual_seed(1)
     network = NETWORKS[kind]()
     found = read_upscale_model(written(network, tmp_path / "x.safetensors", rename), CPU)
@@ -107,7 +106,7 @@ def test_a_network_follows_from_its_weights(
 @pytest.mark.parametrize(
     ("weights", "reason"),
     [
-        ({"some.weight": torch.zeros(3)}, "no upscale model of a supported kind"),
+        ({"some.weight": torch.zeros(3)}, "not an upscale model of a supported kind"),
         ({"conv_first.weight": torch.zeros(8, 3, 3, 3)}, "damaged"),
         ({"body.0.weight": torch.zeros(8, 3, 3, 3), "body.1.weight": torch.zeros(8)}, "damaged"),
         ({"conv_first.weight": torch.zeros(8, 3, 3, 3), "conv_last.x": torch.zeros(1)}, "damaged"),
@@ -181,10 +180,7 @@ def test_an_enlarged_image_that_would_be_too_large_is_refused() -> None:
 
 def test_tiles_of_one_size_share_a_call() -> None:
     network = Nearest()
-    one, other = (
-        Upscale(network, torch.rand(1, 3, 64, 64)),
-        Upscale(network, torch.rand(1, 3, 64, 64)),
-    )
+    one, other = (Upscale(network, torch.rand(1, 3, 64, 64)) for _ in range(2))
     assert one.key == other.key
     assert (one.rows, Upscale(network, torch.rand(1, 3, 512, 512)).rows) == (1, 32)
     first, second = Upscale.run_batch([one, other])
@@ -194,32 +190,28 @@ def test_tiles_of_one_size_share_a_call() -> None:
 
 def test_a_workflow_enlarges_an_image(tmp_path: Path) -> None:
     written(NETWORKS["compact"](), tmp_path / "upscale_models" / "x3.safetensors", as_it_is)
-    models = ModelsFolder(tmp_path)
-    engine = Engine(models=models)
-    engine.start()
     prompt = {
         "1": node("EmptyImage", width=24, height=16, batch_size=2, color=0x804020),
         "2": node("UpscaleModelLoader", model_name="x3.safetensors"),
         "3": node("ImageUpscaleWithModel", upscale_model=["2", 0], image=["1", 0]),
         "4": node("PreviewImage", images=["3", 0]),
     }
-    watched = Watched()
-    engine.submit(validate(prompt, Catalogue(models), Limits()), on_event=watched.take)
-    images = watched.images()
-    engine.stop()
-    assert all(isinstance(image, ImageReady) for image in images)
+    with running(tmp_path) as engine:
+        images = engine.submit(prompt).images()
     assert [image.pixels.shape for image in images] == [(48, 72, 3)] * 2
+
+
+def webui_enlarged(network: UpscaleNetwork, width: int, height: int) -> Tensor:
+    inputs = {"upscale_model": network, "image": torch.rand(1, 32, 32, 3)}
+    (found,) = outputs_of("WebUIImageUpscale", **inputs, width=width, height=height)
+    return cast("Tensor", found)
 
 
 @pytest.mark.parametrize(
     ("size", "times"), [((32, 32), 0), ((33, 20), 1), ((64, 64), 1), ((65, 64), 2), ((999, 999), 3)]
 )
 def test_the_webui_enlarges_until_the_size_is_reached(size: tuple[int, int], times: int) -> None:
-    network, images = Nearest(), torch.rand(1, 32, 32, 3)
-    width, height = size
-    (found,) = outputs_of(
-        "WebUIImageUpscale", upscale_model=network, image=images, width=width, height=height
-    )
+    found = webui_enlarged(Nearest(), *size)
     assert found.shape[1:3] == (32 * 2**times, 32 * 2**times)
 
 
@@ -227,11 +219,4 @@ def test_a_network_that_enlarges_nothing_is_applied_once() -> None:
     network = Nearest()
     network.forward = lambda images: images  # type: ignore[method-assign]  # a restoring network
     network.scale = 1
-    (found,) = outputs_of(
-        "WebUIImageUpscale",
-        upscale_model=network,
-        image=torch.rand(1, 32, 32, 3),
-        width=64,
-        height=64,
-    )
-    assert found.shape[1:3] == (32, 32)
+    assert webui_enlarged(network, 64, 64).shape[1:3] == (32, 32)

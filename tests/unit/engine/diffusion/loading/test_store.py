@@ -12,7 +12,7 @@ from torch import nn
 from engine.activity import ModelUse
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.text.text_encoders import Encoded, EncodingCache
-from engine.graph.models_folder import ModelsFolder
+from tests.support.engine.stores import store_of
 
 WEIGHTS = 100
 SIZE_BYTES = 4 * WEIGHTS
@@ -20,31 +20,17 @@ SIZE_BYTES = 4 * WEIGHTS
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    return ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 2 * SIZE_BYTES)
+    return store_of(tmp_path, 2 * SIZE_BYTES)
 
 
 def layer() -> nn.Linear:
     return nn.Linear(WEIGHTS, 1, bias=False)
 
 
-def has(store: ModelStore, key: str) -> bool:
-    created: list[nn.Module] = []
-    store.get_or_create(key, lambda: created.append(layer()) or created[0])
-    return not created
-
-
-def test_least_recently_used_goes_first(store: ModelStore) -> None:
+def test_least_recently_used_goes_first_and_is_counted(store: ModelStore) -> None:
     for key in ("a", "b", "a", "c"):
-        store.get_or_create(key, layer)
-    assert store.size_bytes == 2 * SIZE_BYTES
-    assert has(store, "a")
-    assert has(store, "c")
-    assert not has(store, "b")
-
-
-def test_it_counts_what_is_loaded_dropped_and_found(store: ModelStore) -> None:
-    for key in ("a", "b", "a", "c"):
-        store.get_or_create(key, layer)
+        store.get_or_create(key, layer, label=key)
+    assert store.labels == ("a", "c")
     assert store.use == ModelUse(
         loaded=3,
         loaded_bytes=3 * SIZE_BYTES,
@@ -104,7 +90,7 @@ def test_a_tensor_of_two_counts_once(store: ModelStore) -> None:
 
 
 def test_the_newest_stays_however_large(tmp_path: Path) -> None:
-    store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 1)
+    store = store_of(tmp_path, 1)
     store.get_or_create("a", layer, label="a")
     store.get_or_create("b", layer, label="b")
     assert store.labels == ("b",)
@@ -114,7 +100,7 @@ def test_a_file_is_read_once_and_anew_when_it_has_changed(tmp_path: Path) -> Non
     path = tmp_path / "upscale_models" / "x.safetensors"
     path.parent.mkdir()
     path.write_bytes(b"1")
-    store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 2**20)
+    store = store_of(tmp_path)
     reads: list[Path] = []
 
     def read(path: Path, _device: torch.device) -> nn.Module:
@@ -129,17 +115,12 @@ def test_a_file_is_read_once_and_anew_when_it_has_changed(tmp_path: Path) -> Non
 
 
 def test_encodings_are_kept_within_their_bytes() -> None:
-    encoding_cache = EncodingCache(limit_bytes=3 * SIZE_BYTES)
+    cache = EncodingCache(limit_bytes=3 * SIZE_BYTES)
     for key in (1, 2, 3):
-        encoding_cache.put(key, Encoded(torch.zeros(WEIGHTS), None))
-    assert encoding_cache.get(1) is not None
-    encoding_cache.put(4, Encoded(torch.zeros(WEIGHTS // 2), torch.zeros(WEIGHTS // 2)))
-    assert [encoding_cache.get(key) is not None for key in (1, 2, 3, 4)] == [
-        True,
-        False,
-        True,
-        True,
-    ]
+        cache.put(key, Encoded(torch.zeros(WEIGHTS), None))
+    assert cache.get(1) is not None
+    cache.put(4, Encoded(torch.zeros(WEIGHTS // 2), torch.zeros(WEIGHTS // 2)))
+    assert [key for key in (1, 2, 3, 4) if cache.get(key) is not None] == [1, 3, 4]
 
 
 class Reader:
@@ -165,7 +146,7 @@ def test_a_file_is_inspected_again_once_it_has_changed(store: ModelStore, tmp_pa
         assert read.reads == count
 
 
-def test_a_change_that_could_not_be_read_is_read_the_next_time(
+def test_a_change_that_was_not_read_is_read_the_next_time(
     store: ModelStore, tmp_path: Path
 ) -> None:
     path, read = tmp_path / "model.safetensors", Reader()
@@ -178,9 +159,7 @@ def test_a_change_that_could_not_be_read_is_read_the_next_time(
     assert store.inspect_once(read, path, store.identity(path)) == "the second"
 
 
-def test_a_model_whose_configuration_has_changed_is_another_model(
-    store: ModelStore, tmp_path: Path
-) -> None:
+def test_a_model_of_another_configuration_is_another(store: ModelStore, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_text("weights")
     configuration = tmp_path / "model.config" / "unet" / "config.json"
@@ -192,9 +171,7 @@ def test_a_model_whose_configuration_has_changed_is_another_model(
     assert len(identities) == 3
 
 
-def test_what_was_found_of_many_files_is_not_kept_for_ever(
-    store: ModelStore, tmp_path: Path
-) -> None:
+def test_what_was_found_of_files_is_not_kept_for_ever(store: ModelStore, tmp_path: Path) -> None:
     read: list[Path] = []
     paths = [tmp_path / f"{at}.safetensors" for at in range(200)]
 

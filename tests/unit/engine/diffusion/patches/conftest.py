@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.diffusion.loading.attention import use_plain_attention
+from engine.diffusion.loading.layers import use_plain_attention
 from tests.support.engine.tiny_unet import tiny_unet
 
 

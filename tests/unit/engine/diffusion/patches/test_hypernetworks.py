@@ -11,16 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from engine.diffusion.families.lookup import model_family
-from engine.diffusion.loading.attention import use_plain_attention
-from engine.diffusion.loading.hypernetworks import Hypernetwork, read_hypernetwork
+from engine.diffusion.families.family_lookup import model_family
+from engine.diffusion.loading.layers import use_plain_attention
 from engine.diffusion.model import Model
-from engine.diffusion.patches.hypernetworks import with_hypernetwork
+from engine.diffusion.patches.hypernetworks import (
+    Hypernetwork,
+    read_hypernetwork,
+    with_hypernetwork,
+)
 from engine.errors import CheckpointUnavailable, EngineError
 from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
-from tests.support.engine.latents import all_latents_and_images
+from tests.support.engine.latents import latents_of
 from tests.support.engine.tiny_unet import answer_of, tiny_unet
 from tests.support.engine.workflows import node, text_to_image
 
@@ -72,15 +75,15 @@ class Hostile:
 @pytest.mark.parametrize(
     ("stored", "why"),
     [
-        ([1, 2], "it is no dictionary"),
+        ([1, 2], "it is not a dictionary"),
         ({"name": "marble"}, "it has no networks by width"),
         ({16: [weights(16, 16)]}, "no two networks for the width 16"),
-        ({16: [weights(16, 32, 16), weights(16, 32)]}, "for the width 16 gives 32"),
-        ({16: [weights(16, 32), weights(8, 16)]}, "gives 32"),
-        ({16: [weights(8, 16)] * 2}, r"is \(16, 8\), and the one before it gives 16"),
+        ({16: [weights(16, 32, 16), weights(16, 32)]}, "for the width 16 returns 32"),
+        ({16: [weights(16, 32), weights(8, 16)]}, "returns 32"),
+        ({16: [weights(8, 16)] * 2}, r"the shape \(16, 8\), but the layer before it returns 16"),
         ({16: [{}, {}]}, "a network has 0 layers"),
-        ({16: [{"linear.0.weight": torch.ones(16, 16)}] * 2}, "linear.0.weight is no layer"),
-        ({16: [{"linear.0.weight": 1.0}] * 2}, "no tensors by name"),
+        ({16: [{"linear.0.weight": torch.ones(16, 16)}] * 2}, "linear.0.weight is not a layer"),
+        ({16: [{"linear.0.weight": 1.0}] * 2}, "must be a dictionary of floating-point tensors"),
         ({16: [weights(16, 16)] * 2, "activation_func": "magic"}, "the activation 'magic'"),
     ],
 )
@@ -132,26 +135,19 @@ def test_equal_ones_share_a_unet_and_none_changes_nothing(tmp_path: Path) -> Non
 def test_one_for_another_model_is_refused(tmp_path: Path) -> None:
     network = read(tmp_path, {768: [weights(768, 768)] * 2})
     model = Model(use_plain_attention(tiny_unet()), SD1, 1.0)
-    with pytest.raises(EngineError, match=r"changes what is 768 wide, .* are 16 wide"):
+    with pytest.raises(EngineError, match=r"inputs of width 768, .* have the width 16"):
         with_hypernetwork(model, network, 1.0)
 
 
 def test_a_workflow_loads_one_by_its_name(tiny_root: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(tiny_root / "checkpoints")
     catalogue = Catalogue(ModelsFolder(tmp_path))
-    width = 64
-    file_of(tmp_path / "hypernetworks/statues", {width: [weights(width, width)] * 2})
+    file_of(tmp_path / "hypernetworks/statues", {64: [weights(64, 64)] * 2})
+    loader = {"model": ["4", 0], "hypernetwork_name": "statues/marble.pt"}
     prompts = [
         text_to_image(model=["h", 0], steps=2)
-        | {
-            "h": node(
-                "HypernetworkLoader",
-                model=["4", 0],
-                hypernetwork_name="statues/marble.pt",
-                strength=strength,
-            )
-        }
+        | {"h": node("HypernetworkLoader", **loader, strength=strength)}
         for strength in (0.0, 2.0)
     ]
-    plain, changed = (latent for latent, _ in all_latents_and_images(prompts, catalogue))
+    plain, changed = latents_of(prompts, catalogue)
     assert abs(changed - plain).max() > 1e-3

@@ -12,7 +12,7 @@ from engine.diffusion.patches import variants
 from engine.diffusion.patches.self_guidance import SelfAttention, perturb, watch
 from engine.diffusion.patches.variants import variant_of
 from engine.graph.catalogue import Catalogue
-from tests.support.engine.latents import all_latents_and_images
+from tests.support.engine.latents import all_latents_and_images, latents_of
 from tests.support.engine.tiny_unet import answer_of
 from tests.support.engine.workflows import node, text_to_image
 
@@ -28,12 +28,10 @@ def test_the_middle_alone_is_perturbed_and_each_place_attends_to_itself(unet: An
     layer, hidden = perturbed.get_submodule(MIDDLE), torch.randn(1, 6, 32)
     assert torch.allclose(layer(hidden), layer.to_out[0](layer.to_v(hidden)))
     assert layer.to_v.weight is unet.get_submodule(MIDDLE).to_v.weight
-    changed = [
-        name
-        for name, each in perturbed.named_modules()
-        if type(each) is not type(unet.get_submodule(name))
+    kinds = {name: type(each) for name, each in perturbed.named_modules()}
+    assert [at for at, kind in kinds.items() if kind is not type(unet.get_submodule(at))] == [
+        MIDDLE
     ]
-    assert changed == [MIDDLE]
 
 
 def test_what_is_watched_answers_as_before_and_sums_to_the_places(unet: Any) -> None:
@@ -80,40 +78,28 @@ def test_a_scale_guides_and_a_scale_of_nothing_does_not(cfg: float, catalogue: C
         guided("PerturbedAttentionGuidance", cfg, scale=4.0),
         guided("SelfAttentionGuidance", cfg, **SAG),
     ]
-    expected, *found = (latent for latent, _ in all_latents_and_images(prompts, catalogue))
+    expected, *found = latents_of(prompts, catalogue)
     changes = [abs(each - expected).max() for each in found]
     assert max(changes[:2]) < 1e-3
     assert min(changes[2:]) > 1e-3
 
 
-def test_jobs_with_and_without_it_at_once_give_what_each_gives_alone(
-    catalogue: Catalogue,
-) -> None:
-    prompts = [
-        plain(),
-        guided("SelfAttentionGuidance", **SAG),
-        guided("SelfAttentionGuidance", 1.0, **SAG),
-    ]
-    together = all_latents_and_images(prompts, catalogue)
-    for prompt, (latent, _) in zip(prompts, together, strict=True):
-        ((alone, _),) = all_latents_and_images([prompt], catalogue)
+def test_jobs_with_and_without_it_give_what_each_gives_alone(catalogue: Catalogue) -> None:
+    prompts = [plain(), *(guided("SelfAttentionGuidance", cfg, **SAG) for cfg in (7.0, 1.0))]
+    for prompt, latent in zip(prompts, latents_of(prompts, catalogue), strict=True):
+        (alone,) = latents_of([prompt], catalogue)
         assert abs(latent - alone).max() < 1e-3
 
 
 def patched_twice(first: str, second: str) -> dict[str, Any]:
     """A prompt whose model has both patches."""
+    shrink = {"block_number": 2, "downscale_factor": 2.0, "downscale_after_skip": True}
+    shrink |= {"start_percent": 0.0, "end_percent": 0.5}
     inputs: dict[str, dict[str, Any]] = {
         "SelfAttentionGuidance": SAG,
         "PerturbedAttentionGuidance": {"scale": 4.0},
-        "PatchModelAddDownscale": {
-            "block_number": 2,
-            "downscale_factor": 2.0,
-            "start_percent": 0.0,
-            "end_percent": 0.5,
-            "downscale_after_skip": True,
-            "downscale_method": "bicubic",
-            "upscale_method": "bicubic",
-        },
+        "PatchModelAddDownscale": shrink
+        | dict.fromkeys(("downscale_method", "upscale_method"), "bicubic"),
     }
     prompt = guided(first, **inputs[first])
     prompt["3"]["inputs"]["model"] = ["n", 0]
@@ -127,12 +113,12 @@ def test_a_model_takes_several_patches_in_any_order(second: str, catalogue: Cata
         patched_twice("SelfAttentionGuidance", second),
         patched_twice(second, "SelfAttentionGuidance"),
     ]
-    one, both, turned = (latent for latent, _ in all_latents_and_images(prompts, catalogue))
+    one, both, turned = latents_of(prompts, catalogue)
     assert abs(both - one).max() > 1e-3
     assert abs(both - turned).max() < 1e-3
 
 
-def test_a_run_makes_each_of_its_variants_once(
+def test_a_run_makes_its_variants_once(
     catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []

@@ -1,19 +1,21 @@
-"""The WebUI's samplers and schedules against numbers of the programs that it is made of."""
+"""The WebUI's samplers, schedules and noise against numbers of the programs that it is made of."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
 from engine.diffusion.samplers.ancestral import Churn
-from engine.diffusion.samplers.lookup import SamplerOptions, sampling_of
-from engine.diffusion.samplers.noise import drawn_noise
+from engine.diffusion.samplers.noise import UNVARIED, Variation, drawn_noise, varied
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION as LEVELS
+from engine.diffusion.samplers.sampler_lookup import SamplerOptions, sampling_of
 from engine.diffusion.samplers.schedules import sigmas_for
 from tests.support.engine.make_k_diffusion import CHURN, OUT, SEED, SHAPE, STEPS, denoised
 
@@ -131,12 +133,11 @@ def test_a_restart_goes_back_once_and_from_36_steps_on_twice() -> None:
         sampling = sampling_of("restart", x, sigmas, seed=SEED, step_noise=noise)
         x, sigma = next(sampling)
         levels = [float(sigma)]
-        try:
+        with suppress(StopIteration):
             while True:
                 x, sigma = sampling.send(denoised(x, sigma))
                 levels.append(float(sigma))
-        except StopIteration:
-            return sum(b > a * 2 for a, b in pairwise(levels))
+        return sum(b > a * 2 for a, b in pairwise(levels))
 
     assert [rises(steps) for steps in (19, 20, 35, 36)] == [0, 1, 1, 2]
 
@@ -145,3 +146,67 @@ def test_a_schedule_with_an_end_keeps_it_where_the_sigma_before_is_left_out() ->
     longer = sigmas_for(LEVELS, "webui_kl_optimal", 7)
     found = sigmas_for(LEVELS, "webui_kl_optimal", 6, discards_penultimate_sigma=True)
     assert torch.equal(found, torch.cat([longer[:-2], longer[-1:]]))
+
+
+CELLS = (1, 4, 8, 12)
+OWN_SEED, OTHER = 7, 8
+
+
+def drawn(seed: int, *cells: int) -> Tensor:
+    shape = (1, 4, *cells) if cells else CELLS
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+OWN_NOISE = drawn(OWN_SEED)
+
+
+def varied_by(variation: Variation) -> Tensor:
+    return varied(OWN_NOISE, OWN_SEED, variation)
+
+
+def test_noise_is_its_own_without_a_variation() -> None:
+    assert varied_by(UNVARIED) is OWN_NOISE
+    assert torch.equal(varied_by(Variation(cells=CELLS[2:])), OWN_NOISE)
+
+
+@pytest.mark.parametrize("strength", [0.05, 0.5, 0.9])
+def test_a_variation_is_on_the_arc_between_two_noises(strength: float) -> None:
+    found = varied_by(Variation(OTHER, strength)).double().numpy()
+    a, b = OWN_NOISE.double().numpy(), drawn(OTHER).double().numpy()
+    for channel in range(4):
+        for column in range(CELLS[3]):
+            start, end = a[0, channel, :, column], b[0, channel, :, column]
+            cosine = start @ end / np.linalg.norm(start) / np.linalg.norm(end)
+            angle = np.arccos(cosine)
+            weights = np.sin(np.array([1 - strength, strength]) * angle) / np.sin(angle)
+            expected = weights[0] * start + weights[1] * end
+            assert found[0, channel, :, column] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_variation_of_full_strength_is_the_other_noise() -> None:
+    found = varied_by(Variation(OTHER, 1.0))
+    assert torch.allclose(found, drawn(OTHER), atol=1e-5)
+    of_itself = varied_by(Variation(OWN_SEED, 0.5))
+    assert torch.allclose(of_itself, OWN_NOISE, atol=1e-5)
+
+
+def test_smaller_noise_is_put_into_the_middle() -> None:
+    found = varied_by(Variation(cells=(4, 6)))
+    assert torch.equal(found[..., 2:6, 3:9], drawn(OWN_SEED, 4, 6))
+    assert torch.equal(found[..., :2, :], OWN_NOISE[..., :2, :])
+    assert torch.equal(found[..., 6:, :], OWN_NOISE[..., 6:, :])
+
+
+def test_of_larger_noise_the_middle_is_taken() -> None:
+    found = varied_by(Variation(OTHER, 1.0, cells=(16, 6)))
+    assert torch.allclose(found[..., 3:9], drawn(OTHER, 16, 6)[..., 4:12, :], atol=1e-5)
+    odd = varied_by(Variation(cells=(9, 12)))
+    assert torch.equal(odd[..., :7, :], drawn(OWN_SEED, 9, 12)[..., 1:8, :])
+    assert torch.equal(odd[..., 7:, :], OWN_NOISE[..., 7:, :])
+
+
+def test_noise_is_finite_for_any_size() -> None:
+    for cells in ((1, 1), (512, 2), (2, 512)):
+        found = varied_by(Variation(OTHER, 0.3, cells=cells))
+        assert found.shape == CELLS
+        assert found.isfinite().all()

@@ -1,11 +1,11 @@
-"""A model's prediction, noise levels and guidance, against closed forms."""
+"""A model's prediction, noise levels and guidance, and the schedules of nodes, by closed forms."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,22 @@ from engine.diffusion.families.stable_diffusion import SD1
 from engine.diffusion.model import Model, Prediction
 from engine.diffusion.samplers.noise_levels import (
     STABLE_DIFFUSION,
+    ContinuousLevels,
+    continuous_levels,
     scaled_linear_sigmas,
     stable_diffusion,
 )
 from engine.diffusion.samplers.schedules import sigmas_for
+from engine.diffusion.samplers.sigmas import aligned, laplace
 from engine.graph import names
 from engine.graph.catalogue import Catalogue
-from engine.nodes.model_patches import model_sampling_discrete, rescale_cfg
-from tests.support.engine.latents import all_latents_and_images
+from engine.nodes.custom_sampling import laplace_scheduler
+from engine.nodes.model_patches import (
+    model_sampling_continuous_edm,
+    model_sampling_discrete,
+    rescale_cfg,
+)
+from tests.support.engine.latents import farthest, shared_images
 from tests.support.engine.workflows import node, text_to_image
 
 ZERO_TERMINAL = stable_diffusion(zero_terminal=True)
@@ -186,26 +194,94 @@ def test_workflows_with_it_give_the_same_alone_and_among_others(catalogue: Catal
         return prompt | {"10": node(class_type, model=["4", 0], **inputs)}
 
     plain = text_to_image(cfg=3.0)
+    kinds = [(kind, False) for kind in ("v_prediction", "lcm", "x0", "img_to_img")]
     patched = [
-        with_patch("ModelSamplingDiscrete", sampling=sampling, zsnr=zsnr)
-        for sampling, zsnr in (
-            ("v_prediction", False),
-            ("v_prediction", True),
-            ("eps", True),
-            ("lcm", False),
-            ("x0", False),
-            ("img_to_img", False),
-        )
+        with_patch("ModelSamplingDiscrete", sampling=kind, zsnr=zsnr)
+        for kind, zsnr in [*kinds, ("v_prediction", True), ("eps", True)]
     ]
     patched.append(with_patch("RescaleCFG", multiplier=0.7))
     unchanged = with_patch("ModelSamplingDiscrete", sampling="eps", zsnr=False)
-    first, same, *others = _images([plain, unchanged, *patched], catalogue)
-    assert np.abs(first - same).max() <= 1
-    for prompt, image in zip(patched, others, strict=True):
-        (alone,) = _images([prompt], catalogue)
-        assert np.abs(alone - image).max() <= 1
-        assert np.abs(first - image).max() > 1
+    first, same, *others = shared_images([plain, unchanged, *patched], catalogue)
+    assert farthest(first, same) <= 1
+    assert min(farthest(first, other) for other in others) > 1
 
 
-def _images(prompts: list[dict[str, Any]], catalogue: Catalogue) -> list[Any]:
-    return [images[0].astype(int) for _, images in all_latents_and_images(prompts, catalogue)]
+LOG = continuous_levels(120.0, 0.002, "log")
+ANGLE = continuous_levels(500.0, 0.03, "angle")
+
+
+@pytest.mark.parametrize("family", ["SD1", "SDXL"])
+def test_ten_aligned_steps_are_the_authors(family: str) -> None:
+    found = aligned(family, 10, 1.0)
+    assert len(found.values) == 11
+    assert float(found.values[0]) == pytest.approx(float(STABLE_DIFFUSION.sigma_max))
+    timesteps = STABLE_DIFFUSION.timestep_of(found.values[:-1]).tolist()
+    assert timesteps[:2] == ([999, 850] if family == "SD1" else [999, 845])
+    assert float(found.values[-1]) == 0
+
+
+def test_a_part_of_aligned_steps_is_the_end_of_them() -> None:
+    whole, half = aligned("SDXL", 12, 1.0), aligned("SDXL", 12, 0.5)
+    assert torch.equal(half.values, whole.values[-7:])
+    assert len(aligned("SVD", 3, 0.0).values) == 0
+
+
+def test_laplace_is_densest_around_its_middle_and_keeps_the_ends() -> None:
+    found = laplace(101, sigma_max=14.0, sigma_min=0.03, mu=0.5, beta=0.5).values
+    assert float(found[50]) == pytest.approx(math.exp(0.5), rel=1e-4)
+    assert float(found[0]) == pytest.approx(14.0)
+    assert float(found[-1]) == pytest.approx(0.03)
+    steps = -found.log().diff()
+    assert steps[48:52].max() < steps[3:10].max()
+
+
+def test_ends_that_are_the_wrong_way_round_are_refused() -> None:
+    for declared, least, message in (
+        (laplace_scheduler, 2.0, "above sigma_max"),
+        (model_sampling_continuous_edm, 0.0, "above 0"),
+    ):
+        assert declared.check is not None
+        with pytest.raises(ValueError, match=message):
+            declared.check({"sigma_min": least, "sigma_max": 1.0})
+
+
+@pytest.mark.parametrize("levels", [LOG, ANGLE])
+def test_times_and_sigmas_are_inverse(levels: ContinuousLevels) -> None:
+    sigmas = torch.tensor([0.05, 1.0, 80.0])
+    assert torch.allclose(levels.sigma_at(levels.timestep_of(sigmas)), sigmas, rtol=1e-4)
+    assert levels.timestep_near(1.0) == pytest.approx(float(levels.timestep_of(sigmas)[1]))
+
+
+def test_the_time_is_a_quarter_of_the_logarithm_or_a_part_of_a_right_angle() -> None:
+    assert LOG.timestep_near(math.exp(2.0)) == pytest.approx(0.5)
+    assert ANGLE.timestep_near(1.0) == pytest.approx(0.5)
+
+
+def test_percents_are_even_in_the_logarithm() -> None:
+    assert LOG.percent_to_sigma(0.0) == math.inf
+    assert LOG.percent_to_sigma(1.0) == 0.0
+    assert LOG.percent_to_sigma(0.5) == pytest.approx(math.sqrt(120.0 * 0.002))
+
+
+@pytest.mark.parametrize("scheduler", ["karras", "normal", "simple", "sgm_uniform", "beta"])
+def test_named_schedules_lie_within_the_range(scheduler: str) -> None:
+    found = sigmas_for(LOG, scheduler, 9)
+    assert float(found[0]) == pytest.approx(120.0, rel=1e-3)
+    assert bool((found[:-1].diff() < 0).all())
+    assert float(found[-2]) >= 0.002 * 0.999
+
+
+def test_equal_ranges_are_one_object_so_that_jobs_share_calls() -> None:
+    assert continuous_levels(120.0, 0.002, "log") is LOG
+
+
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 80.0])
+def test_edm_is_the_negative_of_v_and_scales_to_the_data(sigma: float) -> None:
+    x, output, at = torch.randn(1, 4, 2, 2), torch.randn(1, 4, 2, 2), torch.tensor(sigma)
+    model = Model(None, SD1(), 1.0, prediction="edm", sigma_data=0.5)
+    spread = sigma**2 + 0.25
+    expected = x * 0.25 / spread + output * sigma * 0.5 / math.sqrt(spread)
+    assert torch.allclose(model.denoised(x, output, at), expected, atol=1e-5)
+    assert torch.allclose(model.scaled_input(x, at), x / math.sqrt(spread))
+    v = Model(None, SD1(), 1.0, prediction="v_prediction", sigma_data=0.5)
+    assert torch.allclose(v.denoised(x, -output, at), expected, atol=1e-5)

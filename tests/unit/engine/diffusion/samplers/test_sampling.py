@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.diffusion.samplers.lookup import sampling_of
-from engine.diffusion.samplers.multistep import ipndm_v_weights
+from engine.diffusion.samplers.multistep import ipndm_v_weights, stochastic_adams
 from engine.diffusion.samplers.noise import brownian_noise, independent_noise
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION as LEVELS
 from engine.diffusion.samplers.runge_kutta import Sampling, euler_cfg_pp
-from engine.diffusion.samplers.sa_solver import stochastic_adams
+from engine.diffusion.samplers.sampler_lookup import sampling_of
 from engine.diffusion.samplers.schedules import sigmas_for
 from engine.graph import names
 
@@ -27,18 +26,8 @@ UNI_PC = {"uni_pc", "uni_pc_bh2"}
 OWN_SIGMAS = {"simple", "ddim_uniform", "beta"}
 """Schedules that pick among the model's own 1000 sigmas."""
 SECOND_ORDER = (
-    "heun",
-    "dpm_2",
-    "lms",
-    "dpm_fast",
-    "dpmpp_2m",
-    "ipndm_v",
-    "deis",
-    "uni_pc",
-    "uni_pc_bh2",
-    "res_multistep",
-    "dpmpp_2m_cfg_pp",
-    "res_multistep_cfg_pp",
+    *("heun", "dpm_2", "lms", "dpm_fast", "dpmpp_2m", "ipndm_v", "deis", "uni_pc", "uni_pc_bh2"),
+    *("res_multistep", "dpmpp_2m_cfg_pp", "res_multistep_cfg_pp"),
 )
 
 
@@ -98,7 +87,7 @@ def test_the_adaptive_sampler_ends_where_no_step_is_good_enough(steps: int, most
     next(sampling)
     for call in range(3 * most - 1):
         sampling.send(torch.full_like(x, call % 2))
-    with pytest.raises(ValueError, match=f"its end in {most} steps: take more"):
+    with pytest.raises(ValueError, match=f"has not finished after {most} steps: use more"):
         sampling.send(x)
 
 

@@ -1,4 +1,4 @@
-"""CLIP's vision models: their files, and what they make of images."""
+"""CLIP's vision models: their files, what they make of images, and prompts of images in a call."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers.models.attention_processor import Attention
 from PIL import Image
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPImageProcessor
 
-from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.vision.clip_vision import ClipVisionOutput, EncodeVision, preprocessed
-from engine.diffusion.vision.clip_vision_file import inspect_clip_vision, load_clip_vision
+from engine.diffusion.loading.layers import use_plain_attention
+from engine.diffusion.vision.attended import KeysValues
+from engine.diffusion.vision.clip_vision import (
+    ClipVisionOutput,
+    EncodeVision,
+    inspect_clip_vision,
+    load_clip_vision,
+    preprocessed,
+)
+from engine.diffusion.vision.row_prompts import PlacedPrompt, RowPrompts
 from engine.errors import CheckpointUnavailable
-from engine.graph.models_folder import CLIP_VISIONS, ModelsFolder
+from engine.graph.models_folder import CLIP_VISIONS
 from tests.support.engine.control_nets import picture
+from tests.support.engine.stores import store_of
 from tests.support.vision.clip_vision import (
     OPEN,
     SIDE,
@@ -45,7 +54,7 @@ def encoded(network: Any, *images: Tensor, crop: bool = True) -> list[ClipVision
 
 @pytest.mark.parametrize("name", [VISION, OPEN])
 def test_both_layouts_give_what_transformers_gives(name: str, root: Path) -> None:
-    store = ModelStore(ModelsFolder(root), torch.device("cpu"), 2**30)
+    store = store_of(root)
     (found,) = encoded(load_clip_vision(store, CLIP_VISIONS, name), image := picture(1, 40, 56))
     pixels = preprocessed(image, SIDE, crop=True)
     with torch.inference_mode():
@@ -103,7 +112,7 @@ def test_a_file_of_another_kind_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointUnavailable, match="has no CLIP vision model"):
         inspect_clip_vision(path)
     save_file(tiny_vision().state_dict(), path)
-    with pytest.raises(CheckpointUnavailable, match="no CLIP vision model that is known"):
+    with pytest.raises(CheckpointUnavailable, match="not a known CLIP vision model"):
         inspect_clip_vision(path)
     state = tiny_vision().state_dict()
     del state["visual_projection.weight"]
@@ -117,6 +126,26 @@ def test_a_damaged_file_says_what_is_wrong(tmp_path: Path) -> None:
     write_vision(folder)
     config = folder / "tiny-vision.config" / "config.json"
     config.write_text(json.dumps({"hidden_size": 8, "num_attention_heads": 2, "patch_size": 8}))
-    store = ModelStore(ModelsFolder(tmp_path), torch.device("cpu"), 2**30)
-    with pytest.raises(CheckpointUnavailable, match="should be"):
+    store = store_of(tmp_path)
+    with pytest.raises(CheckpointUnavailable, match="its configuration needs"):
         load_clip_vision(store, CLIP_VISIONS, VISION)
+
+
+def test_all_layers_of_a_call_share_a_mask() -> None:
+    blocks = [nn.ModuleDict({"attn2": Attention(8, heads=1, dim_head=8)}) for _ in range(3)]
+    network = use_plain_attention(nn.ModuleDict({"a": nn.ModuleList(blocks)}))
+    names = [name for name, _ in network.named_modules() if name.endswith("attn2")]
+    pairs = {name: KeysValues(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)) for name in names}
+    masked = PlacedPrompt(pairs, torch.rand(1, 1, 64, 64), (4, 4))
+    other = PlacedPrompt(pairs, torch.rand(2, 1, 64, 64), (4, 4))
+    with RowPrompts(network).of([[masked], [], [other]], [2, 1, 3]):
+        given = [layer.added for name, layer in network.named_modules() if name in names]
+        masks = [each.mask for added in given for each in added]
+        assert len(masks) == len(names)
+        assert masks[0] is not None
+        assert all(each is masks[0] for each in masks)
+        assert masked.mask is not None
+        assert other.mask is not None
+        expected = [masked.mask] * 2 + [other.mask[:1], other.mask[1:], other.mask[1:]]
+        assert torch.equal(masks[0], torch.cat(expected))
+    assert not any(given)

@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.loading.checkpoint_info import inspect
 from engine.diffusion.loading.checkpoints import load_checkpoint
-from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.vision.clip_vision import preprocessed
+from engine.diffusion.vision.clip_vision import inspect_clip_vision, preprocessed
 from engine.diffusion.vision.unclip import UnclipImage, class_labels
 from engine.errors import CheckpointUnavailable, EngineError
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from tests.support.engine import judges
-from tests.support.engine.latents import all_latents_and_images, psnr_db_of
+from tests.support.engine.latents import all_latents_and_images, farthest, psnr_db_of
+from tests.support.engine.stores import store_of
 from tests.support.engine.workflows import node, text_to_image
 from tests.support.vision.clip_vision import SIDE, UNCLIP_NAME, tiny_vision, write_unclip
 from training.tiny_families import UNCLIP_WIDTH
@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def drawing(*images: tuple[int, float], augmentation: float = AUGMENTATION) -> dict[str, Any]:
+def drawing(*images: tuple[int, float]) -> dict[str, Any]:
     """The workflow of `judges`, told of images of one colour, each with its strength."""
     prompt = text_to_image(seed=judges.SEED, steps=judges.STEPS, cfg=judges.CFG)
     prompt["4"] = node("unCLIPCheckpointLoader", ckpt_name=UNCLIP_NAME)
@@ -55,13 +55,9 @@ def drawing(*images: tuple[int, float], augmentation: float = AUGMENTATION) -> d
         prompt[seen] = node(
             "CLIPVisionEncode", clip_vision=["4", 3], image=[image, 0], crop="center"
         )
-        prompt[told] = node(
-            "unCLIPConditioning",
-            conditioning=last,
-            clip_vision_output=[seen, 0],
-            strength=strength,
-            noise_augmentation=augmentation,
-        )
+        how = {"strength": strength, "noise_augmentation": AUGMENTATION}
+        links = {"conditioning": last, "clip_vision_output": [seen, 0]}
+        prompt[told] = node("unCLIPConditioning", **links, **how)
         last = [told, 0]
     prompt["3"]["inputs"]["positive"] = last
     return prompt
@@ -115,7 +111,7 @@ def test_a_picture_is_that_of_diffusers_and_the_same_beside_others(root: Path) -
     (red, pixels), blue, none, both, zero = all_latents_and_images(prompts, catalogue)
     assert psnr_db_of(red, theirs(root, RED)) >= LEAST_DB
     ((_, alone),) = all_latents_and_images(prompts[:1], catalogue)
-    assert np.abs(alone[0].astype(int) - pixels[0].astype(int)).max() <= 1
+    assert farthest(alone[0], pixels[0]) <= 1
     assert np.array_equal(none[0], zero[0])
     found = [red, blue[0], none[0], both[0]]
     for place, one in enumerate(found):
@@ -138,7 +134,7 @@ def test_the_sum_of_several_images_gets_a_little_noise_of_its_own() -> None:
 
 
 def test_sdxl_is_told_of_an_image_in_the_place_of_the_whole_text(families_root: Path) -> None:
-    store = ModelStore(ModelsFolder(families_root), torch.device("cpu"), 2**30)
+    store = store_of(families_root)
     model = load_checkpoint(store, "sdxl.safetensors").model
     image = UnclipImage(torch.ones(1, 32), 1.0, 0.0)
     text = Condition(torch.zeros(1, 77, 40), torch.zeros(1, 32), unclip=(image,))
@@ -149,11 +145,11 @@ def test_sdxl_is_told_of_an_image_in_the_place_of_the_whole_text(families_root: 
 
 
 def test_an_image_of_another_vision_model_is_refused(root: Path) -> None:
-    store = ModelStore(ModelsFolder(root), torch.device("cpu"), 2**30)
+    store = store_of(root)
     model = load_checkpoint(store, UNCLIP_NAME).model
     image = UnclipImage(torch.ones(1, UNCLIP_WIDTH + 8), 1.0, 0.0)
     text = Condition(torch.zeros(1, 77, 16), unclip=(image,))
-    with pytest.raises(EngineError, match="it is 32 wide, and this model takes 24"):
+    with pytest.raises(EngineError, match="it has the width 32, but this model needs 24"):
         model.with_size_conditioning((text,), torch.zeros(1, 4, 8, 8), negative=False, seed=1)
 
 
@@ -172,8 +168,6 @@ def test_a_published_file_is_known_by_its_keys(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_a_vision_model_says_so(families_root: Path) -> None:
-    from engine.diffusion.vision.clip_vision_file import inspect_clip_vision
-
     for name in ("sd2.safetensors", "sd2-folder"):
         with pytest.raises(CheckpointUnavailable, match="has no"):
             inspect_clip_vision(families_root / "checkpoints" / name)

@@ -1,0 +1,124 @@
+"""Connections of a process: the logs and the queues on NATS, and the image store.
+
+Job actors import this module, so it must not load SQLAlchemy, which needs memory in each actor.
+`actors.database` opens the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from events.bus.bus import Bus
+from events.bus.health import stored_after, stream_states, warn_if_size_differs
+from events.bus.jetstream_log import JetStreamConsumer, JetStreamLog
+from events.bus.progress import ProgressReporter
+from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
+from events.bus.request_reply import answer_metrics, answer_status
+from events.bus.streams import DELIVERIES, ROUTER_CONSUMER, delivery_subject
+from events.job_progress import JobProgress
+from events.log import EventConsumer, EventLog, StreamState
+from events.queue import CallbackQueue, JobQueue
+from events.result import UrlFor
+from settings.http import HttpSettings
+from settings.log import LogSettings
+from settings.stores import StoreSettings
+from storage.images import ImageStore
+from storage.service_secret import url_for
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The logs and the queues of one process, over one connection to NATS."""
+
+    bus: Bus
+    log: EventLog
+    deliveries: EventLog
+    queue: JobQueue
+    callback_queue: CallbackQueue
+
+    async def connected(self) -> None:
+        """Wait until the connection is made and the streams exist."""
+        await self.bus.wait_connected()
+
+    def routed_events(self) -> EventConsumer:
+        """A consumer of all events of the log, for the router."""
+        return JetStreamConsumer(self.bus, ROUTER_CONSUMER)
+
+    async def report_progress(self, job_id: str, progress: JobProgress) -> None:
+        await ProgressReporter(self.bus).report(job_id, progress)
+
+    async def answer_status(
+        self, status_of: Callable[[str], Awaitable[Mapping[str, Any] | None]]
+    ) -> None:
+        """Answer status requests about endpoints until cancelled.
+
+        `status_of` returns None if this process does not dispatch the endpoint.
+        """
+        await answer_status(self.bus, status_of)
+
+    async def answer_metrics(self, encoded: Callable[[], Awaitable[bytes]]) -> None:
+        """Answer requests for this process's metrics until cancelled."""
+        await answer_metrics(self.bus, encoded)
+
+    async def stream_states(self) -> Mapping[str, StreamState]:
+        """The state of each stream, by name. Raises LogUnavailable."""
+        return await stream_states(self.bus)
+
+    async def stored_after(self, offset: int) -> datetime | None:
+        """See `events.bus.health.stored_after`."""
+        return await stored_after(self.bus, offset)
+
+    async def warn_if_size_differs(self, settings: LogSettings) -> None:
+        """Log a warning if the log's size limit differs from the settings. Waits for the
+        connection.
+        """
+        await warn_if_size_differs(self.bus, configured=settings.max_bytes)
+
+
+def open_connections(
+    settings: LogSettings, name: str, *, max_staleness_s: float = 10.0
+) -> Connections:
+    """The connections of a process. `bus.start()` begins to connect.
+
+    While NATS does not answer, the last known depth of a queue is used for `max_staleness_s`
+    seconds.
+    """
+    if settings.nats_url is None:
+        raise ValueError("DARKROOM_NATS_URL is not set")
+    bus = Bus(
+        settings.nats_url.get_secret_value(),
+        name=name,
+        replicas=settings.replicas,
+        log_max_bytes=settings.max_bytes,
+        ca_file=settings.nats_ca_file,
+    )
+    return Connections(
+        bus=bus,
+        log=JetStreamLog(bus),
+        deliveries=open_deliveries(bus),
+        queue=JetStreamJobQueue(bus, max_staleness_s=max_staleness_s),
+        callback_queue=JetStreamCallbackQueue(bus),
+    )
+
+
+def connect(settings: LogSettings, name: str) -> Connections:
+    """Open connections under `name` and begin to connect. Needs a running event loop."""
+    connections = open_connections(settings, name)
+    connections.bus.start()
+    return connections
+
+
+def open_deliveries(bus: Bus) -> JetStreamLog:
+    return JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
+
+
+def open_images(stores: StoreSettings) -> ImageStore:
+    return ImageStore(stores.effective_images_url)
+
+
+def image_urls(http: HttpSettings, stores: StoreSettings) -> UrlFor:
+    """A function that makes URLs of images. Raises ValueError if the settings have no secret."""
+    return url_for(http.effective_public_url, stores.secret_bytes, ttl_s=http.image_url_ttl_s)

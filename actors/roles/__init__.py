@@ -1,0 +1,9 @@
+"""The roles. Each module has the wiring of one role, and the coroutine that its process runs."""
+
+ROLES = {
+    "router": "actors.roles.router:run",
+    "projection": "actors.roles.projection:run",
+    "dispatcher": "actors.roles.dispatcher:run",
+    "callbacks": "actors.roles.callbacks:run",
+}
+"""The import path of each role's coroutine function, by the name of the role's actor."""

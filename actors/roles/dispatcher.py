@@ -1,0 +1,351 @@
+"""Dispatcher: runs an `EndpointDispatcher` for each endpoint while this process holds a lease.
+
+The lease in the database keeps a second dispatcher idle. Two dispatchers may still overlap, for
+example during a deploy or after the database was unavailable. Correctness does not depend on the
+lease: every `Start` states the number of attempts that its dispatcher has read. If two dispatchers
+start the same job, only one `Started` is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from actors.connections import Connections, connect
+from actors.database import open_prepared_database
+from actors.scheduler.cluster import Cluster
+from actors.scheduler.endpoint_dispatcher import DISPATCHER_LEASE_S, EndpointDispatcher
+from actors.scheduler.endpoint_removal import DeletedEndpoints, GoneEndpoints
+from actors.scheduler.fairness import RunningJobs
+from actors.scheduler.names import worker_prefix
+from actors.scheduler.pool import WorkerPool
+from actors.scheduler.ray_cluster import RayCalls, RayCluster
+from actors.scheduler.slots import SlotNumbers
+from actors.scheduler.status import EndpointStatus, Pace
+from actors.scheduler.worker_reaper import keep_workers
+from actors.worker.config import WorkerConfig, default_endpoint, worker_config
+from actors.worker.engine_host import EngineState
+from engine.interface import Engine
+from events.errors import DatabaseUnavailable
+from events.log import JobWriter, RetryingLog
+from events.queue import JobQueue
+from events.store.database import Database
+from events.store.endpoints import Endpoints
+from events.store.leases import Leases, answered, lease_holder
+from events.store.records import ENDPOINTS_PERIOD_S, Endpoint
+from settings.settings import Settings
+from telemetry.dispatcher_metrics import DispatchMetrics, EngineMetrics
+from telemetry.exposition import EndpointLabels, ProcessMetrics
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OpenCluster: TypeAlias = Callable[[WorkerConfig], Cluster]
+
+_REAPER_TIMEOUT_S = 10.0
+"""Longest wait in seconds for the reaper of workers before the dispatcher starts. A running reaper
+answers at once.
+"""
+_LEASE_NAME = "dispatcher"
+
+
+class Dispatcher:
+    """The role: starts and stops endpoints according to their rows."""
+
+    def __init__(
+        self,
+        *,
+        holder: str,
+        leases: Leases,
+        endpoints: Endpoints,
+        default_endpoint: Endpoint,
+        open_endpoint: Callable[[Endpoint], EndpointDispatcher],
+        deleted_endpoints: DeletedEndpoints,
+        gone_endpoints: GoneEndpoints,
+        lease_s: float = DISPATCHER_LEASE_S,
+        period_s: float = ENDPOINTS_PERIOD_S,
+        on_left: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Create a dispatcher that writes the lease in the name of `holder`.
+
+        `default_endpoint` comes from the settings. Its values are written to its row when this
+        process gets the lease for the first time, except for members that were set explicitly.
+        `on_left` is called with the id of an endpoint that this process no longer dispatches.
+        """
+        self._holder = holder
+        self._leases = leases
+        self._endpoints = endpoints
+        self._default_endpoint = default_endpoint
+        self._open_endpoint = open_endpoint
+        self._removals = (deleted_endpoints, gone_endpoints)
+        self._removing: list[asyncio.Task[None]] = []
+        self._lease_s = lease_s
+        self._period_s = period_s
+        self._on_left = on_left
+        self._lease_until = 0.0
+        self._is_default_stored = False
+        self._running: dict[str, tuple[EndpointDispatcher, asyncio.Task[None]]] = {}
+
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
+        try:
+            while True:
+                began_at = time.monotonic()
+                await self._reconcile()
+                took_s = time.monotonic() - began_at
+                await asyncio.sleep(min(self._period_s, self._lease_s / 3 - took_s))
+        finally:
+            self._cancel_removing()
+            await self._leave_all()
+            await asyncio.gather(*self._removing, return_exceptions=True)
+
+    async def status(self, endpoint_id: str) -> Mapping[str, Any] | None:
+        """The status of an endpoint (`EndpointStatus.describe`), or None if this process does not
+        dispatch the endpoint.
+
+        Raises LogUnavailable, ReadTimeout.
+        """
+        found = self._running.get(endpoint_id)
+        return None if found is None else await found[0].status.describe()
+
+    async def statuses(self) -> Mapping[str, Mapping[str, Any]]:
+        """The status of each dispatched endpoint. Raises LogUnavailable, ReadTimeout."""
+        running = list(self._running.items())
+        return {id: await dispatcher.status.describe() for id, (dispatcher, _) in running}
+
+    async def _reconcile(self) -> None:
+        """Renew the lease, read the rows, and start and stop endpoints accordingly."""
+        if not await self._has_lease():
+            self._cancel_removing()
+            await self._leave_all()
+            return
+        try:
+            if not self._is_default_stored:
+                await self._ask(self._endpoints.settle(self._default_endpoint))
+                self._is_default_stored = True
+            rows = {row.id: row for row in await self._ask(self._endpoints.all())}
+        except DatabaseUnavailable:
+            return  # Until the database answers, the same endpoints are dispatched as before.
+        for endpoint_id in self._running.keys() - rows.keys():
+            await self._leave(endpoint_id)
+        await self._reconcile_rows(rows)
+        if all(task.done() for task in self._removing):
+            self._removing = [asyncio.create_task(each.run()) for each in self._removals]
+
+    async def _has_lease(self) -> bool:
+        """Acquire or renew the lease. Returns whether this process holds it.
+
+        While the database is unavailable, the lease is held until it runs out.
+        """
+        asked_at = time.monotonic()
+        question = self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)
+        try:
+            lasts_s = self._lease_until - asked_at
+            mine = await answered(question, within_s=max(lasts_s, self._lease_s / 3))
+        except DatabaseUnavailable:
+            return time.monotonic() < self._lease_until
+        self._lease_until = asked_at + self._lease_s if mine else 0.0
+        return mine
+
+    async def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a query. Raises DatabaseUnavailable if there is no result when the
+        lease must soon be renewed.
+        """
+        lasts_s = self._lease_until - time.monotonic()
+        return await answered(question, within_s=lasts_s - self._lease_s / 3)
+
+    async def _reconcile_rows(self, rows: Mapping[str, Endpoint]) -> None:
+        try:
+            # The ids are noted before anything is made for the endpoints, so that `GoneEndpoints`
+            # can distinguish a removed row from a lost database.
+            await self._ask(self._endpoints.note(rows.keys() - self._running.keys()))
+        except DatabaseUnavailable:
+            return
+        for endpoint_id, (dispatcher, task) in list(self._running.items()):
+            if task.done():
+                # The failure of one endpoint does not affect other endpoints. Its dispatcher is
+                # made again.
+                logger.error("endpoint loop ended", exc_info=task.exception())
+            if task.done() or rows.get(endpoint_id) != dispatcher.endpoint:
+                await self._stop(endpoint_id)
+        for endpoint_id, endpoint in rows.items():
+            if endpoint_id not in self._running:
+                dispatcher = self._open_endpoint(endpoint)
+                task = asyncio.create_task(dispatcher.run(), name=endpoint_id)
+                self._running[endpoint_id] = (dispatcher, task)
+
+    async def _leave_all(self) -> None:
+        await asyncio.gather(*map(self._leave, list(self._running)))
+
+    def _cancel_removing(self) -> None:
+        """Cancel the removals without a wait for their end, because they may wait for the
+        database.
+        """
+        for task in self._removing:
+            if not task.cancelling():
+                task.cancel()
+
+    async def _leave(self, endpoint_id: str) -> None:
+        """Stop dispatching an endpoint. Jobs that run on its workers continue."""
+        await self._stop(endpoint_id)
+        self._on_left(endpoint_id)
+
+    async def _stop(self, endpoint_id: str) -> None:
+        _, task = self._running.pop(endpoint_id)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def make_dispatcher(
+    settings: Settings,
+    connections: Connections,
+    database: Database,
+    *,
+    running_jobs: RunningJobs,
+    open_cluster: OpenCluster,
+    on_left: Callable[[str], None],
+) -> Dispatcher:
+    """Create a dispatcher with its parts. For `on_left` see `Dispatcher`."""
+    queue, writer = connections.queue, JobWriter(RetryingLog(connections.log))
+    endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
+    cluster = open_cluster(worker_config(settings, default))
+    return Dispatcher(
+        holder=lease_holder(),
+        leases=Leases(database),
+        endpoints=endpoints,
+        default_endpoint=default,
+        open_endpoint=_open_endpoint(
+            settings, queue, writer, running_jobs=running_jobs, open_cluster=open_cluster
+        ),
+        deleted_endpoints=DeletedEndpoints(
+            endpoints=endpoints, queue=queue, writer=writer, cluster=cluster
+        ),
+        gone_endpoints=GoneEndpoints(
+            endpoints=endpoints,
+            queue=queue,
+            writer=writer,
+            cluster=cluster,
+        ),
+        on_left=on_left,
+    )
+
+
+def in_ray(note_engine: Callable[[str, str, EngineState], None]) -> OpenCluster:
+    calls = RayCalls()
+
+    def open_cluster(config: WorkerConfig) -> Cluster:
+        on_engine = partial(note_engine, config.endpoint.id)
+        return RayCluster(config, calls=calls, on_engine=on_engine)
+
+    return open_cluster
+
+
+def _open_endpoint(
+    settings: Settings,
+    queue: JobQueue,
+    writer: JobWriter,
+    *,
+    running_jobs: RunningJobs,
+    open_cluster: OpenCluster,
+) -> Callable[[Endpoint], EndpointDispatcher]:
+    """A function that makes the dispatcher of an endpoint. It is called at the start and after each
+    change of the row.
+    """
+    paces = defaultdict[str, Pace](Pace)
+
+    def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
+        pool = _worker_pool(settings, endpoint, open_cluster)
+        pace = paces[endpoint.id]
+        return EndpointDispatcher(
+            endpoint,
+            queue=queue,
+            writer=writer,
+            pool=pool,
+            running_jobs=running_jobs,
+            status=EndpointStatus(endpoint.id, queue=queue, writer=writer, pool=pool, pace=pace),
+        )
+
+    return open_endpoint
+
+
+def _worker_pool(settings: Settings, endpoint: Endpoint, open_cluster: OpenCluster) -> WorkerPool:
+    config = worker_config(settings, endpoint)
+    return WorkerPool(
+        endpoint,
+        prefix=worker_prefix(config),
+        cluster=open_cluster(config),
+        idle_s=settings.dispatch.worker_idle_s,
+        slots=SlotNumbers(
+            most=endpoint.jobs_per_worker,
+            expected=Engine.suggested_concurrency_for(),
+            kept_free=settings.owners.slots_kept_free,
+        ),
+    )
+
+
+class DispatcherMetrics:
+    def __init__(self) -> None:
+        self.process = ProcessMetrics("dispatcher")
+        self._endpoints = EndpointLabels()
+        self._engines = EngineMetrics(self.process.registry, endpoints=self._endpoints)
+        self.process.add(self._engines.look)
+
+    def note_engine(self, endpoint: str, worker: str, state: EngineState) -> None:
+        self._engines.note(worker, endpoint, state.models, state.memory_bytes)
+
+    def note_left(self, endpoint: str) -> None:
+        """Remove the metrics of an endpoint that this process no longer dispatches."""
+        self._engines.forget(endpoint)
+
+    def watch(self, dispatcher: Dispatcher, queue: JobQueue) -> ProcessMetrics:
+        """The metrics, including the status of the endpoints."""
+        dispatched = DispatchMetrics(
+            queue=queue, statuses=dispatcher.statuses, endpoints=self._endpoints
+        )
+        self.process.add(dispatched.look)
+        return self.process
+
+
+async def run(settings: Settings) -> None:
+    """Run the dispatcher, and call the reaper of workers regularly so that it keeps the workers."""
+    config = worker_config(settings, default_endpoint(settings.default_endpoint))
+    calls, kept_s, reached = RayCalls(at_once=1), settings.dispatch.workers_kept_s, asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(keep_workers(config, calls, kept_s=kept_s, on_reached=reached.set))
+        # The reaper is called before the dispatcher starts. Without this call, the reaper could
+        # remove a worker that the dispatcher has just found.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(reached.wait(), _REAPER_TIMEOUT_S)
+        group.create_task(run_dispatcher(settings))
+
+
+async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None = None) -> None:
+    """Run the dispatcher. `open_cluster` opens the cluster of an endpoint's workers. The default is
+    Ray.
+    """
+    connections = connect(settings.log, "dispatcher")
+    database = await open_prepared_database(settings.stores)
+    metrics = DispatcherMetrics()
+    running_jobs = RunningJobs(settings.owners)
+    dispatcher = make_dispatcher(
+        settings,
+        connections,
+        database,
+        running_jobs=running_jobs,
+        open_cluster=open_cluster or in_ray(metrics.note_engine),
+        on_left=metrics.note_left,
+    )
+    await connections.connected()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(dispatcher.run())
+        group.create_task(connections.answer_status(dispatcher.status))
+        group.create_task(
+            connections.answer_metrics(metrics.watch(dispatcher, connections.queue).encoded)
+        )

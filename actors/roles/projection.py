@@ -1,0 +1,237 @@
+"""The projection: folds the log into the SQL read model.
+
+The offset of the projection is stored in the same transaction as the rows. So each event is folded
+once and in order, also while two projections run during a deploy.
+
+If the projection cannot project an event, it stops the job of the event and continues with the
+other jobs. Stopped jobs are recorded (`events.store.job_rows`). Their events are read from the log
+again at each start and periodically. A version that can project the event then continues the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+
+from actors.connections import Connections, connect, open_images
+from actors.database import open_history, open_prepared_database, open_removal
+from actors.upkeep.historian import Historian
+from actors.upkeep.janitor import Janitor
+from engine.interface import is_machine_error
+from events.delivery import longest_delivery_s
+from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
+from events.log import EventLog, EventReader
+from events.queue import REQUEUE_PERIOD_S
+from events.retry import keep_trying
+from events.store.database import Database
+from events.store.ended_jobs import EndedJobs
+from events.store.job_rows import Step, Stop
+from events.store.leases import Leases, lease_holder
+from events.store.read_model import ReadModel
+from events.store.uploads import Uploads
+from events.types import Event
+from settings.settings import Settings
+from storage.images import ImageStore
+from telemetry.exporter import JobTraces, open_exporter
+from telemetry.exposition import ProcessMetrics
+from telemetry.projection_metrics import JobMetrics, LogMetrics
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 5.0
+_GATHER_S = 0.1
+"""Seconds for which the projection waits for further events, to write them in the same transaction.
+"""
+_FULL = 400
+"""Number of events from which the projection does not wait for further events."""
+_PAGE = 500
+_PASSING = (DatabaseUnavailable, LogUnavailable, ReadTimeout)
+"""Errors that say nothing about a job."""
+
+
+class Projection:
+    """Folds the log into the rows. It needs no durable consumer, because the database stores the
+    offset.
+    """
+
+    def __init__(
+        self, *, log: EventLog, read_model: ReadModel, catch_up_period_s: float = REQUEUE_PERIOD_S
+    ) -> None:
+        """Blocked jobs are read again every `catch_up_period_s` seconds."""
+        self._log = log
+        self._read_model = read_model
+        self._catch_up_period_s = catch_up_period_s
+        self._hopeless: set[tuple[str, int]] = set()
+        """Id and stop position of each job that this version cannot project."""
+
+    async def run(self) -> None:
+        """Project until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._consume())
+            group.create_task(self._keep_catching_up())
+
+    async def _consume(self) -> None:
+        while True:
+            await keep_trying(
+                self._project,
+                on=DatabaseUnavailable,
+                first_pause_s=1,
+                longest_pause_s=1,
+                fields={"action": "project"},
+            )
+
+    async def _project(self) -> None:
+        """Project events. Returns if another process has projected them. The caller then calls this
+        again.
+        """
+        offset = await self._read_model.offset()
+        async with self._log.reader(after=offset) as reader:
+            while True:
+                events = await self._next(reader)
+                if not events:
+                    continue
+                if not await self._apply(events, expected=offset):
+                    return
+                offset = events[-1].position
+
+    async def _next(self, reader: EventReader) -> list[Event]:
+        """The next events in log order. The list is empty if no event came within `_POLL_S`
+        seconds.
+        """
+        events = await reader.next(_POLL_S)
+        if 0 < len(events) < _FULL:
+            await asyncio.sleep(_GATHER_S)
+            events += await reader.next(0)
+        return events
+
+    async def _apply(self, events: Sequence[Event], *, expected: int) -> bool:
+        """Project some events. An event that cannot be projected stops only its job.
+
+        Returns False if another process has moved the offset. Raises DatabaseUnavailable, also if
+        the machine failed.
+        """
+        try:
+            return await self._read_model.apply(events, expected=expected)
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:
+            if is_machine_error(error):
+                raise DatabaseUnavailable(f"the machine failed: {error}") from error
+            if len(events) == 1:
+                fields = {"action": "project", "job_id": events[0].job_id}
+                logger.exception("an event could not be projected", extra=fields)
+                why = f"the database cannot store the event ({type(error).__name__})"
+                return await self._read_model.stop_at(events[0], why, expected=expected)
+        for event in events:
+            if not await self._apply([event], expected=expected):
+                return False
+            expected = event.position
+        return True
+
+    async def _keep_catching_up(self) -> None:
+        while True:
+            try:
+                await self._catch_up()
+            except _PASSING as error:
+                fields = {"action": "catch_up", "error": str(error)}
+                logger.warning("the blocked jobs could not be checked", extra=fields)
+            await asyncio.sleep(self._catch_up_period_s * random.uniform(0.8, 1.2))
+
+    async def _catch_up(self) -> None:
+        at = 0
+        while stops := await self._read_model.blocked.stops(after=at, limit=_PAGE):
+            for stop in stops:
+                if (stop.job_id, stop.position) not in self._hopeless:
+                    await self._catch_up_with(stop)
+            at = stops[-1].position
+
+    async def _catch_up_with(self, stop: Stop) -> None:
+        fields = {"action": "catch_up", "job_id": stop.job_id}
+        try:
+            history = await self._log.read(stop.job_id)
+            if await self._read_model.catch_up(stop.job_id, history):
+                logger.info("a blocked job continues", extra=fields)
+        except _PASSING:
+            raise
+        except Exception as error:
+            if is_machine_error(error):
+                logger.warning("the machine failed", extra={**fields, "error": str(error)})
+                return
+            self._hopeless.add((stop.job_id, stop.position))
+            if not isinstance(error, JobUnreadable):
+                logger.exception("a blocked job could not be projected", extra=fields)
+
+
+async def run(settings: Settings) -> None:
+    """Run the projection, the janitor and the historian, until cancelled."""
+    connections = connect(settings.log, "projection")
+    database = await open_prepared_database(settings.stores)
+    images = open_images(settings.stores)
+    process = ProcessMetrics("projection")
+    notes = [JobMetrics(process.registry).note]
+
+    def on_folded(steps: Sequence[Step]) -> None:
+        for note in notes:
+            note(steps)
+
+    read_model = ReadModel(database, on_folded=on_folded)
+    process.add(
+        LogMetrics(
+            read_model, states=connections.stream_states, stored_after=connections.stored_after
+        ).look
+    )
+    projection = Projection(
+        log=connections.log,
+        read_model=read_model,
+    )
+    janitor = _make_janitor(settings, connections, database, images)
+    historian = _make_historian(settings, connections, database, images)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(connections.warn_if_size_differs(settings.log))
+        group.create_task(connections.answer_metrics(process.encoded))
+        if (exporter := open_exporter(settings.telemetry, "projection")) is not None:
+            traces = JobTraces(connections.log, exporter)
+            notes.append(traces.note)
+            group.create_task(traces.run())
+            group.create_task(exporter.run())
+        group.create_task(projection.run())
+        group.create_task(janitor.run())
+        group.create_task(historian.run())
+
+
+def _make_janitor(
+    settings: Settings, connections: Connections, database: Database, images: ImageStore
+) -> Janitor:
+    log, deliveries, read_model = connections.log, connections.deliveries, ReadModel(database)
+    ended_jobs, uploads = EndedJobs(database), Uploads(database)
+    history = open_history(database, images, log=log, deliveries=deliveries)
+    return Janitor(
+        holder=lease_holder(),
+        leases=Leases(database),
+        log=log,
+        deliveries=history.delivery_log,
+        read_model=read_model,
+        ended_jobs=ended_jobs,
+        uploads=uploads,
+        images=images,
+        removal=open_removal(database, images, read_model, log=log, deliveries=deliveries),
+        settings=settings.retention,
+        longest_job_s=settings.dispatch.job_timeout_s,
+        longest_delivery_s=longest_delivery_s(delays_s=settings.callbacks.delays_s),
+    )
+
+
+def _make_historian(
+    settings: Settings, connections: Connections, database: Database, images: ImageStore
+) -> Historian:
+    return Historian(
+        holder=lease_holder(),
+        leases=Leases(database),
+        log=connections.log,
+        deliveries=connections.deliveries,
+        images=images,
+        ended_jobs=EndedJobs(database),
+        hot_s=settings.log.hot_s,
+    )

@@ -1,0 +1,1 @@
+"""The scheduler: chooses the next job, its worker and its slot, and handles the outcome."""

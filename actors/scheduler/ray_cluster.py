@@ -1,0 +1,495 @@
+"""RayCluster: the workers of an endpoint as placement groups and detached actors of Ray.
+
+A pending placement group makes Ray's autoscaler add a node. When the group is removed, the
+autoscaler can release the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import ray
+from ray._private.state import state as global_state
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.scheduler.cluster import (
+    ActorDied,
+    ActorLost,
+    ActorUnavailable,
+    EngineActor,
+    EngineGone,
+    EngineRestarts,
+    JobActor,
+)
+from actors.scheduler.names import engine_name, is_slot_name, slot_number, standby_name
+from actors.worker.config import WorkerConfig
+from actors.worker.engine_host import EngineDied, EngineState
+from actors.worker.job_runner import RunOutcome
+from actors.worker.processes import (
+    NAMESPACE,
+    EngineProcessActor,
+    JobProcessActor,
+    ended_by_itself,
+    first_line,
+)
+from engine.interface import is_machine_error
+from events.job import Job
+from events.log import utc_now
+from events.queue import QueueEntry
+from settings.constant import constant
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_KILL_TIMEOUT_S = 30.0
+_ROOM_LOG_PERIOD_S = 5
+ENGINE_ENVIRONMENT = {
+    # Without these settings glibc returns every large buffer to the system, and a batch of two rows
+    # takes more than twice the time of one row.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "100000000000",
+    "MALLOC_TOP_PAD_": "1000000000",
+    # Threads wait for each other by spinning. On busy cores, a spinning thread takes the core from
+    # the thread for which it waits. With this setting threads spin only for microseconds. A small
+    # UNet call then takes 6.9 ms instead of 6.7 ms on two free cores, and 27 ms instead of 72 ms
+    # beside two busy processes. Without any spinning (OMP_WAIT_POLICY), the call takes 26 ms and 47
+    # ms.
+    "GOMP_SPINCOUNT": "3000",
+    # With this setting torch uses the driver's management library to detect a GPU, and so allocates
+    # no GPU memory. The standby loads torch and must not allocate GPU memory.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+
+
+class RayCluster:
+    """See `actors.scheduler.cluster.Cluster`."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        calls: RayCalls,
+        on_engine: Callable[[str, EngineState], None] = lambda _worker, _state: None,
+    ) -> None:
+        """`on_engine` is called with each state that the engine of a worker reports."""
+        self._on_engine = on_engine
+        self._config = config
+        self._run = calls.run
+        self._groups: dict[str, PlacementGroup] = {}
+        self._bundles: dict[str, Mapping[str, float]] = {}
+        """Resources of the placement group of each worker. The config of the endpoint may have
+        changed since.
+        """
+        self._silences = Silences()
+        self._failed_on: dict[str, str] = {}
+        """The node on which each worker failed to start the last time."""
+
+    async def place(self, worker: str) -> float:
+        group = await self._run(lambda: self._find_or_make_group(worker))
+        await _wait_for_room(group, worker)
+        self._groups[worker] = group
+        [self._bundles[worker]] = await self._run(lambda: group.bundle_specs)
+        return self._gpus(worker)
+
+    async def engine(self, worker: str) -> EngineActor:
+        cpus, gpus = float(self._bundles[worker].get("CPU", 0.0)), self._gpus(worker)
+        options = self._engine_options(worker, engine_name(worker), cpus=cpus, gpus=gpus)
+        make = EngineProcessActor.options(**options).remote
+        device = self._device(worker)
+        handles = [await self._run(lambda: make(self._config.for_engine(), device=device))]
+        with suppress(ActorUnavailable):
+            name = standby_name(worker)
+            handles.append(await self._run(partial(ray.get_actor, name, NAMESPACE)))
+        return RayEngineActor(
+            *handles,
+            add_standby=partial(self._add_standby, worker),
+            end=self._end_process,
+            on_state=partial(self._on_engine, worker),
+        )
+
+    async def _add_standby(self, worker: str, engine: Any) -> None:
+        """Make the standby of an engine that has started, if its machine gets a standby."""
+        with suppress(ActorUnavailable):
+            devices = await answer(engine.standby_devices)
+            if devices is None:
+                return
+            options = self._engine_options(worker, standby_name(worker))
+            make = EngineProcessActor.options(**options).remote
+            config, device = self._config.for_engine(), self._device(worker)
+            await self._run(lambda: make(config, device=device, devices=devices))
+
+    async def _end_process(self, actor: Any) -> None:
+        """Kill an engine process, which Ray restarts."""
+        await self._run(partial(ray.kill, actor, no_restart=False))
+
+    def _engine_options(
+        self, worker: str, name: str, *, cpus: float = 0, gpus: float = 0
+    ) -> dict[str, Any]:
+        return self._options(worker, name) | {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "max_restarts": -1,
+            "runtime_env": {"env_vars": ENGINE_ENVIRONMENT},
+        }
+
+    def _device(self, worker: str) -> str:
+        return "auto" if self._gpus(worker) else "cpu"
+
+    def _gpus(self, worker: str) -> float:
+        return float(self._bundles[worker].get("GPU", 0.0))
+
+    async def slots(self, worker: str) -> list[int]:
+        names = filter(is_slot_name, await self._run(partial(_actors_of, worker)))
+        return sorted(map(slot_number, names))
+
+    async def job_actor(self, worker: str, name: str) -> JobActor:
+        make = JobProcessActor.options(**self._options(worker, name)).remote
+        engines = (engine_name(worker), standby_name(worker))
+        return RayJobActor(await self._run(lambda: make(self._config, engines)))
+
+    async def kill(self, name: str) -> None:
+        give_up_at = time.monotonic() + _KILL_TIMEOUT_S
+        while time.monotonic() < give_up_at:
+            if not await self._run(partial(_kill, name)):
+                return
+            await asyncio.sleep(0.05)
+
+    async def workers(self, prefix: str) -> list[str]:
+        groups = (await self._run(placement_group_table)).values()
+        return sorted(
+            group["name"]
+            for group in groups
+            if group["name"].startswith(prefix) and group["state"] != "REMOVED"
+        )
+
+    async def draining(self, prefix: str) -> list[str]:
+        nodes = await self._run(global_state.get_draining_nodes)
+        groups = (await self._run(placement_group_table)).values() if nodes else ()
+        return [
+            group["name"]
+            for group in groups
+            if group["name"].startswith(prefix)
+            and group["state"] != "REMOVED"
+            and nodes.keys() & group["bundles_to_node_id"].values()
+        ]
+
+    async def is_idle(self, worker: str) -> bool:
+        for name in filter(is_slot_name, await self._run(partial(_actors_of, worker))):
+            try:
+                handle = await self._run(partial(ray.get_actor, name, NAMESPACE))
+            except ActorUnavailable as error:
+                # A ValueError means that the actor no longer exists. Every other error is raised.
+                if not isinstance(error.__cause__, ValueError):
+                    raise
+            else:
+                if await self._silences.may_run_job(name, RayJobActor(handle)):
+                    return False
+        return True
+
+    async def remove(self, worker: str, *, has_failed: bool = False) -> None:
+        self._failed_on.pop(worker, None)
+        if has_failed and (node := await self._run(partial(_node_of, worker))):
+            self._failed_on[worker] = node
+        for name in await self._run(partial(_actors_of, worker)):
+            await self.kill(name)
+        self._bundles.pop(worker, None)
+        self._groups.pop(worker, None)
+        await self._run(partial(_remove_group, worker))
+
+    def _gpus_of_a_worker(self) -> float:
+        if self._config.endpoint.gpus is not None:
+            return self._config.endpoint.gpus
+        return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
+
+    def _find_or_make_group(self, worker: str) -> PlacementGroup:
+        try:
+            group: PlacementGroup = get_placement_group(worker)
+        except ValueError:
+            endpoint, gpus = self._config.endpoint, self._gpus_of_a_worker()
+            bundle = {"CPU": endpoint.cpus} | ({"GPU": gpus} if gpus else {})
+            bundle |= endpoint.resources or {}
+            group = placement_group(
+                [bundle],
+                strategy="STRICT_PACK",  # Ray supports a soft target node only with this strategy.
+                name=worker,
+                lifetime="detached",
+                _soft_target_node_id=self._other_node(worker, bundle),
+                bundle_label_selector=[dict(endpoint.labels)] if endpoint.labels else None,
+            )
+        return group
+
+    def _other_node(self, worker: str, bundle: Mapping[str, float]) -> str | None:
+        """A node with enough resources that is not the node on which the worker failed to start."""
+        if (failed_on := self._failed_on.get(worker)) is None or self._config.endpoint.labels:
+            return None  # If the endpoint has labels, only Ray can decide which nodes match them.
+        nodes = [
+            node["NodeID"]
+            for node in ray.nodes()
+            if node["Alive"]
+            and node["NodeID"] != failed_on
+            and all(node["Resources"].get(name, 0) >= amount for name, amount in bundle.items())
+        ]
+        return random.choice(nodes) if nodes else None
+
+    def _options(self, worker: str, name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "max_concurrency": 1000,
+            "num_cpus": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=self._groups[worker], placement_group_bundle_index=0
+            ),
+        }
+
+
+def _actors_of(worker: str) -> list[str]:
+    named: Any = ray.util.list_named_actors(all_namespaces=True)
+    return [each["name"] for each in named if each["name"].startswith(f"{worker}:")]
+
+
+def _node_of(worker: str) -> str | None:
+    """The node of a worker, or None if the worker is not placed."""
+    try:
+        group = get_placement_group(worker)
+    except ValueError:
+        return None
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return nodes.get(0)
+
+
+def _remove_group(worker: str) -> None:
+    """Remove the placement group of a worker if it exists."""
+    try:
+        group = get_placement_group(worker)
+    except ValueError:
+        return
+    remove_placement_group(group)
+
+
+def _kill(name: str) -> bool:
+    """Kill an actor. Returns whether an actor with this name existed."""
+    try:
+        ray.kill(ray.get_actor(name, NAMESPACE))
+    except ValueError:
+        return False
+    return True
+
+
+async def _wait_for_room(group: PlacementGroup, worker: str) -> None:
+    """Wait until a placement group is ready. The wait needs one request and no thread.
+
+    Raises ActorUnavailable, for example if the group is removed during the wait.
+    """
+    waiting = asyncio.ensure_future(_ready(group))
+    try:
+        while not (await asyncio.wait({waiting}, timeout=_ROOM_LOG_PERIOD_S))[0]:
+            logger.info("a worker waits for room", extra={"action": "place", "worker": worker})
+        waiting.result()
+    except RayError as error:
+        raise ActorUnavailable(str(error)) from error
+    finally:
+        waiting.cancel()
+
+
+async def _ready(group: PlacementGroup) -> None:
+    await group.ready()
+
+
+_ANSWER_TIMEOUT_S = 10.0
+_MOST_HANDED_BYTES = 32 * 1024
+"""Largest size of the events of a job that is passed with a call."""
+_START_TIMEOUT_S = 120.0
+_LONGEST_SILENCE_S = 60.0
+"""Seconds without an answer after which an actor is assumed to run no job."""
+_HAS_DEVICE_TIMEOUT_S = 2.0
+"""Time-out of `has_device` in seconds. A process that is still starting does not answer."""
+
+
+class RayJobActor:
+    """See `actors.scheduler.cluster.JobActor`."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def ready(self) -> str:
+        return str(await answer(self._handle.ready, timeout_s=_START_TIMEOUT_S))
+
+    async def state(self) -> tuple[str | None, int]:
+        job_id, jobs_run = await answer(self._handle.state)
+        return job_id, jobs_run
+
+    async def wait_idle(self) -> None:
+        await answer(self._handle.wait_idle, timeout_s=None)
+
+    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
+        # The actor reads a large job itself, because Ray would pass it through its object store.
+        known = job if job.log_bytes <= _MOST_HANDED_BYTES else None
+        try:
+            run = partial(self._handle.run.remote, entry.job_id, entry.token, known)
+            return RunOutcome(await run(after_attempts=job.attempts, given_at=utc_now()))
+        except RayError as error:
+            died = ActorDied if ended_by_itself(error) else ActorLost
+            raise died(first_line(error)) from error
+
+    async def retire(self) -> bool:
+        return bool(await answer(self._handle.retire))
+
+    async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
+        try:
+            take = self._handle.take_delivery
+            return bool(await answer(take, entry.job_id, entry.token, timeout_s=timeout_s))
+        except ActorUnavailable:
+            return False
+
+
+class RayEngineActor:
+    """See `actors.scheduler.cluster.EngineActor`. An engine has one or two processes, and one of
+    them has the device.
+    """
+
+    def __init__(
+        self,
+        *handles: Any,
+        add_standby: Callable[[Any], Awaitable[None]],
+        end: Callable[[Any], Awaitable[None]],
+        on_state: Callable[[EngineState], None] = lambda _: None,
+    ) -> None:
+        """Create a handle of the engine with these processes.
+
+        When the process with the device is found, `add_standby` is called with this process. `end`
+        kills the process, and the cluster restarts it. `on_state` is called with each state that
+        the process reports.
+        """
+        self._handles = handles
+        self._add_standby = add_standby
+        self._end = end
+        self._on_state = on_state
+        self._holder: Any = None
+
+    async def check(self) -> EngineState:
+        try:
+            holder = self._holder or await self._find_holder()
+            state: EngineState = await answer(holder.check)
+            if self._holder is None:
+                self._holder = holder
+                await self._add_standby(holder)
+        except ActorUnavailable as error:
+            if isinstance(error.__cause__, ActorUnavailableError | EngineDied):
+                raise EngineRestarts(str(error)) from error
+            if isinstance(error.__cause__, RayActorError):
+                raise EngineGone(str(error)) from error
+            raise
+        self._on_state(state)
+        return state
+
+    async def kill(self) -> None:
+        if self._holder is not None:
+            await self._end(self._holder)
+
+    async def cancel(self, job_id: str, attempt: int) -> bool | None:
+        try:
+            holder = self._holder or await self._find_holder()
+            had_begun: bool | None = await answer(holder.cancel, job_id, attempt)
+            return had_begun
+        except ActorUnavailable:
+            return None
+
+    async def _find_holder(self) -> Any:
+        """The first process that answers that it has the device. Raises ActorUnavailable."""
+        asked = {asyncio.create_task(_holds(each)) for each in self._handles}
+        errors: list[ActorUnavailable] = []
+        try:
+            for next_answer in asyncio.as_completed(asked):
+                try:
+                    if (holder := await next_answer) is not None:
+                        return holder
+                except ActorUnavailable as error:
+                    errors.append(error)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        raise errors[0] if errors else ActorUnavailable("no engine has the device yet")
+
+
+async def _holds(engine: Any) -> Any | None:
+    """The process, or None if it does not have the device. Raises ActorUnavailable."""
+    return engine if await answer(engine.has_device, timeout_s=_HAS_DEVICE_TIMEOUT_S) else None
+
+
+class Silences:
+    """Records since when job actors have not answered."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    async def may_run_job(self, name: str, actor: RayJobActor) -> bool:
+        """Whether the actor runs a job. The result is also True for an actor that does not answer,
+        for up to `_LONGEST_SILENCE_S` seconds.
+        """
+        try:
+            job_id, _ = await actor.state()
+        except ActorUnavailable as error:
+            since = self._since.setdefault(name, self._clock())
+            is_slow = isinstance(error.__cause__, ActorUnavailableError | TimeoutError)
+            if is_slow and self._clock() - since < _LONGEST_SILENCE_S:
+                return True
+            job_id = None
+        self._since.pop(name, None)
+        return job_id is not None
+
+
+async def answer(
+    method: Any, *arguments: object, timeout_s: float | None = _ANSWER_TIMEOUT_S
+) -> Any:
+    """Call a method of an actor. Raises ActorUnavailable."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await method.remote(*arguments)
+    except (RayError, TimeoutError) as error:
+        raise ActorUnavailable(str(error) or type(error).__name__) from error
+
+
+_RAY_CALLS = constant("RAY_CALLS", 8)
+"""Largest number of blocking calls of Ray at the same time."""
+
+
+class RayCalls:
+    """Runs blocking calls of Ray in separate threads.
+
+    The default executor of the event loop has few threads. If they all waited for Ray, no other
+    work could use them.
+    """
+
+    def __init__(self, *, at_once: int = _RAY_CALLS) -> None:
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="ray")
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Run a call and return its result. Raises ActorUnavailable."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except Exception as error:
+            if isinstance(error, RayError | ValueError) or is_machine_error(error):
+                raise ActorUnavailable(str(error)) from error
+            raise

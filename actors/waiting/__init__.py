@@ -1,1 +1,0 @@
-"""Jobs that wait: whose turn it is, and which slot suits."""

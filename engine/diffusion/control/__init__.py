@@ -1,1 +1,0 @@
-"""Changes what happens inside a UNet call: ControlNets and FreeU."""

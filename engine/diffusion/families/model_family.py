@@ -1,0 +1,122 @@
+"""Model families on the device: how texts condition a model, and how its network is called.
+
+Each family is a subclass of `ModelFamily`. The table in `engine.families` describes the families
+without torch, and `family_lookup.py` finds the subclass for an entry of this table.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from engine.diffusion.adapters import Adapters
+from engine.diffusion.conditioning.condition import Condition, Conditioning
+from engine.diffusion.conditioning.control_net import Control
+from engine.diffusion.loading.lora_layers import Known
+from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.vision.row_prompts import PlacedPrompt
+from engine.families.family import Traits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallRows:
+    """The rows of a call that belong to one condition of one request."""
+
+    count: int
+    condition: Condition
+    controls: Sequence[Control] = ()
+    """The ControlNets that apply at the sigma of these rows."""
+    adapters: Adapters = ()
+    concat_latent: Tensor | None = None
+    """(count, n, h, w): an inpainting model's network gets these channels after those of x."""
+    prompts: Sequence[PlacedPrompt] = ()
+    """The image prompts that apply at the sigma of these rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of a network for rows of several requests."""
+
+    x: Tensor
+    """(rows, channels, h, w), scaled for the network and in the network's data type."""
+    times: Tensor
+    """(rows,): the noise levels, as timesteps or as sigmas, whichever the network needs."""
+    parts: Sequence[CallRows]
+    text_length: int
+    """The length to which texts are repeated, if the family repeats texts."""
+
+    @property
+    def counts(self) -> list[int]:
+        return [each.count for each in self.parts]
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """The condition of each row."""
+        return [each.condition for each in self.parts for _ in range(each.count)]
+
+
+class ModelFamily(ABC):
+    """A family of models. It has no state: its methods get the network as a parameter."""
+
+    traits: ClassVar[Traits]
+    predicts_flow: ClassVar[bool]
+    """Whether models of the family predict a flow and can have only the noise levels of a flow."""
+    repeats_texts: ClassVar[bool]
+    """Whether texts of different lengths are repeated to a common length to share a call."""
+
+    def __str__(self) -> str:
+        return str(self.traits.family)
+
+    @abstractmethod
+    def output(self, network: Any, call: Call) -> Tensor:
+        """Return the output of the network, (rows, channels, h, w)."""
+
+    @abstractmethod
+    def sharing(self, levels: NoiseLevels, tokens: int) -> Hashable:
+        """Return a key for a request. Only requests with equal keys are computed in one call.
+
+        Their network, size and kind of prediction must be equal too. `tokens` is the length of the
+        longest text of the request.
+        """
+
+    @abstractmethod
+    def require_own(self, network: Any, condition: Condition) -> None:
+        """Raise EngineError if the text of a condition, or a part of it, is for other models."""
+
+    @abstractmethod
+    def layers(self, network: Any) -> Known:
+        """Return the layers of the network, by their names in the files of LoRAs."""
+
+    def with_images(
+        self,
+        network: Any,  # noqa: ARG002 - used by subclasses
+        condition: Condition,
+        seed: int,  # noqa: ARG002 - used by subclasses
+    ) -> Condition:
+        """Return the condition with the inputs that the network gets for the condition's images.
+
+        `seed` is the seed of the noise that is added to these inputs. Raises EngineError for images
+        that were encoded for other models.
+        """
+        return condition
+
+    def with_size_conditioning(
+        self,
+        conditioning: Conditioning,
+        latent: Tensor,  # noqa: ARG002 - used by subclasses
+        *,
+        negative: bool,  # noqa: ARG002 - used by subclasses
+    ) -> Conditioning:
+        """Return the conditioning with the network's inputs for the size of the picture."""
+        return conditioning
+
+    def inpaints(self, network: Any) -> bool:  # noqa: ARG002 - used by subclasses
+        """Whether the network has a mask and a clean latent as inputs.
+
+        See `inpainting.concat_latent`.
+        """
+        return False

@@ -1,0 +1,224 @@
+"""Layers that replace layers of torch and diffusers, with the same results in less time.
+
+On a CPU, linear layers here use oneDNN. torch uses MKL for products of float32 matrices, and oneDNN
+only for convolutions. On processors that Intel did not make, MKL takes twice as long as oneDNN. The
+operator is private to torch, so a new version of torch may rename the operator.
+
+An attention layer of diffusers inspects the signature of its processor at each call. This takes as
+long as the product of a small layer, and the UNet of Stable Diffusion has 32 attention layers. The
+attention layers here do not inspect anything.
+
+Keys and values of cross-attention depend only on the texts. The texts of a batch are mostly the
+same in every step, so the keys and values are kept from one UNet call to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.diffusion.adapters import Adapters, UpdatedLinear, key_of
+from engine.diffusion.vision.attended import AddedAttention
+
+_LIMIT_BYTES = 256 * 2**20
+"""The limit for each UNet. Keys and values beyond the limit are computed again at each call."""
+
+
+class CrossAttentionCache:
+    """The texts of a UNet's last call, and the keys and values that its layers computed from them.
+
+    A deep copy of the cache is empty, because a copy of a UNet may get other weights.
+    """
+
+    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._texts: tuple[Tensor, ...] = ()
+        self._key: Hashable = None
+        self._joined = torch.empty(0)
+        self._projections: dict[str, Tensor] = {}
+        self._free_bytes = limit_bytes
+
+    def __deepcopy__(self, _memo: Any) -> CrossAttentionCache:
+        return CrossAttentionCache(self._limit_bytes)
+
+    def join_texts(
+        self,
+        texts: Sequence[Tensor],
+        sizes: Sequence[int],
+        length: int,
+        *,
+        adapters: Sequence[Adapters] = (),
+    ) -> Tensor:
+        """Like the function `join_texts`, but returns the same tensor object for the same texts.
+
+        `adapters` change the projections of each text.
+        """
+        # Tensors are compared by identity, so their values are not read. The encoder caches its
+        # results, so a job uses the same tensors in every step.
+        of_texts = tuple((id(text), size) for text, size in zip(texts, sizes, strict=True))
+        key = length, of_texts, tuple(map(key_of, adapters))
+        if key != self._key:
+            # As long as the texts are held, no other tensor can get their ids.
+            self._key, self._texts = key, tuple(texts)
+            self._joined = join_texts(texts, sizes, length)
+            self._projections, self._free_bytes = {}, self._limit_bytes
+        return self._joined
+
+    def get(self, layer: str, texts: Tensor) -> Tensor | None:
+        """Return the keys or values that the layer computed from `texts`, or None.
+
+        The result is None if `texts` are not the texts of this call, or if nothing was kept.
+        """
+        return self._projections.get(layer) if texts is self._joined else None
+
+    def put(self, layer: str, texts: Tensor, projection: Tensor) -> None:
+        """Keep a layer's keys or values for the texts of this call, as far as the limit allows."""
+        if texts is self._joined and projection.nbytes <= self._free_bytes:
+            self._free_bytes -= projection.nbytes
+            self._projections[layer] = projection
+
+
+def join_texts(texts: Sequence[Tensor], sizes: Sequence[int], length: int) -> Tensor:
+    """Join texts (1 or size, tokens, width) to one tensor (rows, length, width).
+
+    `sizes` has the number of rows of each text. A text is repeated up to `length` tokens, which is
+    a multiple of the number of its tokens. The repetition does not change the result of attention.
+    """
+    return torch.cat(
+        [
+            text.expand(size, -1, -1).repeat(1, length // text.shape[1], 1)
+            for text, size in zip(texts, sizes, strict=True)
+        ]
+    )
+
+
+M = TypeVar("M", bound=nn.Module)
+_TEXT_PROJECTIONS = (".attn2.to_k", ".attn2.to_v")
+"""diffusers' names of the UNet layers that make keys and values from texts."""
+
+
+class OneDnnLinear(UpdatedLinear):
+    """Replaces a linear layer and shares its parameters.
+
+    oneDNN adds in a different order than MKL, so the results differ by rounding.
+    """
+
+    def product(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.weight, self.bias, "none", [], ""
+        )
+        return found
+
+
+class CrossAttentionLinear(OneDnnLinear):
+    """Projects texts to keys or values of cross-attention, once for calls with the same texts."""
+
+    def __init__(self, layer: nn.Linear, name: str, cache: CrossAttentionCache) -> None:
+        super().__init__(layer)
+        self._name = name
+        self._cache = cache
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self._cache.get(self._name, x)
+        if found is None:
+            found = super().forward(x)
+            self._cache.put(self._name, x, found)
+        return found
+
+
+def use_one_dnn(module: M, cache: CrossAttentionCache | None = None) -> M:
+    """Replace the linear layers in a module for which oneDNN is faster. Returns the module.
+
+    If there is a `cache`, the layers that make keys and values from texts use it.
+    """
+    if torch.backends.mkldnn.is_available():
+        for name, layer in list(module.named_modules()):
+            if type(layer) is nn.Linear and _is_float32_on_cpu(layer.weight):
+                module.set_submodule(name, _replacement(layer, name, cache))
+    return module
+
+
+def _replacement(layer: nn.Linear, name: str, cache: CrossAttentionCache | None) -> OneDnnLinear:
+    if cache is not None and name.endswith(_TEXT_PROJECTIONS):
+        return CrossAttentionLinear(layer, name, cache)
+    return OneDnnLinear(layer)
+
+
+def _is_float32_on_cpu(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+_UNUSED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "added_kv_proj_dim")
+"""Attributes of attention layers that the layers of Stable Diffusion do not use."""
+
+
+class ContextChange(Protocol):
+    """Changes the inputs from which a layer computes keys and values."""
+
+    def changed(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class PlainAttention(nn.Module):
+    """Replaces a plain attention layer of diffusers and shares its parameters."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.heads = layer.heads
+        self.changes: tuple[ContextChange, ...] = getattr(layer, "changes", ())
+        self.to_q, self.to_k, self.to_v = layer.to_q, layer.to_k, layer.to_v
+        self.to_out = layer.to_out
+        self.added: list[AddedAttention] = []
+        """Image prompts, to which rows of a call attend in addition to texts."""
+        self.train(layer.training)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: None = None,
+    ) -> Tensor:
+        """Return the result of attention, (batch, n, width), for `hidden_states` of equal shape.
+
+        The parameters have the names of diffusers. `encoder_hidden_states` is (batch, m, text
+        width). None: the layer attends to `hidden_states`. No UNet call has a mask.
+        """
+        assert attention_mask is None
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        keys, values = self.sources(context)
+        query, key, value = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (self.to_q(hidden_states), self.to_k(keys), self.to_v(values))
+        )
+        found = functional.scaled_dot_product_attention(query, key, value)
+        for each in self.added:
+            each.add_to(found, query)
+        projection, dropout = self.to_out
+        projected: Tensor = dropout(projection(found.transpose(1, 2).flatten(2)))
+        return projected
+
+    def sources(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs of the projections to keys and to values."""
+        keys = values = context
+        for each in self.changes:
+            keys, values = each.changed(keys, values)
+        return keys, values
+
+
+def use_plain_attention(module: M) -> M:
+    """Replace the plain attention layers in a module. Returns the module."""
+    for name, layer in list(module.named_modules()):
+        if type(layer) is Attention and _is_plain(layer):
+            module.set_submodule(name, PlainAttention(layer))
+    return module
+
+
+def _is_plain(layer: Attention) -> bool:
+    has_more = any(getattr(layer, name, None) is not None for name in _UNUSED)
+    is_scaled = layer.residual_connection or layer.rescale_output_factor != 1.0
+    processor: object = layer.processor  # diffusers declares the type as a union of all processors.
+    return type(processor) is AttnProcessor2_0 and not has_more and not is_scaled

@@ -1,0 +1,186 @@
+"""Streams weights from the machine's memory to the device, layer by layer, ahead of their use.
+
+This module uses the group offloading of diffusers. While a layer computes, the next layer is copied
+from pinned memory on a separate stream, and the weights of the previous layer are dropped. The
+results are identical to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from diffusers.hooks.group_offloading import apply_group_offloading
+from diffusers.hooks.hooks import HookRegistry
+from torch import Tensor, nn
+
+from engine.errors import OutOfMemory
+
+M = TypeVar("M", bound=nn.Module)
+_HOST = torch.device("cpu")
+_USED_SHARE = 0.8
+"""The share of the device's free memory that weights may use. The rest is for calls."""
+_LAYERS_AT_ONCE = 2
+"""The number of layers on the device at once. One layer computes while the other is copied."""
+_HOOKS = ("group_offloading", "layer_execution_tracker", "lazy_prefetch_group_offloading")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Functions that return the free bytes on the device and on the host."""
+
+    device: Callable[[], int]
+    host: Callable[[], int]
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether weights of this size fit on the device and leave memory for calls."""
+        return size_bytes <= self.device() * _USED_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A module whose weights are streamed."""
+
+    device: torch.device
+    """The device on which the module computes."""
+    resident_bytes: int
+    """The largest size of the weights on the device at one time."""
+    size_bytes: int
+    """The size of all weights, which are in the machine's memory."""
+
+
+def streamed(module: object) -> Streamed | None:
+    """Return the mark of a module whose weights are streamed, or None for any other module."""
+    found: Streamed | None = getattr(module, "streamed", None)
+    return found
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device on which a module computes, also if its weights are streamed."""
+    mark = streamed(module)
+    # The property `device` of diffusers iterates over all weights and takes a millisecond.
+    return next(module.parameters()).device if mark is None else mark.device
+
+
+def stream(module: M, device: torch.device) -> M:
+    """Stream the weights of a module to the device layer by layer. Returns the module.
+
+    If the module is already streamed, streaming starts again. This is needed after an interrupted
+    call, which leaves some layers on the device.
+    """
+    end_streaming(module)
+    has_streams = device.type == "cuda"
+    # The mark is set first, so that `end_streaming` can undo a failed call of this function.
+    found: Any = module
+    found.streamed = Streamed(device, resident_bytes(module), _size_bytes(module))
+    apply_group_offloading(
+        _with_layers(module),
+        onload_device=device,
+        offload_device=_HOST,
+        offload_type="block_level",
+        num_blocks_per_group=1,
+        use_stream=has_streams,
+        record_stream=has_streams,
+    )
+    return module
+
+
+def end_streaming(module: nn.Module) -> torch.device | None:
+    """Stop streaming, without moving the weights of the module.
+
+    Returns the device to which the weights were streamed, or None if they were not streamed.
+    """
+    mark = streamed(module)
+    if mark is None:
+        return None
+    registry = HookRegistry.check_if_exists_or_initialize(_with_layers(module))
+    for name in _HOOKS:
+        registry.remove_hook(name, recurse=True)
+    for each in _with_layers(module).modules():
+        # The library diffusers does not remove these attributes. With them, a module refers to
+        # itself, and a copy of the module calls the original.
+        if each.__dict__.pop("_diffusers_hook", None) is not None:
+            del each.forward
+    del module.streamed
+    return mark.device
+
+
+def resident_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
+    """Return the largest size of a streamed module on the device at one time, in bytes.
+
+    The size is the sum of the weights outside the lists of layers and of the two largest layers. If
+    `dtype` is set, the sizes are computed for weights of this type.
+    """
+    layers = [_size_bytes(each, dtype) for each in _layers(module)]
+    rest = _size_bytes(module, dtype) - sum(layers)
+    return rest + sum(sorted(layers)[-_LAYERS_AT_ONCE:])
+
+
+def pinned_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
+    """Return the size of the machine's memory that a streamed module needs, in bytes.
+
+    If `dtype` is set, the sizes are computed for weights of this type.
+    """
+    return sum(
+        _pinned_bytes(each.numel() * (each.itemsize if dtype is None else dtype.itemsize))
+        for each in _tensors(module)
+    )
+
+
+def require_room(module: nn.Module, name: str, room: Room, dtype: torch.dtype) -> None:
+    """Raise OutOfMemory if a module neither fits on the device nor can be streamed."""
+    size, resident = _size_bytes(module, dtype), resident_bytes(module, dtype)
+    pinned = pinned_bytes(module, dtype)
+    text = (
+        f"{name} has {_gigabytes(size)} of weights, which is too much for the memory of the "
+        "device. "
+    )
+    if not room.fits(resident):
+        raise OutOfMemory(
+            f"{text}To stream the weights layer by layer, {_gigabytes(resident)} of that memory "
+            f"are needed at once, but {_gigabytes(room.device())} are free"
+        )
+    if pinned > room.host():
+        raise OutOfMemory(
+            f"{text}To stream the weights, {_gigabytes(pinned)} of the machine's memory are "
+            f"needed, but {_gigabytes(room.host())} are free"
+        )
+
+
+def _with_layers(module: nn.Module) -> nn.Module:
+    """Return the module that has the lists of layers.
+
+    A language model wraps a model of transformers, which has these lists.
+    """
+    inner = getattr(module, "model", None)
+    return inner if isinstance(inner, nn.Module) else module
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that diffusers treats as layers."""
+    for each in _with_layers(module).children():
+        if isinstance(each, nn.ModuleList | nn.Sequential):
+            yield from each
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _size_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
+    return sum(
+        each.numel() * (each.itemsize if dtype is None else dtype.itemsize)
+        for each in _tensors(module)
+    )
+
+
+def _pinned_bytes(size_bytes: int) -> int:
+    """Return the bytes that torch allocates for a tensor in pinned memory, a power of two."""
+    return 1 << max(0, size_bytes - 1).bit_length()
+
+
+def _gigabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB"

@@ -1,0 +1,89 @@
+"""Look-up of the functions of samplers and schedulers by their names in the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pkgutil import resolve_name
+from typing import Any
+
+from torch import Tensor
+
+from engine.diffusion.families.flow_sampling import FLOW_SAMPLERS, by_levels, in_levels
+from engine.diffusion.samplers.ancestral import NO_CHURN, Churn, churned
+from engine.diffusion.samplers.noise import (
+    NoiseSampler,
+    brownian_noise,
+    independent_noise,
+    scaled_noise,
+)
+from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.samplers.runge_kutta import Sampling
+from engine.webui.sampler_names import SAMPLER_OF, SCHEDULER_OF
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOptions:
+    eta: float | None = None
+    """The sampler's parameter eta; see `Sampler.eta`. None: the default. Samplers without this
+    parameter ignore this option.
+    """
+    noise_factor: float = 1.0
+    """The noise of the steps is multiplied by this factor."""
+    churn: Churn = NO_CHURN
+    """The noise before each step. Samplers that use past steps ignore this option."""
+
+
+DEFAULT = SamplerOptions()
+
+
+@cache
+def function_at(place: str) -> Any:
+    """Return the function at `module:function` in this package. The first call imports it."""
+    return resolve_name(f"{__package__}.{place}")
+
+
+def schedule_of(name: str) -> Callable[[NoiseLevels, int], Tensor]:
+    schedule: Callable[[NoiseLevels, int], Tensor] = function_at(SCHEDULER_OF[name].function)
+    return schedule
+
+
+def sampling_of(
+    name: str,
+    x: Tensor,
+    sigmas: Tensor,
+    *,
+    seed: int,
+    step_noise: NoiseSampler | None = None,
+    path: Tensor | None = None,
+    options: SamplerOptions = DEFAULT,
+    is_flow: bool = False,
+) -> Sampling:
+    """Return the sampler of that name, before its first step.
+
+    A sampler with Brownian noise draws its path from `seed`. The path covers the sigmas of `path`,
+    or `sigmas` if `path` is None. A sampler with independent noise uses `step_noise`, or draws from
+    `seed` if `step_noise` is None. `is_flow` is true for the sigmas of a flow model.
+    """
+    row = SAMPLER_OF[name]
+    sampler: Callable[..., Sampling] = function_at(row.function)
+    chosen = {} if row.eta is None or options.eta is None else {"eta": options.eta}
+    is_churned = row.churns and options.churn.amount > 0
+    own = FLOW_SAMPLERS.get(name) if is_flow else None
+    is_by_levels = is_flow and own is None
+    if row.noise == "none" and not is_churned:
+        if is_by_levels and row.needs_uncond:
+            return by_levels(sampler, x, sigmas)
+        return sampler(x, sigmas)
+    if row.noise == "brownian":
+        noise = brownian_noise(x, sigmas if path is None else path, seed)
+    else:
+        noise = step_noise or independent_noise(x, seed)
+    noise = scaled_noise(noise, options.noise_factor)
+    if is_by_levels:
+        noise = in_levels(noise)
+    steps = partial(own or sampler, noise_sampler=noise, **chosen)
+    if is_churned:
+        steps = partial(churned, sampler, noise_sampler=noise, churn=options.churn)
+    return by_levels(steps, x, sigmas) if is_by_levels else steps(x, sigmas)

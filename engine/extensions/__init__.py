@@ -1,1 +1,0 @@
-"""Nodes of packages that the operator has installed beside Darkroom."""

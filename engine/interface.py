@@ -1,0 +1,76 @@
+"""The public interface of the engine. The service imports no other module of the engine."""
+
+from __future__ import annotations
+
+from engine.activity import Activity, ActivityKind, ModelUse
+from engine.container_memory import container_memory
+from engine.engine import Engine, Run
+from engine.errors import (
+    EngineError,
+    FieldError,
+    GraphInvalid,
+    ModelsUnavailable,
+    ParametersInvalid,
+    is_machine_error,
+)
+from engine.extensions import installed_extensions, installed_nodes
+from engine.extra_data import pnginfo_of
+from engine.families.family import Family
+from engine.graph.catalogue import Catalogue
+from engine.graph.graph import Graph
+from engine.graph.limits import Limits
+from engine.graph.models_folder import ModelsFolder
+from engine.graph.validation import input_file_refused, validate, with_cost
+from engine.graph.workflow_file import is_of_editor, workflow_members
+from engine.options import DeviceOptions
+from engine.patient_reads import without_waiting
+from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
+from engine.webui.diffusion_request import CompiledDiffusion, compile_diffusion
+from engine.webui.infotext import ImageSettings, read_infotext, split_infotext
+from engine.webui.parameters import DiffusionParameters, OverrideSettings, parse_parameters
+from engine.webui.upscalers import Upscaler
+
+__all__ = [
+    "Activity",
+    "ActivityKind",
+    "Catalogue",
+    "CompiledDiffusion",
+    "DeviceOptions",
+    "DiffusionParameters",
+    "Engine",
+    "EngineError",
+    "EngineEvent",
+    "Errored",
+    "Family",
+    "FieldError",
+    "Finished",
+    "Graph",
+    "GraphInvalid",
+    "ImageReady",
+    "ImageSettings",
+    "LatentReady",
+    "Limits",
+    "ModelUse",
+    "ModelsFolder",
+    "ModelsUnavailable",
+    "OverrideSettings",
+    "ParametersInvalid",
+    "Progress",
+    "Run",
+    "Upscaler",
+    "compile_diffusion",
+    "container_memory",
+    "input_file_refused",
+    "installed_extensions",
+    "installed_nodes",
+    "is_machine_error",
+    "is_of_editor",
+    "parse_parameters",
+    "pnginfo_of",
+    "read_infotext",
+    "split_infotext",
+    "validate",
+    "with_cost",
+    "without_waiting",
+    "workflow_members",
+]

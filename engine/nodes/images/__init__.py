@@ -1,1 +1,0 @@
-"""Nodes of images and masks."""

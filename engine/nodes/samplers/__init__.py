@@ -1,1 +1,0 @@
-"""Nodes that sample, and those that prepare it."""

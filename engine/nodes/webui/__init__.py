@@ -1,1 +1,0 @@
-"""Nodes for what the WebUI does otherwise than ComfyUI."""

@@ -1,1 +1,0 @@
-"""img2img and inpainting in the diffusion flavour."""

@@ -1,0 +1,367 @@
+"""Writes and reads the text that the WebUI stores in an image as `parameters`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, TypeAlias
+
+from engine.graph import names
+from engine.graph.models_folder import ModelsFolder
+from engine.webui.compiler import Compiled
+from engine.webui.model_names import NO_HASHES, NetworkHashes, network_hashes
+from engine.webui.parameters import DiffusionParameters
+from engine.webui.passes import Pass
+from engine.webui.sampler_names import SAMPLER_OF, SCHEDULER_OF
+
+_SEED, _VARIATION_SEED = "Seed", "Variation seed"
+_SEPARATORS = (",", ":", "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """The settings that describe a compiled request, in the order of the text."""
+
+    settings: tuple[tuple[str, str], ...]
+    """The names and values of the settings of the first image."""
+    seeds: tuple[int, ...]
+    variation_seeds: tuple[int, ...] = ()
+    """The variation seed of each image, if the request varies its images."""
+
+    def describe(
+        self,
+        request: Mapping[str, Any],
+        graph: Mapping[str, Any],
+        models: ModelsFolder,
+        version: str,
+    ) -> Callable[[int], str]:
+        """Return a function that takes the index of an image and returns the text of the image.
+
+        `graph` is the compiled graph of the `request`, and `version` is the version of Darkroom.
+        Raises ModelsUnavailable.
+        """
+        inputs = [node["inputs"] for node in graph.values()]
+        loras = {each["lora_name"] for each in inputs if "lora_name" in each}
+        names = ("text", "negative_text")
+        texts = {each[name] for each in inputs for name in names if name in each}
+        hashes = network_hashes(models, loras, texts)
+        prompts = request.get("prompt", ""), request.get("negative_prompt", "")
+        return lambda index: infotext(prompts, self, index, version, hashes=hashes)
+
+
+def image_settings(parameters: DiffusionParameters, compiled: Compiled) -> ImageSettings:
+    first = compiled.passes[0]
+    settings = {
+        "Steps": first.steps,
+        "Sampler": SAMPLER_OF[first.sampler].label,
+        "Schedule type": _schedule_label(parameters, first, parameters.sampler_name),
+        "CFG scale": f"{parameters.cfg_scale:g}",
+        "Distilled CFG Scale": _number(parameters.distilled_cfg_scale or None),
+        _SEED: compiled.seeds[0],
+        "Size": f"{first.width}x{first.height}",
+        "Model": _stem(first.checkpoint),
+        "VAE": first.vae,
+        **_start(parameters, first),
+        **_second_pass(parameters, compiled.passes),
+        "Clip skip": parameters.stops_at_layer if parameters.stops_at_layer > 1 else None,
+        "ENSD": parameters.override_settings.eta_noise_seed_delta or None,
+        **(_webui_settings(parameters, compiled) if _is_webui(parameters) else {}),
+    }
+    images = range(len(compiled.seeds))
+    return ImageSettings(
+        tuple([(name, str(value)) for name, value in settings.items() if value is not None]),
+        compiled.seeds,
+        tuple(map(parameters.subseed_of, images)) if _VARIATION_SEED in settings else (),
+    )
+
+
+def infotext(
+    prompts: tuple[str, str],
+    described: ImageSettings,
+    index: int,
+    version: str,
+    *,
+    hashes: NetworkHashes = NO_HASHES,
+) -> str:
+    """Return the text of one image.
+
+    `prompts` are the prompt and the negative prompt of the request. `version` is the version of
+    Darkroom.
+    """
+    prompt, negative_prompt = prompts
+    settings: dict[str, str] = {**dict(described.settings), _SEED: str(described.seeds[index])}
+    if described.variation_seeds:
+        settings[_VARIATION_SEED] = str(described.variation_seeds[index])
+    if loras := _listed(hashes.loras):
+        settings["Lora hashes"] = loras
+    if embeddings := _listed(hashes.embeddings):
+        settings["TI hashes"] = embeddings
+    settings["Version"] = f"Darkroom {version}"
+    lines = [prompt]
+    if negative_prompt:
+        lines.append(f"Negative prompt: {negative_prompt}")
+    shown = (f"{name}: {_quoted(value)}" for name, value in settings.items())
+    return "\n".join([*lines, ", ".join(shown)]).strip()
+
+
+def _start(parameters: DiffusionParameters, first: Pass) -> dict[str, Any]:
+    if not first.is_from_images:
+        return {}
+    found: dict[str, Any] = {"Denoising strength": f"{parameters.denoising_strength:g}"}
+    if parameters.noise_multiplier != 1.0:
+        found["Noise multiplier"] = f"{parameters.noise_multiplier:g}"
+    if parameters.mask is None or not _is_webui(parameters):
+        return found
+    across, down = parameters.blurs
+    only_masked, content = parameters.is_only_masked, parameters.masked_content
+    return found | {
+        "Mask mode": "Inpaint not masked" if parameters.inpainting_mask_invert else None,
+        "Mask blur": (across if across == down else f"{across}x{down}") if across or down else None,
+        "Inpaint area": "Only masked" if only_masked else None,
+        "Masked area padding": parameters.inpaint_full_res_padding if only_masked else None,
+        "Masked content": None if content == "original" else content,
+    }
+
+
+def _second_pass(parameters: DiffusionParameters, passes: tuple[Pass, ...]) -> dict[str, Any]:
+    if len(passes) == 1:
+        return {}
+    first, second = passes
+    is_resized = bool(parameters.hr_resize_x or parameters.hr_resize_y)
+    resized = f"{parameters.hr_resize_x}x{parameters.hr_resize_y}"
+    is_other_model = second.checkpoint != first.checkpoint
+    sampler = SAMPLER_OF[second.sampler].label
+    is_other_way = (second.sampler, second.scheduler) != (first.sampler, first.scheduler)
+    is_told = parameters.hr_scheduler or (_is_webui(parameters) and is_other_way)
+    return {
+        "Denoising strength": f"{parameters.denoising_strength:g}",
+        "Hires prompt": parameters.hr_prompt or None,
+        "Hires negative prompt": parameters.hr_negative_prompt or None,
+        "Hires upscale": None if is_resized else f"{parameters.hr_scale:g}",
+        "Hires resize": resized if is_resized else None,
+        "Hires steps": parameters.hr_second_pass_steps or None,
+        "Hires upscaler": parameters.hr_upscaler or "Latent",
+        "Hires checkpoint": _stem(second.checkpoint) if is_other_model else None,
+        "Hires sampler": sampler if second.sampler != first.sampler else None,
+        "Hires schedule type": _schedule_label(
+            parameters, second, second.sampler, parameters.hr_scheduler
+        )
+        if is_told
+        else None,
+    }
+
+
+def _is_webui(parameters: DiffusionParameters) -> bool:
+    return parameters.compatibility == "webui"
+
+
+def _listed(hashes: Mapping[str, str]) -> str | None:
+    return ", ".join(f"{name}: {found}" for name, found in hashes.items()) or None
+
+
+def _webui_settings(parameters: DiffusionParameters, compiled: Compiled) -> dict[str, Any]:
+    """Return the settings that a WebUI needs to reproduce the image."""
+    settings = parameters.override_settings
+    size, refiner = parameters.noise_size, compiled.passes[-1].refiner
+    return {
+        **(_variation(parameters) if parameters.varies else {}),
+        "Seed resize from": f"{size[0]}x{size[1]}" if size else None,
+        "Tiling": True if parameters.tiling else None,
+        "Refiner": _stem(refiner) if refiner else None,
+        "Refiner switch at": f"{parameters.refiner_switch_at:g}" if refiner else None,
+        **{
+            name: f"{value:g}"
+            for name, value, usual in (
+                ("Sigma churn", parameters.s_churn, 0.0),
+                ("Sigma tmin", parameters.s_tmin, 0.0),
+                ("Sigma tmax", parameters.s_tmax, 0.0),
+                ("Sigma noise", parameters.s_noise, 1.0),
+                ("NGMS", parameters.s_min_uncond, 0.0),
+            )
+            if value != usual
+        },
+        "Eta": _number(parameters.eta),
+        "RNG": "CPU",
+        "SGM noise multiplier": True if settings.sgm_noise_multiplier else None,
+        "Discard timestep fractions": True if settings.enable_quantization else None,
+        "Emphasis": None if settings.emphasis == "Original" else settings.emphasis,
+    }
+
+
+def _variation(parameters: DiffusionParameters) -> dict[str, Any]:
+    return {
+        _VARIATION_SEED: parameters.subseed_of(0),
+        "Variation seed strength": f"{parameters.subseed_strength:g}",
+    }
+
+
+def _schedule_label(
+    parameters: DiffusionParameters, pass_: Pass, sampler: str, scheduler: str | None = None
+) -> str:
+    """Return the label of the scheduler.
+
+    With ComfyUI's semantics, the label is "Automatic" if the sampler chooses the scheduler.
+    """
+    if _is_webui(parameters):
+        return SCHEDULER_OF[pass_.scheduler].label
+    _, joined = names.sampler(sampler)
+    asked = names.scheduler(scheduler or parameters.scheduler) or joined
+    return names.SCHEDULER_OF[asked].label if asked else names.AUTOMATIC
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"
+
+
+def _stem(name: str) -> str:
+    return PurePosixPath(name).name.removesuffix(".safetensors")
+
+
+def _quoted(text: str) -> str:
+    """Return the text, or a JSON string of it if it contains a separator."""
+    return json.dumps(text, ensure_ascii=False) if any(c in text for c in _SEPARATORS) else text
+
+
+_NEGATIVE = "Negative prompt:"
+_FIRST_SETTING = "Steps:"
+_LEAST_SETTINGS = 3
+"""The smallest number of settings in a text. Lines with fewer settings belong to a prompt."""
+_NAME = re.compile(r"(?:^|[,\n])[^\S\n]*+([A-Z][\w /.-]{0,60}):[ \t]*")
+_END = re.compile(r"[,\n]|\Z")
+_DECODER = json.JSONDecoder()
+
+_Place: TypeAlias = tuple[str, Callable[[str], Any]]
+
+
+def _whole(text: str) -> int:
+    return int(float(text))
+
+
+def _is_true(text: str) -> bool:
+    return text.strip().casefold() in ("true", "1")
+
+
+def _sigma(text: str) -> float:
+    """Return the number, or 0 for infinity, because JSON has no infinity. 0 means no limit."""
+    sigma = float(text)
+    return 0.0 if math.isinf(sigma) else sigma
+
+
+_MEMBERS: dict[str, _Place] = {
+    "Steps": ("steps", _whole),
+    "Sampler": ("sampler_name", str),
+    "Schedule type": ("scheduler", str),
+    "CFG scale": ("cfg_scale", float),
+    "Distilled CFG Scale": ("distilled_cfg_scale", float),
+    "Seed": ("seed", int),
+    "Model": ("sd_model_checkpoint", str),
+    "Clip skip": ("clip_skip", _whole),
+    "Eta": ("eta", float),
+    "Denoising strength": ("denoising_strength", float),
+    "Hires upscale": ("hr_scale", float),
+    "Hires steps": ("hr_second_pass_steps", _whole),
+    "Hires upscaler": ("hr_upscaler", str),
+    "Hires sampler": ("hr_sampler_name", str),
+    "Hires schedule type": ("hr_scheduler", str),
+    "Hires checkpoint": ("hr_checkpoint_name", str),
+    "Hires prompt": ("hr_prompt", str),
+    "Hires negative prompt": ("hr_negative_prompt", str),
+    "Variation seed": ("subseed", int),
+    "Variation seed strength": ("subseed_strength", float),
+    "Tiling": ("tiling", _is_true),
+    "Refiner": ("refiner_checkpoint", str),
+    "Refiner switch at": ("refiner_switch_at", float),
+    "Sigma churn": ("s_churn", float),
+    "Sigma tmin": ("s_tmin", float),
+    "Sigma tmax": ("s_tmax", _sigma),
+    "Sigma noise": ("s_noise", float),
+    "NGMS": ("s_min_uncond", float),
+}
+"""The members of a request by their names in the text."""
+_OVERRIDES: dict[str, _Place] = {
+    "ENSD": ("eta_noise_seed_delta", int),
+    "VAE": ("sd_vae", str),
+    "SGM noise multiplier": ("sgm_noise_multiplier", _is_true),
+    "Discard timestep fractions": ("enable_quantization", _is_true),
+    "Emphasis": ("emphasis", str),
+}
+_SIZES = {
+    "Size": ("width", "height"),
+    "Hires resize": ("hr_resize_x", "hr_resize_y"),
+    "Seed resize from": ("seed_resize_from_w", "seed_resize_from_h"),
+}
+_HIRES = ("Hires upscale", "Hires resize", "Hires upscaler")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadInfotext:
+    """A request, and the settings of the text for which the request has no member."""
+
+    request: dict[str, Any]
+    left_out: Mapping[str, str]
+
+
+def read_infotext(text: str) -> ReadInfotext:
+    """Return the request that the text describes.
+
+    Raises ValueError if a setting must be a number but is not.
+    """
+    texts, settings = split_infotext(text)
+    prompt, _, negative = texts.partition(_NEGATIVE)
+    request: dict[str, Any] = {
+        "compatibility": "webui",
+        "prompt": prompt.strip(),
+        "negative_prompt": negative.strip(),
+    }
+    overrides: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name, value in settings.items():
+        if name in _SIZES:
+            sides = (_whole(side) for side in value.split("x"))
+            request |= dict(zip(_SIZES[name], sides, strict=True))
+        elif name in _OVERRIDES:
+            member, convert = _OVERRIDES[name]
+            overrides[member] = convert(value)
+        elif name in _MEMBERS:
+            member, convert = _MEMBERS[name]
+            request[member] = convert(value)
+        else:
+            left_out[name] = value
+    if any(name in settings for name in _HIRES):
+        request["enable_hr"] = True
+    if overrides:
+        request["override_settings"] = overrides
+    return ReadInfotext(request, left_out)
+
+
+def split_infotext(text: str) -> tuple[str, dict[str, str]]:
+    """Return the prompts and the settings after them. Some programs break settings into lines."""
+    lines = text.strip().splitlines()
+    starts = (place for place, line in enumerate(lines) if line.startswith(_FIRST_SETTING))
+    start = max(starts, default=len(lines) - 1)
+    settings = dict(_settings("\n".join(lines[start:])))
+    if len(settings) < _LEAST_SETTINGS:
+        return text, {}
+    return "\n".join(lines[:start]), settings
+
+
+def _settings(text: str) -> Iterator[tuple[str, str]]:
+    place = 0
+    while found := _NAME.search(text, place):
+        value, place = _value_at(text, found.end())
+        yield found[1], value
+
+
+def _value_at(text: str, start: int) -> tuple[str, int]:
+    """Return the value at `start`, which may be JSON, and the position of its end."""
+    if text.startswith(('"', "{", "["), start):
+        with suppress(ValueError, RecursionError):
+            value, end = _DECODER.raw_decode(text, start)
+            return value if isinstance(value, str) else text[start:end], end
+    end = _END.search(text, start).start()  # type: ignore[union-attr]  # the end is always found
+    return text[start:end].strip(), end

@@ -1,1 +1,0 @@
-"""The text that the WebUI writes into a PNG: written, and read back."""

@@ -1,1 +1,0 @@
-"""The log of the jobs as one stream of NATS or several."""

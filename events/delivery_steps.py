@@ -1,0 +1,265 @@
+"""The steps of a delivery, their order, and the bodies of callbacks. The functions are pure.
+
+A delivery has three kinds of steps, in this order:
+
+1. Callbacks before the end, if the caller requested them: one callback for the start of the job,
+   and one callback for each stored image. Their bodies depend only on the events of the job, so
+   every attempt by any process sends the same body.
+2. Presigned uploads, which send images to URLs of the caller.
+3. The callback of the end. Its result also reports the outcome of the uploads.
+
+Attempts of presigned uploads are recorded like attempts of callbacks before the end, with names of
+their own (`about_put`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from pydantic import Field
+
+from events.delivery import Delivery, about_put, has_delivery
+from events.job import Job, fold, from_erasure
+from events.result import ResultResponse, UrlFor, result_of
+from events.types import Event, ImageStored, Started, Submitted
+from settings.constant import constant
+
+MOST_IMAGES = constant("CALLBACK_MAX_IMAGES", 32)
+"""The largest number of images of a job that have a callback of their own, in the order of its
+results. The callback of the end contains all images.
+"""
+BEFORE_END_S = constant("CALLBACK_BEFORE_END_S", 300.0)
+"""The time in seconds after the end of a job after which the callbacks of its start and of its
+images are given up. The callback of the end waits for these callbacks.
+"""
+UPLOADS_S = constant("IMAGE_PUT_LONGEST_S", 600.0)
+"""The time in seconds after the end of a job after which uploads of its images are given up. The
+callback of the end waits for the uploads.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PresignedUpload:
+    """One image and its destination."""
+
+    image: ImageStored
+    sealed: str
+    """The sealed URL; see `storage.service_secret`."""
+
+    @property
+    def about(self) -> str:
+        """The name of the upload among the steps of the delivery."""
+        return about_put(self.image.index)
+
+
+def next_upload(job: Job, delivery: Delivery) -> PresignedUpload | None:
+    """Return the upload of the first image of an ended job that is neither uploaded nor given up,
+    or None.
+    """
+    if job.end is None or delivery.is_at_end:
+        return None
+    return next((each for each in _puts(job) if each.about not in delivery.over), None)
+
+
+def _puts(job: Job) -> Iterator[PresignedUpload]:
+    """Yield the uploads of all stored images for which there is a URL, in the order of their
+    indexes.
+    """
+    addresses = job.submitted.image_puts or ()
+    for image in sorted(job.images, key=lambda image: image.index):
+        if image.index < len(addresses):
+            yield PresignedUpload(image, addresses[image.index])
+
+
+class CallbackEvent(StrEnum):
+    STARTED = "started"
+    IMAGE = "image"
+    COMPLETED = "completed"
+    """The end of the job, including failure and cancellation."""
+
+
+class CallbackBody(ResultResponse):
+    """The result of the job at the time of the event. The body names the event if the job has
+    `callback_events`.
+    """
+
+    event: CallbackEvent | None = Field(
+        default=None,
+        description="The event that caused this callback; only for a job with `callback_events`. "
+        "`completed` stands for every end, including failure and cancellation",
+    )
+    index: int | None = Field(
+        default=None,
+        ge=0,
+        description="Only for the event `image`: the index of the image in `results`, from 0",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackMessage:
+    """One callback of a job."""
+
+    event: CallbackEvent
+    job: Job
+    """The state of the job just after the event."""
+    index: int | None = None
+
+    @property
+    def about(self) -> str | None:
+        """The name of the callback among the callbacks of its job; None for the callback of the
+        end.
+        """
+        if self.event is CallbackEvent.COMPLETED:
+            return None
+        return self.event if self.index is None else f"{self.event}-{self.index}"
+
+    def is_beyond(self, most_images: int) -> bool:
+        return self.index is not None and self.index >= most_images
+
+    def body(self, url_for: UrlFor, delivery: Delivery | None = None) -> bytes:
+        """The body as JSON: the result, and the event if the job has `callback_events`.
+
+        With `delivery`, which only the callback of the end needs, the result reports the outcome of
+        presigned uploads.
+        """
+        result = result_of(self.job, url_for, delivery=delivery)
+        if not self.job.submitted.callback_events:
+            return result.body()
+        members = {"event": self.event, "index": self.index}
+        return CallbackBody.model_validate(dict(result) | members).body()
+
+
+def callback_events_of(submitted: Submitted) -> frozenset[str]:
+    """The names of the events for which there are callbacks. Later versions may have more events.
+
+    The result includes `completed` for every job with a delivery, also if the job has only
+    presigned uploads, because uploads start at the end.
+    """
+    if not has_delivery(submitted):
+        return frozenset()
+    return frozenset({*(submitted.callback_events or ()), CallbackEvent.COMPLETED})
+
+
+def next_before_end(
+    events: Sequence[Event], delivery: Delivery, *, most_images: int
+) -> CallbackMessage | None:
+    """Return the first callback before the end that was neither delivered nor given up, or None.
+
+    `events` are the events of the job. Only images with an index below `most_images` have
+    callbacks. After an attempt of the callback of the end, the result is None.
+    """
+    if delivery.is_at_end:
+        return None
+    messages = _before_end(events, most_images=most_images)
+    return next((each for each in messages if each.about not in delivery.over), None)
+
+
+def _before_end(events: Sequence[Event], *, most_images: int) -> Iterator[CallbackMessage]:
+    """Yield the callbacks in the order of their events.
+
+    Later attempts of the job repeat `Started` and may repeat images, but there is only one callback
+    with each name.
+    """
+    job: Job | None = None
+    seen: set[str | None] = set()
+    for event in from_erasure(events):
+        job = fold([event], job)
+        message = None if job is None else _message(event, job)
+        if message is None or message.about in seen or message.is_beyond(most_images):
+            continue
+        seen.add(message.about)
+        if message.event in callback_events_of(message.job.submitted):
+            yield message
+
+
+def _message(event: Event, job: Job) -> CallbackMessage | None:
+    match event.data:
+        case Started():
+            return CallbackMessage(CallbackEvent.STARTED, job)
+        case ImageStored(index=index):
+            return CallbackMessage(CallbackEvent.IMAGE, job, index)
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryStep:
+    """A callback to make, or an image to upload."""
+
+    what: CallbackMessage | PresignedUpload
+    job: Job
+    delivery: Delivery
+    not_after: datetime | None = None
+    """The time at which the step is given up; None if the time is not known yet."""
+
+    @property
+    def about(self) -> str | None:
+        """The name of the step in the events of the delivery; None for the callback of the end."""
+        return self.what.about
+
+    @property
+    def retry_at(self) -> datetime | None:
+        """The earliest time of the next attempt; None before the first attempt."""
+        if self.about is None:
+            return self.delivery.retry_at
+        before = self.delivery.before_end
+        return before.retry_at if before and before.about == self.about else None
+
+    def no_later(self, until: datetime) -> datetime:
+        """The earlier of `until` and the time at which the step is given up."""
+        return until if self.not_after is None else min(until, self.not_after)
+
+
+@dataclass(frozen=True, slots=True)
+class NothingLeft:
+    """There is no callback of the end, and no presigned upload is left."""
+
+    job: Job
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryPlan:
+    """Computes the next step of a delivery.
+
+    `most_images` is the number of images with callbacks before the end. Callbacks before the end
+    are given up `before_end_s` seconds after the end of the job, and presigned uploads `uploads_s`
+    seconds after the end of the job. If the job ended before this process started, at `since`, the
+    time for uploads begins at `since`. So uploads get their full time after an outage of the
+    service.
+    """
+
+    most_images: int = MOST_IMAGES
+    before_end_s: float = BEFORE_END_S
+    uploads_s: float = UPLOADS_S
+    since: datetime | None = None
+
+    def of(
+        self, events: Sequence[Event], job: Job, delivery: Delivery, *, now: datetime
+    ) -> DeliveryStep | NothingLeft | None:
+        """Return the next step, or None if the next step must wait for an event of the job.
+
+        `events` are the events of the job.
+        """
+        not_after = self._after_end(job, self.before_end_s)
+        if not_after is None or now < not_after:
+            message = next_before_end(events, delivery, most_images=self.most_images)
+            if message is not None:
+                return DeliveryStep(message, job, delivery, not_after)
+        if job.end is None:
+            return None
+        if put := next_upload(job, delivery):
+            not_after = self._after_end(job, self.uploads_s)
+            if not_after is not None and self.since is not None:
+                not_after = max(not_after, self.since + timedelta(seconds=self.uploads_s))
+            return DeliveryStep(put, job, delivery, not_after)
+        if job.submitted.callback_url is None:
+            return NothingLeft(job, delivery)
+        return DeliveryStep(CallbackMessage(CallbackEvent.COMPLETED, job), job, delivery)
+
+    @staticmethod
+    def _after_end(job: Job, seconds: float) -> datetime | None:
+        return None if job.ended_at is None else job.ended_at + timedelta(seconds=seconds)

@@ -1,1 +1,0 @@
-"""The log and the queues in memory: twins of those on JetStream, for tests of what uses them."""

@@ -1,1 +1,0 @@
-"""What the database knows of the archive, and who writes to both."""

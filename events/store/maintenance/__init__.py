@@ -1,1 +1,0 @@
-"""All of the tables at once: looked at as they are, and built anew."""

@@ -1,1 +1,0 @@
-"""What leaves a process: events, progress and callbacks, as bytes."""

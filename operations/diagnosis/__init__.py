@@ -1,0 +1,1 @@
+"""`darkroom doctor`: checks each dependency of the service separately."""

@@ -1,0 +1,91 @@
+"""AbandonedJobs: cancels jobs whose callers got no answer and cannot find them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+from events.decisions import Cancel
+from events.errors import ServiceError
+from events.job import fold
+from events.log import EventLog, JobWriter
+from events.queue import JobQueue
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 15.0
+
+
+class AbandonedJobs:
+    """Cancels jobs whose callers got no answer and sent no idempotency key.
+
+    Such a caller cannot find the job, so the job must not run. An append in progress may be stored
+    after a read of the log. Therefore the log is read repeatedly, until it contains the job or
+    `period_s` is over.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: EventLog,
+        writer: JobWriter,
+        queue: JobQueue,
+        period_s: float = 300.0,
+        first_pause_s: float = _FIRST_PAUSE_S,
+    ) -> None:
+        self._log = log
+        self._writer = writer
+        self._queue = queue
+        self._period_s = period_s
+        self._first_pause_s = first_pause_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job in the background, as soon as the log contains the job."""
+        task = asyncio.create_task(self._cancel(job_id), name=f"cancel abandoned {job_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def join(self) -> None:
+        """Wait until each job is cancelled or `period_s` is over."""
+        await asyncio.gather(*self._tasks)
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _cancel(self, job_id: str) -> None:
+        pause_s = self._first_pause_s
+        deadline = asyncio.get_running_loop().time() + self._period_s
+        while asyncio.get_running_loop().time() < deadline:
+            if await self._try(job_id):
+                logger.warning("abandoned job cancelled", extra=_fields(job_id))
+                return
+            await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        logger.info("abandoned job not found in the log", extra=_fields(job_id))
+
+    async def _try(self, job_id: str) -> bool:
+        """Cancel the job.
+
+        Return False if the log does not contain the job or a service error occurs.
+        """
+        try:
+            job = fold(await self._log.read(job_id))
+            if job is None:
+                return False
+            await self._writer.execute(Cancel(), job)
+            await self._queue.remove(job.submitted.endpoint, job.submitted.lane, job_id)
+        except ServiceError as error:
+            fields = _fields(job_id) | {"error": str(error)}
+            logger.info("abandoned job cannot be cancelled yet", extra=fields)
+            return False
+        return True
+
+
+def _fields(job_id: str) -> dict[str, str]:
+    return {"action": "cancel_abandoned", "job_id": job_id}

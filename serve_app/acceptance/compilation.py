@@ -1,0 +1,318 @@
+"""Compiles the body of a generate request to a valid graph, and draws missing seeds."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.interface import (
+    Catalogue,
+    CompiledDiffusion,
+    EngineError,
+    FieldError,
+    Graph,
+    GraphInvalid,
+    Limits,
+    ParametersInvalid,
+    compile_diffusion,
+    input_file_refused,
+    pnginfo_of,
+    validate,
+    with_cost,
+    workflow_members,
+)
+from events.store.records import Endpoint
+from events.types import Compiled, Flavour, Infotext
+from serve_app.acceptance.inline_images import (
+    ExtractedImages,
+    InlineImage,
+    member_refused,
+    with_member_names,
+    with_names,
+    without_images,
+    without_member_images,
+)
+from serve_app.refusals import BodyTooLarge
+from settings.constant import constant
+from settings.graph import Compatibility, GraphSettings
+
+_MAX_INLINE_IMAGES = constant("MAX_SENT_IMAGES", 16)
+"""The largest number of inline images in one request."""
+_MAX_EXTRA_DATA_BYTES = constant("MAX_EXTRA_DATA_BYTES", 64 * 1024)
+"""The largest size of a workflow's `extra_pnginfo` as JSON, in bytes."""
+MAX_METADATA_BYTES = constant("MAX_METADATA_BYTES", 64 * 1024**2)
+"""The largest total size of the metadata in all images of a job, in bytes."""
+_SHOWN_NAMES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRequest:
+    """A valid request in the form that its job records. All seeds are drawn."""
+
+    request: dict[str, Any]
+    images: int
+    """The number of images of the job; 0 if the number is unknown before the run."""
+    graph: Graph = field(repr=False, compare=False)
+    """The valid graph. Until `with_cost` is called, the cost of the graph assumes small input
+    files.
+    """
+    input_files: tuple[str, ...] = ()
+    """Names of the uploads that the graph reads, and placeholders of inline images."""
+    inline_images: tuple[InlineImage, ...] = ()
+    """Inline images of the body that are not stored as uploads yet."""
+    compiled: Compiled | None = None
+    """The compiled graph of a diffusion request; None for a workflow."""
+    stored_names: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The names of the uploads of stored inline images, by placeholder."""
+
+    @property
+    def prompt(self) -> Any:
+        """The graph to run, in ComfyUI's API format."""
+        return self.request["prompt"] if self.compiled is None else self.compiled.graph
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCompiler:
+    """Compiles request bodies for one endpoint and one key."""
+
+    catalogue: Catalogue
+    limits: Limits
+    default_checkpoint: str | None
+    """If None, the default is the first checkpoint of the models folder."""
+    compatibility: Compatibility
+    """The compatibility of a diffusion request that does not set it."""
+
+    def compile(self, flavour: Flavour, body: Any, *, excess_bytes: int = 0) -> CompiledRequest:
+        """Compile and validate a body. At least `excess_bytes` bytes of the body must be inline
+        images.
+
+        Raises GraphInvalid, ParametersInvalid, BodyTooLarge, ModelsUnavailable.
+        """
+        if flavour is Flavour.WORKFLOW:
+            return self._workflow(body, excess_bytes)
+        return self._diffusion(body, excess_bytes)
+
+    def _workflow(self, body: Any, excess_bytes: int) -> CompiledRequest:
+        """Compile a workflow. Members that no run needs, such as `client_id`, are dropped."""
+        members = workflow_members(body, self.catalogue)
+        taken = without_images(members.get("prompt"), self.catalogue, most=_MAX_INLINE_IMAGES)
+        _require_small(taken, excess_bytes)
+        pnginfo = pnginfo_of(members.get("extra_data"))
+        require_small_pnginfo(pnginfo, _MAX_EXTRA_DATA_BYTES)
+        graph = validate(taken.rest, self.catalogue, self.limits, draw_seed=draw_seed)
+        self._require_metadata(graph, pnginfo)
+        recorded: dict[str, Any] = {"prompt": graph.prompt}
+        if pnginfo:
+            recorded["extra_data"] = {"extra_pnginfo": pnginfo}
+        require_recordable(recorded)
+        return CompiledRequest(
+            recorded,
+            images=0,
+            graph=graph,
+            input_files=graph.input_files,
+            inline_images=_used(taken, graph),
+        )
+
+    def with_uploads(self, checked: CompiledRequest, names: Mapping[str, str]) -> CompiledRequest:
+        """Return the request with uploads instead of inline images.
+
+        `names` maps placeholders to uploads.
+        """
+        prompt = with_names(checked.prompt, names)
+        files = tuple(dict.fromkeys(names.get(name, name) for name in checked.input_files))
+        if checked.compiled is None:
+            request, compiled = {**checked.request, "prompt": prompt}, None
+        else:
+            request = with_member_names(checked.request, names)
+            compiled = checked.compiled.model_copy(update={"graph": prompt})
+        return replace(
+            checked,
+            request=request,
+            compiled=compiled,
+            input_files=files,
+            inline_images=(),
+            stored_names=names,
+        )
+
+    def refusal_of(self, checked: CompiledRequest, sent: InlineImage, why: str) -> EngineError:
+        """Build the error for an unusable inline image of a valid request."""
+        if checked.compiled is not None:
+            return member_refused(sent, why)
+        return input_file_refused(checked.graph, self.catalogue, sent.placeholder, why)
+
+    def with_cost(
+        self, checked: CompiledRequest, sizes: Mapping[str, tuple[int, int]]
+    ) -> CompiledRequest:
+        """Return a valid request with its cost. `sizes` has each upload's width and height.
+
+        Raises GraphInvalid or ParametersInvalid if the request exceeds a limit of the endpoint.
+        """
+        placeholders = {
+            placeholder: sizes[name]
+            for placeholder, name in checked.stored_names.items()
+            if name in sizes
+        }
+        try:
+            sized = {**sizes, **placeholders}
+            graph = with_cost(checked.graph, self.catalogue, self.limits, sizes=sized)
+        except GraphInvalid as error:
+            if checked.compiled is None:
+                raise
+            raise error.of_parameters() from error
+        return replace(checked, graph=graph)
+
+    def require_files(self, checked: CompiledRequest, known: Collection[str]) -> None:
+        """Raise GraphInvalid or ParametersInvalid if a named file is not in `known`."""
+        if checked.compiled is None:
+            validate(checked.prompt, self.catalogue, self.limits, known)
+        else:
+            _require_known(checked.request, known)
+
+    def _diffusion(self, body: Any, excess_bytes: int) -> CompiledRequest:
+        taken = without_member_images(body, most=_MAX_INLINE_IMAGES)
+        _require_small(taken, excess_bytes)
+        compiled = compile_diffusion(
+            taken.rest,
+            self.catalogue,
+            self.limits,
+            compatibility=self.compatibility,
+            default_checkpoint=self.default_checkpoint,
+            draw_seed=draw_seed,
+        )
+        self._require_metadata(compiled.graph)
+        require_recordable({"request": compiled.request, "graph": compiled.prompt})
+        return CompiledRequest(
+            compiled.request,
+            images=compiled.images,
+            graph=compiled.graph,
+            input_files=compiled.graph.input_files,
+            inline_images=_used(taken, compiled.graph),
+            compiled=recorded_graph(compiled),
+        )
+
+    def checkpoint(self) -> str | None:
+        """Return the checkpoint for requests that name no checkpoint. Raises ModelsUnavailable."""
+        if self.default_checkpoint is not None:
+            return self.default_checkpoint
+        return next(iter(self.catalogue.checkpoints()), None)
+
+    def _require_metadata(self, graph: Graph, pnginfo: Mapping[str, Any] | None = None) -> None:
+        """Raise GraphInvalid if all images of the job together have too many bytes of metadata.
+
+        Each image contains the graph and all texts of `pnginfo`, as JSON in ASCII.
+        """
+        images = graph.cost.outputs
+        texts = (graph.prompt, *(pnginfo or {}).values())
+        size_bytes = images * sum(len(json.dumps(text)) for text in texts)
+        if size_bytes > MAX_METADATA_BYTES:
+            details = (
+                f"{images} images have {size_bytes} bytes of metadata, but at most "
+                f"{MAX_METADATA_BYTES} are allowed: shorten the texts of the prompt, or save fewer "
+                "images"
+            )
+            message = "The images have too much metadata"
+            raise GraphInvalid("too_much_metadata", message, details)
+
+
+def recorded_graph(compiled: CompiledDiffusion) -> Compiled:
+    """Return the compiled graph in the form that its job records."""
+    settings = compiled.settings
+    infotext = Infotext(
+        settings=settings.settings,
+        seeds=settings.seeds,
+        variation_seeds=settings.variation_seeds,
+    )
+    return Compiled(graph=compiled.prompt, first_index=compiled.first_index, infotext=infotext)
+
+
+def _require_small(taken: ExtractedImages, excess_bytes: int) -> None:
+    """Raise BodyTooLarge if the body is too large even without its inline images."""
+    if taken.chars < excess_bytes:
+        raise BodyTooLarge(excess_bytes - taken.chars)
+
+
+def _used(taken: ExtractedImages, graph: Graph) -> tuple[InlineImage, ...]:
+    return tuple([each for each in taken.images if each.placeholder in graph.input_files])
+
+
+def _require_known(request: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise ParametersInvalid if a diffusion request names an upload that does not exist."""
+    named = [*(("init_images", each) for each in request["init_images"])]
+    if mask := request.get("mask"):
+        named.append(("mask", mask))
+    shown = ", ".join([*known][:_SHOWN_NAMES]) or "none"
+    errors = [
+        FieldError(
+            "value_not_in_list", f"there is no upload {name[:80]!r}; there are: {shown}", field
+        )
+        for field, name in named
+        if name not in known
+    ]
+    if errors:
+        raise ParametersInvalid(tuple(errors))
+
+
+def compiler_for(
+    endpoint: Endpoint,
+    catalogue: Catalogue,
+    settings: GraphSettings,
+    *,
+    default_checkpoint: str | None,
+    max_cost: float = 0.0,
+) -> RequestCompiler:
+    """Build the compiler of an endpoint for a key whose limit is `max_cost`; 0 means no limit.
+
+    `default_checkpoint` is used if the endpoint has no checkpoint of its own and allows this
+    checkpoint.
+    """
+    allowed = endpoint.checkpoints
+    if allowed is not None:
+        catalogue = catalogue.only(allowed)
+        default_checkpoint = default_checkpoint if default_checkpoint in allowed else None
+    return RequestCompiler(
+        catalogue=catalogue,
+        limits=Limits(**endpoint.limits(settings)).narrowed(max_cost),
+        default_checkpoint=endpoint.checkpoint or default_checkpoint or None,
+        compatibility=endpoint.compatibility or settings.compatibility,
+    )
+
+
+def draw_seed() -> int:
+    """Draw a random seed of 32 bits, as the WebUI does.
+
+    A longer seed could lose digits, because JSON readers may round integers above 2**53.
+    """
+    return secrets.randbelow(2**32)
+
+
+_MAX_RECORDED_BYTES = 3 * 2**19
+"""The largest size of a recorded request in bytes. A log message of at most 2 MiB contains the
+request and other data.
+"""
+
+
+def require_recordable(recorded: Mapping[str, Any]) -> None:
+    """Raise GraphInvalid if a checked request and its graph are too large for the log.
+
+    The graph can be larger than the body, because a linked value is copied to each input that uses
+    it.
+    """
+    size_bytes = len(json.dumps(recorded, ensure_ascii=False).encode())
+    if size_bytes > _MAX_RECORDED_BYTES:
+        details = (
+            f"the prompt and its linked values have {size_bytes} bytes, but at most "
+            f"{_MAX_RECORDED_BYTES} are allowed: use shorter ids, or fewer links to switches"
+        )
+        raise GraphInvalid("too_large", "The prompt is too large", details)
+
+
+def require_small_pnginfo(pnginfo: Mapping[str, Any], max_bytes: int) -> None:
+    """Raise ParametersInvalid if `pnginfo` has more than `max_bytes` as compact JSON in UTF-8."""
+    written = json.dumps(pnginfo, ensure_ascii=False, separators=(",", ":"))
+    size_bytes = len(written.encode())
+    if size_bytes > max_bytes:
+        message = f"has {size_bytes} bytes as JSON, but at most {max_bytes} are allowed"
+        raise ParametersInvalid((FieldError("too_long", message, "extra_data.extra_pnginfo"),))

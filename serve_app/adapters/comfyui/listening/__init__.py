@@ -1,1 +1,0 @@
-"""`/ws`: what a client is told of its jobs as they happen."""

@@ -1,1 +1,0 @@
-"""What ComfyUI's page keeps for the caller: settings, workflows and other files."""

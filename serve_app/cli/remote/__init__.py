@@ -1,1 +1,0 @@
-"""Commands that call the HTTP API, of this machine's service or of one elsewhere."""

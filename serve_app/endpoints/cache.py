@@ -1,0 +1,105 @@
+"""EndpointCache: one replica's cache of the endpoints to which jobs are submitted."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from events.ids import ENDPOINT_ID
+from events.store.records import ENDPOINTS_PERIOD_S, ApiKey, Endpoint
+from events.types import Terms
+from serve_app.access.authenticator import may_see, require_endpoint
+from serve_app.access.ttl_cache import TtlCache
+from serve_app.refusals import EndpointDraining, EndpointNotFound, QueueFull
+from settings.graph import GraphSettings
+
+if TYPE_CHECKING:
+    from events.store.endpoints import Endpoints
+
+_STATUS_TTL_S = 1.0
+_SHARE = 20
+"""Retry-After is the estimated time until this fraction (1/20) of a full queue is free."""
+_SHORTEST_S, _LONGEST_S = 1, 300
+_UNKNOWN_SPEED_S, _NO_SPEED_S = 5, 60
+"""The values of Retry-After if the dispatcher does not answer, and if no job ended recently."""
+
+
+class EndpointCache:
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        status_of: Callable[[str], Coroutine[Any, Any, Mapping[str, Any] | None]],
+    ) -> None:
+        """`status_of` returns the status of an endpoint's dispatcher; None if it does not
+        answer.
+        """
+        self._endpoints = endpoints
+        self._rows = TtlCache(endpoints.get, ttl_s=ENDPOINTS_PERIOD_S)
+        self._status: TtlCache[Mapping[str, Any]] = TtlCache(status_of, ttl_s=_STATUS_TTL_S)
+
+    async def usable(self, key: ApiKey) -> list[str]:
+        """Return the ids of the endpoints that the key may use. Raises DatabaseUnavailable."""
+        return [
+            each.id
+            for each in await self._endpoints.all()
+            if may_see(key, each) and key.limits.allow_endpoint(each.id) and each.ends_at is None
+        ]
+
+    async def for_job(self, id: str, key: ApiKey) -> Endpoint:
+        """Return the endpoint for a new job of this key.
+
+        Raises EndpointForbidden, EndpointNotFound, EndpointDraining, DatabaseUnavailable.
+        """
+        require_endpoint(key, id)
+        endpoint = await self._rows.get(id) if re.fullmatch(ENDPOINT_ID, id) else None
+        if endpoint is not None and not may_see(key, endpoint):
+            endpoint = None
+        return require_open(endpoint)
+
+    async def status(self, id: str) -> Mapping[str, Any] | None:
+        """Return the status of the endpoint's dispatcher; None if it does not answer."""
+        return await self._status.get(id)
+
+    async def queue_full(self, endpoint: Endpoint, queued: int) -> QueueFull:
+        """Build the error for a full queue, with a retry time estimated from the queue's speed."""
+        places = queued - endpoint.max_queued + 1 + endpoint.max_queued // _SHARE
+        status = await self.status(endpoint.id)
+        if status is None:
+            return QueueFull(endpoint.id, retry_after_s=_UNKNOWN_SPEED_S)
+        rate_per_s = status.get("rate_per_s")
+        if not rate_per_s:
+            return QueueFull(endpoint.id, retry_after_s=_NO_SPEED_S)
+        wait_s = min(math.ceil(places / rate_per_s), _LONGEST_S)
+        return QueueFull(endpoint.id, retry_after_s=max(wait_s, _SHORTEST_S))
+
+    def forget(self, id: str) -> None:
+        """Remove an endpoint from the cache, after this replica has changed the endpoint."""
+        self._rows.drop(id)
+
+
+def require_open(endpoint: Endpoint | None) -> Endpoint:
+    """Return the endpoint if it accepts jobs. Raises EndpointNotFound, EndpointDraining."""
+    if endpoint is None or endpoint.ends_at is not None:
+        raise EndpointNotFound
+    if endpoint.draining:
+        raise EndpointDraining(endpoint.id)
+    return endpoint
+
+
+def job_timeout_s(endpoint: Endpoint, longest_s: float) -> float:
+    """Return the time limit of a job in seconds, at most `longest_s`."""
+    return min(endpoint.job_timeout_s or longest_s, longest_s)
+
+
+def terms_of(endpoint: Endpoint, settings: GraphSettings) -> Terms:
+    limits = endpoint.limits(settings)
+    return Terms(
+        max_pixels=limits["max_pixels"],
+        max_steps=limits["max_steps"],
+        max_cost=limits["max_cost"],
+        max_attempts=endpoint.max_attempts,
+        queue_timeout_s=endpoint.queue_timeout_s,
+        compatibility=endpoint.compatibility or settings.compatibility,
+    )

@@ -1,1 +1,0 @@
-"""Everything that runs on one machine: Ray, Serve and nats-server."""

@@ -1,1 +1,0 @@
-"""What is done for every request, before and after its route."""

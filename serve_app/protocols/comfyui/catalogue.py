@@ -1,0 +1,107 @@
+"""Routes in ComfyUI's format that list node types, models, features and system data."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import PurePosixPath
+from typing import Any
+
+from fastapi import APIRouter, Depends
+
+from engine.interface import Catalogue
+from serve_app.error_responses import not_found
+from serve_app.protocols.comfyui.bodies import twin
+from serve_app.protocols.credentials import READ, ReadProtocolKey
+from serve_app.replica import Reading, ReadingDep
+from serve_app.routes.catalogue import object_info
+from settings.version import VERSION
+
+router = APIRouter(include_in_schema=False, dependencies=[Depends(READ)])
+
+
+@router.get(twin("/object_info"))
+async def every_node(key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+    return await object_info(key, reading)
+
+
+@router.get(twin("/object_info/{node}"))
+async def one_node(node: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+    """Return an empty object for an unknown node type."""
+    if reading.catalogue.node(node) is None:
+        return {}
+    return {node: (await object_info(key, reading))[node]}
+
+
+@router.get(twin("/models"))
+async def model_folders() -> list[str]:
+    return list(Catalogue.MODEL_KINDS)
+
+
+@router.get(twin("/models/{folder}"))
+async def models(folder: str, reading: ReadingDep) -> list[str]:
+    return await _names(reading, folder)
+
+
+@router.get(twin("/experiment/models"))
+async def described_folders() -> list[dict[str, Any]]:
+    return [{"name": kind, "folders": []} for kind in Catalogue.MODEL_KINDS]
+
+
+@router.get(twin("/experiment/models/{folder}"))
+async def described_models(folder: str, reading: ReadingDep) -> list[dict[str, Any]]:
+    return [{"name": name, "pathIndex": 0} for name in await _names(reading, folder)]
+
+
+@router.get(twin("/embeddings"))
+async def embeddings(reading: ReadingDep) -> list[str]:
+    """List the embeddings without file suffixes, because prompts name them without suffixes."""
+    names = await _names(reading, "embeddings")
+    return [str(PurePosixPath(name).with_suffix("")) for name in names]
+
+
+@router.get(twin("/features"))
+async def features(reading: ReadingDep) -> dict[str, Any]:
+    return server_features(reading)
+
+
+@router.get(twin("/system_stats"))
+async def system_stats() -> dict[str, Any]:
+    """Return empty values, because jobs run on workers. `GET /v1/endpoints` describes workers."""
+    return {
+        "system": {
+            "os": sys.platform,
+            "comfyui_version": VERSION,
+            "python_version": sys.version.partition(" ")[0],
+            "pytorch_version": "",
+            "embedded_python": False,
+            "argv": [],
+            "ram_total": 0,
+            "ram_free": 0,
+        },
+        "devices": [
+            {
+                "name": "Darkroom",
+                "type": "workers",
+                "index": 0,
+                "vram_total": 0,
+                "vram_free": 0,
+                "torch_vram_total": 0,
+                "torch_vram_free": 0,
+            }
+        ],
+    }
+
+
+def server_features(reading: Reading) -> dict[str, Any]:
+    return {
+        "supports_preview_metadata": True,
+        "max_upload_size": reading.bodies.max_upload_bytes,
+    }
+
+
+async def _names(reading: Reading, folder: str) -> list[str]:
+    """Raises ApiError 404, ModelsUnavailable."""
+    if folder not in Catalogue.MODEL_KINDS:
+        raise not_found("There is no such folder of models.")
+    return list(await asyncio.to_thread(reading.catalogue.models.names, folder))

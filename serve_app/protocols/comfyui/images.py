@@ -1,0 +1,254 @@
+"""`/view` and `/upload`: images of the caller's jobs and uploads under ComfyUI's names."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from PIL import Image
+from starlette.datastructures import FormData
+
+from events.store.records import ApiKey
+from serve_app.bodies import read_form
+from serve_app.error_responses import not_found
+from serve_app.protocols.comfyui.bodies import invalid, twin
+from serve_app.protocols.comfyui.records import index_in, shown_name
+from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
+from serve_app.replica import Reading, ReadingDep, SubmissionDep
+from serve_app.stored_file import AskedDep, StoredFile, file_answer
+from serve_app.upload_store import read_input_image
+from storage.keys import SAFETENSORS
+
+_PREVIEW = re.compile(r"(?P<format>webp|jpeg)(?:;(?P<quality>[0-9]{1,3}))?")
+_QUALITY = 90
+_CACHE_CONTROL = "private, no-cache"
+_HEADERS = {
+    "Cache-Control": _CACHE_CONTROL,
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+"""The headers of images. They forbid pages of other origins to show the images, because a browser
+sends the password of Basic also with requests from such pages.
+"""
+
+router = APIRouter(include_in_schema=False)
+
+
+class Channel(StrEnum):
+    RGBA = "rgba"
+    """All channels of the file."""
+    RGB = "rgb"
+    A = "a"
+
+
+class Form(StrEnum):
+    PNG = "png"
+    WEBP = "webp"
+    JPEG = "jpeg"
+
+    @property
+    def media_type(self) -> str:
+        return f"image/{self}"
+
+    @property
+    def max_side_px(self) -> int:
+        """The longest side in pixels that this format allows. Uploads may be larger."""
+        return _MOST_PX[self]
+
+
+_MOST_PX = {Form.PNG: 2**31 - 1, Form.WEBP: 16_383, Form.JPEG: 65_500}
+
+
+def converted(data: bytes, channel: Channel, form: Form, *, quality: int) -> bytes:
+    """Convert an image to another format or channel. Blocks the thread.
+
+    `data` must be a file that Darkroom has written.
+    """
+    with Image.open(io.BytesIO(data)) as image:
+        picture = _channels(image, channel)
+    if form is Form.JPEG:
+        picture = picture.convert("RGB")
+    if max(picture.size) > form.max_side_px:
+        picture.thumbnail((form.max_side_px, form.max_side_px))
+    out = io.BytesIO()
+    picture.save(out, form.upper(), quality=quality)
+    return out.getvalue()
+
+
+def masked(original: bytes, mask: bytes) -> bytes:
+    """Return the original image with the alpha channel of the mask, as a PNG. Blocks the thread.
+
+    Both must be files that Darkroom has written. A mask of another size is resized.
+    """
+    with Image.open(io.BytesIO(original)) as image, Image.open(io.BytesIO(mask)) as drawn:
+        picture = image.convert("RGB")
+        alpha = _alpha(drawn)
+    picture.putalpha(alpha if alpha.size == picture.size else alpha.resize(picture.size))
+    out = io.BytesIO()
+    picture.save(out, "PNG")
+    return out.getvalue()
+
+
+def _channels(image: Image.Image, channel: Channel) -> Image.Image:
+    if channel is Channel.RGB:
+        return image.convert("RGB")
+    if channel is Channel.A:
+        alone = Image.new("RGBA", image.size)
+        alone.putalpha(_alpha(image))
+        return alone
+    return image.copy()
+
+
+def _alpha(image: Image.Image) -> Image.Image:
+    """Return the alpha channel; fully opaque if the image has none."""
+    return image.convert("RGBA").getchannel("A")
+
+
+@router.get(twin("/view"), response_class=Response)
+@router.head(twin("/view"), response_class=Response)
+async def view(
+    key: ReadProtocolKey,
+    asked: AskedDep,
+    *,
+    submission: SubmissionDep,
+    reading: ReadingDep,
+    filename: Annotated[str, Query(max_length=1000)],
+    subfolder: str = "",
+    type: Literal["output", "temp", "input"] = "output",
+    preview: str = "",
+    channel: Channel = Channel.RGBA,
+) -> Response:
+    """Serve a stored file, a smaller preview (`preview=webp;90`), or some of its channels."""
+    file = await stored_file(reading, key, filename, subfolder=subfolder, type=type)
+    small = _PREVIEW.fullmatch(preview)
+    if file.media_type == SAFETENSORS or (small is None and channel is Channel.RGBA):
+        answer = await file_answer(
+            file,
+            asked,
+            reading.files.images,
+            cache_control=_CACHE_CONTROL,
+        )
+        answer.headers.update(_HEADERS)
+        return answer
+    picture = _Wanted(
+        channel,
+        Form(small["format"] if small else "png"),
+        min(int((small and small["quality"]) or _QUALITY), 100),
+    )
+    async with reading.bodies.room(key.owner, file.size_bytes):
+        data = await reading.files.images.get(file.key)
+        made = await submission.uploads.decodes.run(key.owner, picture.of, data, is_quick=False)
+    return Response(made, headers=_HEADERS, media_type=picture.form.media_type)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    channel: Channel
+    form: Form
+    quality: int
+
+    def of(self, data: bytes) -> bytes:
+        return converted(data, self.channel, self.form, quality=self.quality)
+
+
+async def stored_file(
+    reading: Reading, key: ApiKey, name: str, *, subfolder: str, type: str
+) -> StoredFile:
+    """Raises ApiError 404, JobNotFound."""
+    if type == "input":
+        return await _upload(reading, key, name)
+    return await _result(reading, key, name, subfolder)
+
+
+async def _result(reading: Reading, key: ApiKey, name: str, subfolder: str) -> StoredFile:
+    """Raises ApiError 404, JobNotFound."""
+    index = index_in(name)
+    job = await reading.jobs.owned(subfolder, key, with_request=False)
+    image = None if index is None else job.image(index)
+    if image is None or name != shown_name(image):
+        raise not_found("There is no such file.")
+    return StoredFile.of_image(image)
+
+
+async def _upload(reading: Reading, key: ApiKey, name: str) -> StoredFile:
+    """Raises ApiError 404."""
+    label = name.rpartition("/")[2]
+    upload = await reading.uploads.find(key.owner, label)
+    if upload is None:
+        raise not_found("There is no such file.")
+    return StoredFile.of_upload(upload)
+
+
+@router.post(twin("/upload/image"))
+async def upload_image(
+    request: Request, key: GenerateProtocolKey, submission: SubmissionDep
+) -> dict[str, Any]:
+    """Store an input image under its name. An earlier image with the same name is replaced."""
+    async with read_form(submission.bodies, request, key.owner) as (name, data, form):
+        stored = await submission.uploads.add(key.owner, name, data)
+    return _answer(stored.name, form)
+
+
+@router.post(twin("/upload/mask"))
+async def upload_mask(
+    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, reading: ReadingDep
+) -> dict[str, Any]:
+    """Store a copy of the image in `original_ref`, with the alpha channel of the sent image."""
+    async with read_form(reading.bodies, request, key.owner) as (name, data, form):
+        file = await _original(reading, key, form)
+        async with reading.bodies.room(key.owner, file.size_bytes):
+            original = await reading.files.images.get(file.key)
+            picture = await submission.uploads.decodes.run(
+                key.owner,
+                _masked,
+                original,
+                data,
+                submission.uploads.max_pixels,
+                is_quick=False,
+            )
+        stored = await submission.uploads.add(key.owner, name, picture)
+    return _answer(stored.name, form)
+
+
+def _masked(original: bytes, mask: bytes, max_pixels: int) -> bytes:
+    """Raises InvalidImage."""
+    return masked(original, read_input_image(mask, max_pixels=max_pixels).data)
+
+
+async def _original(reading: Reading, key: ApiKey, form: FormData) -> StoredFile:
+    """Raises ApiError 400, 404, JobNotFound."""
+    text = form.get("original_ref")
+    try:
+        named = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        named = None
+    if not isinstance(named, dict) or not isinstance(named.get("filename"), str):
+        raise invalid("original_ref does not name a file.")
+    file = await stored_file(
+        reading,
+        key,
+        named["filename"],
+        subfolder=str(named.get("subfolder", "")),
+        type=str(named.get("type", "output")),
+    )
+    if not file.media_type.startswith("image/"):
+        raise invalid("original_ref does not name an image.")
+    return file
+
+
+def _answer(name: str, form: FormData) -> dict[str, Any]:
+    """Return the answer to an upload.
+
+    It contains the requested folder, although no folder is stored.
+    """
+    folder = form.get("subfolder", "")
+    return {
+        "name": name,
+        "subfolder": folder if isinstance(folder, str) else "",
+        "type": "input",
+    }

@@ -1,0 +1,277 @@
+"""`/queue`, `/history` and `/jobs`, which list, cancel and erase the caller's workflow jobs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from events.decisions import Cancel
+from events.job import Job
+from events.result import State, Status, state_of
+from events.store.records import ApiKey
+from events.types import Flavour
+from serve_app.protocols.comfyui.bodies import ids_in, invalid, members, twin
+from serve_app.protocols.comfyui.records import history_item, job_item, queue_item
+from serve_app.protocols.credentials import CancelProtocolKey, ReadProtocolKey
+from serve_app.refusals import JobNotFound
+from serve_app.replica import Reading, ReadingDep
+
+MOST_LISTED = 200
+"""The largest number of jobs in a list. Reading one job takes about 0.1 ms."""
+MOST_IN_HISTORY = 100
+_MOST_PAGES = 50
+_MOST_REQUEST_BYTES = 2 * 1024**2
+"""The largest total size of the requests of the jobs in one list, in bytes."""
+_BYTES_HELD = 4
+"""Bytes of memory held for each byte of a request while it is parsed and encoded."""
+_OPEN, _ENDED = {"pending", "in_progress"}, {"completed", "failed", "cancelled"}
+_MOST_PASSED = 10_000
+
+router = APIRouter(include_in_schema=False)
+
+
+async def open_jobs(reading: Reading, owner: str) -> list[Job]:
+    """Return the jobs that wait or run, oldest first, without their requests."""
+    newest = await reading.read_model.jobs(
+        owner, status=Status.RUNNING, flavour=Flavour.WORKFLOW, limit=MOST_LISTED
+    )
+    return newest[::-1]
+
+
+async def own_jobs(reading: Reading, owner: str, *, is_ended: bool) -> list[Job]:
+    """Return the owner's jobs that were submitted through this protocol, newest first."""
+    own: list[Job] = []
+    before = None
+    for _ in range(_MOST_PAGES):
+        page = await reading.read_model.jobs(
+            owner,
+            # With a status, the database finds the few open jobs by an index.
+            status=None if is_ended else Status.RUNNING,
+            flavour=Flavour.WORKFLOW,
+            is_ended=is_ended,
+            limit=MOST_LISTED,
+            before=before,
+        )
+        own += [job for job in page if job.submitted.client_id is not None]
+        if len(page) < MOST_LISTED:
+            break
+        before = page[-1].id
+    return own
+
+
+async def ended_jobs(reading: Reading, owner: str, *, limit: int, offset: int = 0) -> list[Job]:
+    """Return jobs that have ended, newest first, without their requests."""
+    return await reading.read_model.jobs(
+        owner, flavour=Flavour.WORKFLOW, is_ended=True, limit=limit, offset=offset
+    )
+
+
+@asynccontextmanager
+async def with_requests(reading: Reading, owner: str, jobs: list[Job]) -> AsyncGenerator[list[Job]]:
+    """Read the first of `jobs` with their requests, up to `_MOST_REQUEST_BYTES`.
+
+    The answer must be built inside the context, which reserves memory for the requests. Raises
+    NoTurn, DatabaseUnavailable.
+    """
+    ids, size_bytes = _first(jobs)
+    async with reading.bodies.room(owner, size_bytes * _BYTES_HELD):
+        found = await reading.read_model.jobs_of_ids(ids)
+        yield [job for job in found if not job.erased]
+
+
+def _first(jobs: list[Job]) -> tuple[list[str], int]:
+    """Return the ids of the first jobs within the limit, at least one, and their size in bytes."""
+    ids: list[str] = []
+    size_bytes = 0
+    for job in jobs:
+        if ids and size_bytes + job.log_bytes > _MOST_REQUEST_BYTES:
+            break
+        ids.append(job.id)
+        size_bytes += job.log_bytes
+    return ids, size_bytes
+
+
+async def caught_up(reading: Reading, place: int | None = None) -> None:
+    """Wait until the read model has all events up to the offset `place`; None means all events.
+
+    The wait takes at most about one second. Events that the read model has not included by then are
+    missing from the answer. Raises LogUnavailable, DatabaseUnavailable.
+    """
+    await reading.projected.reach(place)
+
+
+async def remaining(reading: Reading, owner: str) -> int:
+    """Return the number of the owner's open jobs. Raises DatabaseUnavailable."""
+    return await reading.read_model.usage.open_jobs(owner)
+
+
+@router.get(twin("/queue"))
+async def read_queue(key: ReadProtocolKey, reading: ReadingDep) -> Response:
+    await caught_up(reading)
+    found = await open_jobs(reading, key.owner)
+    async with with_requests(reading, key.owner, found) as jobs:
+        running = [queue_item(job) for job in jobs if _is(job, State.RUNNING)]
+        pending = [queue_item(job) for job in jobs if _is(job, State.QUEUED)]
+        return JSONResponse({"queue_running": running, "queue_pending": pending})
+
+
+@router.post(twin("/queue"))
+async def change_queue(request: Request, key: CancelProtocolKey, reading: ReadingDep) -> Response:
+    """Cancel waiting jobs: the named jobs, or all jobs that were submitted by this API."""
+    body = await members(reading.bodies, request, key.owner)
+    waiting = await _named(reading, key, ids_in(body, "delete"))
+    if body.get("clear") is True:
+        waiting += await _own(reading, key)
+    for job in waiting:
+        if _is(job, State.QUEUED):
+            await reading.jobs.end(Cancel(), job)
+    return Response()
+
+
+@router.post(twin("/interrupt"))
+async def interrupt(request: Request, key: CancelProtocolKey, reading: ReadingDep) -> Response:
+    """Cancel the named job if it runs, or all running jobs that were submitted by this API."""
+    body = await members(reading.bodies, request, key.owner)
+    id = body.get("prompt_id")
+    if id is not None and not isinstance(id, str):
+        raise invalid("prompt_id is not a valid id.")
+    jobs = await _own(reading, key) if id is None else await _named(reading, key, [id])
+    for job in jobs:
+        if _is(job, State.RUNNING):
+            await reading.jobs.end(Cancel(), job)
+    return Response()
+
+
+@router.post(twin("/jobs/cancel"))
+async def cancel_jobs(
+    request: Request, key: CancelProtocolKey, reading: ReadingDep
+) -> dict[str, Any]:
+    """Cancel the named jobs, waiting or running."""
+    body = await members(reading.bodies, request, key.owner)
+    return await _cancel(reading, await _named(reading, key, ids_in(body, "job_ids")))
+
+
+@router.post(twin("/jobs/{id}/cancel"))
+async def cancel_job(id: str, key: CancelProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+    return await _cancel(reading, [await reading.jobs.owned(id, key)])
+
+
+async def _cancel(reading: Reading, jobs: list[Job]) -> dict[str, Any]:
+    cancelled = [job for job in jobs if job.end is None]
+    for job in cancelled:
+        await reading.jobs.end(Cancel(), job)
+    return {"cancelled": [job.id for job in cancelled]}
+
+
+async def _named(reading: Reading, key: ApiKey, ids: list[str]) -> list[Job]:
+    """Return the named jobs that belong to the caller. Other ids are ignored, as in ComfyUI."""
+    jobs = []
+    for id in ids:
+        try:
+            jobs.append(await reading.jobs.owned(id, key, with_request=False))
+        except JobNotFound:
+            continue
+    return jobs
+
+
+async def _own(reading: Reading, key: ApiKey) -> list[Job]:
+    await caught_up(reading)
+    return await own_jobs(reading, key.owner, is_ended=False)
+
+
+def _is(job: Job, state: State) -> bool:
+    return job.end is None and state_of(job) is state
+
+
+Offset = Annotated[int, Query(ge=0, le=_MOST_PASSED)]
+
+
+@router.get(twin("/history"))
+async def read_history(
+    key: ReadProtocolKey,
+    reading: ReadingDep,
+    *,
+    max_items: Annotated[int, Query(ge=-1)] = MOST_IN_HISTORY,
+    offset: Annotated[int, Query(ge=-1, le=_MOST_PASSED)] = -1,
+) -> Response:
+    """List the newest ended jobs, oldest first. The newest `offset` jobs are skipped."""
+    limit = MOST_IN_HISTORY if max_items < 0 else min(max_items, MOST_IN_HISTORY)
+    await caught_up(reading)
+    found = await ended_jobs(reading, key.owner, limit=limit, offset=max(offset, 0))
+    async with with_requests(reading, key.owner, found) as jobs:
+        return JSONResponse({job.id: history_item(job) for job in reversed(jobs)})
+
+
+@router.get(twin("/history/{id}"))
+async def read_job_history(id: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+    """Return the history of a job; empty if the job is open or does not belong to the caller."""
+    try:
+        job = await reading.jobs.owned(id, key, flavour=Flavour.WORKFLOW)
+    except JobNotFound:
+        return {}
+    return {} if job.end is None else {job.id: history_item(job)}
+
+
+@router.post(twin("/history"))
+async def change_history(request: Request, key: CancelProtocolKey, reading: ReadingDep) -> Response:
+    """Erase ended jobs: the named jobs, or all jobs that were submitted by this API.
+
+    Their prompts and images are deleted permanently, as by `DELETE /v1/jobs/{id}`.
+    """
+    body = await members(reading.bodies, request, key.owner)
+    jobs = []
+    for id in ids_in(body, "delete"):
+        try:
+            job = await reading.jobs.owned(id, key, flavour=Flavour.WORKFLOW, with_request=False)
+        except JobNotFound:
+            continue
+        jobs.append(job)
+    if body.get("clear") is True:
+        await caught_up(reading)
+        jobs += await own_jobs(reading, key.owner, is_ended=True)
+    for job in jobs:
+        if job.end is not None:
+            await reading.jobs.erase(job)
+    return Response()
+
+
+@router.get(twin("/jobs"))
+async def list_jobs(
+    key: ReadProtocolKey,
+    reading: ReadingDep,
+    *,
+    status: str | None = None,
+    limit: Annotated[int, Query(ge=1)] = MOST_LISTED,
+    offset: Offset = 0,
+) -> dict[str, Any]:
+    """List jobs, newest first. Open jobs precede jobs that have ended."""
+    wanted = _OPEN | _ENDED if status is None else set(status.split(","))
+    if unknown := wanted - _OPEN - _ENDED:
+        raise invalid(f"There is no status {min(unknown)[:40]!r}.")
+    limit = min(limit, MOST_LISTED)
+    await caught_up(reading)
+    still_open = (await open_jobs(reading, key.owner))[::-1] if wanted & _OPEN else []
+    page = still_open[offset : offset + limit + 1]
+    if wanted & _ENDED:
+        passed = max(offset - len(still_open), 0)
+        page += await ended_jobs(reading, key.owner, limit=limit + 1 - len(page), offset=passed)
+    shown = [item for item in map(job_item, page[:limit]) if item["status"] in wanted]
+    return {
+        "jobs": shown,
+        "pagination": {
+            "offset": offset,
+            "limit": limit,
+            "total": offset + len(page),  # This counts only the jobs that were read.
+            "has_more": len(page) > limit,
+        },
+    }
+
+
+@router.get(twin("/jobs/{id}"))
+async def show_job(id: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+    job = await reading.jobs.owned(id, key, flavour=Flavour.WORKFLOW)
+    return job_item(job, with_request=True)

@@ -1,0 +1,107 @@
+"""Reads API keys in the forms that clients of other protocols send.
+
+Such a client may send the key as `Authorization: Bearer`, as the password of Basic (RFC 7617), as
+the query parameter `token`, or in the path if the route has a parameter for the key. Darkroom's
+own routes accept only `Authorization: Bearer`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Annotated
+
+from fastapi import Depends, Request
+from starlette.requests import HTTPConnection
+
+from events.store.records import ApiKey, Scope
+from serve_app.access.authenticator import require_scope
+from serve_app.auth import Requires, caller, note_authorization
+from serve_app.middleware import note_limits
+from serve_app.replica import replica_of
+
+TOKEN = "token"
+PLACE = "twin"
+"""The path parameter whose value may begin with `key/<key>/`."""
+_IN_PATH = re.compile(r"key/([^/]+)/")
+_OF_OWN_PAGES = {"same-origin", "none"}
+"""Values of Sec-Fetch-Site (Fetch Metadata). `none` means that a person typed the address."""
+
+
+def without_key(path: str) -> str:
+    """Return the path without its key, so that the path can be logged."""
+    return _IN_PATH.sub("key/-/", path, count=1)
+
+
+class ProtocolRequires(Requires):
+    """Like `Requires`, but accepts the key in several places, and unknown query parameters.
+
+    Raises KeyMissing, KeyInvalid, RateExceeded, ScopeMissing.
+    """
+
+    async def __call__(self, request: Request) -> ApiKey:
+        key = await protocol_caller(request)
+        rates = replica_of(request).access.rates
+        try:
+            rates.take(key)
+        finally:
+            note_limits(request, rates.standings(key))
+        require_scope(key, self._scope)
+        return key
+
+
+async def protocol_caller(connection: HTTPConnection) -> ApiKey:
+    """Return the key of a request or a websocket. Raises KeyMissing, KeyInvalid."""
+    note_authorization(connection, _authorization(connection))
+    return await caller(connection)
+
+
+def _authorization(connection: HTTPConnection) -> str:
+    """Return the key in the form of a bearer `Authorization` header; empty if there is no key."""
+    if in_path := _IN_PATH.match(connection.path_params.get(PLACE, "")):
+        return f"Bearer {in_path[1]}"  # This key has precedence over other keys.
+    given = connection.headers.get("authorization", "").strip()
+    scheme, _, text = given.partition(" ")
+    if scheme.lower() == "basic":
+        key = _password(text.strip()) if _is_of_own_page(connection) else ""
+        return f"Bearer {key}"
+    token = connection.query_params.get(TOKEN)
+    return f"Bearer {token}" if not given and token else given
+
+
+def _password(text: str) -> str:
+    try:
+        return base64.b64decode(text, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def _is_of_own_page(connection: HTTPConnection) -> bool:
+    """Return whether the request comes from a page of this origin, or from no page.
+
+    A browser adds the password of Basic by itself, also to requests from pages of other origins. By
+    loading an image or a script, such a page could detect whether a path exists. A browser
+    identifies these requests by the header Origin or Sec-Fetch-Site. Other programs send neither
+    header.
+    """
+    headers = connection.headers
+    if headers.get("sec-fetch-site", "none") not in _OF_OWN_PAGES:
+        # A page cannot read the answer to a link, so navigation by a link is safe.
+        is_link = headers.get("sec-fetch-mode") == "navigate" and _is_reading(connection)
+        return is_link and "origin" not in headers
+    origin = headers.get("origin")
+    return origin is None or origin.partition("://")[2] == headers.get("host")
+
+
+def _is_reading(connection: HTTPConnection) -> bool:
+    return connection.scope.get("method") in {"GET", "HEAD"}
+
+
+GENERATE = ProtocolRequires(Scope.GENERATE)
+READ = ProtocolRequires(Scope.READ)
+CANCEL = ProtocolRequires(Scope.CANCEL)
+
+GenerateProtocolKey = Annotated[ApiKey, Depends(GENERATE)]
+ReadProtocolKey = Annotated[ApiKey, Depends(READ)]
+CancelProtocolKey = Annotated[ApiKey, Depends(CANCEL)]

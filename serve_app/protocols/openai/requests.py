@@ -1,0 +1,409 @@
+"""Converts requests of OpenAI's images API to generate requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from starlette.datastructures import FormData, UploadFile
+
+from events.store.records import ApiKey, Upload
+from events.types import Flavour
+from serve_app.acceptance.request import GenerateRequest
+from serve_app.bodies import files_in, read_files
+from serve_app.error_responses import ApiError
+from serve_app.protocols.graphs import node, whole_cells
+from serve_app.protocols.openai.models import Target, target_of
+from serve_app.replica import Submission
+from serve_app.routes.generate import traceparent_of
+from serve_app.upload_store import has_transparency
+
+_QUALITY_STEPS = {
+    "low": 12,
+    "medium": 20,
+    "standard": 20,
+    "auto": 20,
+    "high": 40,
+    "hd": 40,
+    "xhigh": 60,
+    "max": 80,
+}
+_LONGEST_PROMPT = 32_000
+_BY_URL = "dall-e"
+"""The name prefix of models whose answers have URLs, unless a request sets `response_format`."""
+
+Quality = Literal["low", "medium", "high", "xhigh", "max", "auto", "standard", "hd"]
+OutputFormat = Literal["png", "webp", "jpeg"]
+_SAMPLER = "Euler"
+_CFG = 7.0
+_IMAGE_FIELDS = ("image", "image[]")
+_MASK_FIELD = "mask"
+_MIN_SIDE = 16
+
+
+def _opaque(value: str) -> str:
+    if value == "transparent":
+        raise ValueError("transparent backgrounds are not supported: send opaque or auto")
+    return value
+
+
+def _size(value: str) -> str:
+    if value == "auto":
+        return value
+    width, _, height = value.partition("x")
+    if not (_is_side(width) and _is_side(height)):
+        raise ValueError("must be auto, or width x height in pixels, such as 1024x1024")
+    return value
+
+
+def _is_side(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5
+
+
+class ImageParameters(BaseModel):
+    """The members of both routes. A member that is null counts as absent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: Annotated[str, Field(min_length=1, max_length=_LONGEST_PROMPT)]
+    model: Annotated[str, Field(max_length=1024)] = ""
+    n: Annotated[int, Field(ge=1, le=10)] = 1
+    size: Annotated[str, AfterValidator(_size)] = "auto"
+    quality: Quality = "auto"
+    background: Annotated[Literal["transparent", "opaque", "auto"], AfterValidator(_opaque)] = (
+        "auto"
+    )
+    response_format: Literal["url", "b64_json"] | None = None
+    output_format: OutputFormat | None = None
+    output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
+    stream: bool = False
+    partial_images: Annotated[int, Field(ge=0, le=3)] = 0
+    # These members have no effect.
+    user: str | None = None
+    safety_identifier: str | None = None
+    # These members are Darkroom's own. Clients of OpenAI send them by `extra_body`.
+    negative_prompt: Annotated[str, Field(max_length=_LONGEST_PROMPT)] = ""
+    seed: Annotated[int, Field(ge=-1, lt=2**64)] = -1
+    steps: Annotated[int, Field(ge=1, le=150)] | None = None
+    cfg_scale: Annotated[float, Field(ge=1, le=30)] | None = None
+    """None means the default of the checkpoint."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _default_of_null(cls, value: Any, info: Any) -> Any:
+        if value is not None or info.field_name == "prompt":
+            return value
+        return cls.model_fields[info.field_name].default
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """The width and height in pixels, rounded down to multiples of 8; None for the size
+        `auto`.
+        """
+        if self.size == "auto":
+            return None
+        width, _, height = self.size.partition("x")
+        return whole_cells(int(width)), whole_cells(int(height))
+
+    @property
+    def has_urls(self) -> bool:
+        """Whether the answer has URLs instead of images in base64."""
+        asked = self.response_format
+        return asked == "url" or (asked is None and self.model.startswith(_BY_URL))
+
+    @property
+    def quality_of_file(self) -> int | None:
+        """The quality of a WebP or JPEG file, 1 to 100; None for PNG, which is lossless."""
+        if self.output_format in {None, "png"} or self.output_compression is None:
+            return None
+        return max(1, self.output_compression)
+
+    def effective_steps(self, most: int) -> int:
+        """Return the number of steps.
+
+        `quality` selects at most `most` steps, the endpoint's limit.
+        """
+        return self.steps or min(_QUALITY_STEPS[self.quality], most)
+
+
+class GenerationParameters(ImageParameters):
+    # These members have no effect.
+    moderation: Literal["low", "auto"] = "auto"
+    style: Literal["vivid", "natural"] | None = None
+
+
+class EditParameters(ImageParameters):
+    input_fidelity: Literal["high", "low"] = "low"
+    denoising_strength: Annotated[float, Field(gt=0, le=1)] | None = None
+    """A member that only Darkroom has: the strength of changes in an image without a mask."""
+
+    @property
+    def denoise(self) -> float:
+        return self.denoising_strength or (0.5 if self.input_fidelity == "high" else 0.75)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    parameters: EditParameters
+    checkpoint: str
+    steps: int
+    image: Upload
+    mask: Upload | None
+    """The image is repainted where the mask is transparent."""
+    sampling: Mapping[str, Any]
+    """The inputs of the KSampler node that depend on the checkpoint: sampler, scheduler, cfg."""
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The requested width and height in pixels, or the width and height of the image."""
+        asked = self.parameters.sides
+        if asked is not None:
+            return asked
+        return whole_cells(self.image.width), whole_cells(self.image.height)
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.sides != (self.image.width, self.image.height)
+
+
+def edit_graph(edit: Edit) -> dict[str, Any]:
+    """Build the graph of an edit in ComfyUI's API format."""
+    asked = edit.parameters
+    graph = {
+        "checkpoint": node("CheckpointLoaderSimple", ckpt_name=edit.checkpoint),
+        "positive": node("CLIPTextEncode", clip=["checkpoint", 1], text=asked.prompt),
+        "negative": node("CLIPTextEncode", clip=["checkpoint", 1], text=asked.negative_prompt),
+        "image": node("LoadImage", image=edit.image.name),
+        **_sized(edit, "sized", ["image", 0]),
+    }
+    pixels = ["sized", 0] if edit.is_scaled else ["image", 0]
+    graph["encoded"] = node("VAEEncode", pixels=pixels, vae=["checkpoint", 2])
+    samples = ["encoded", 0]
+    mask = None if edit.mask is None else _mask_nodes(edit, graph, edit.mask)
+    if mask is not None:
+        graph["masked"] = node("SetLatentNoiseMask", samples=samples, mask=mask)
+        samples = ["masked", 0]
+    if asked.n > 1:
+        graph["batch"] = node("RepeatLatentBatch", samples=samples, amount=asked.n)
+        samples = ["batch", 0]
+    graph["sampler"] = node(
+        "KSampler",
+        model=["checkpoint", 0],
+        seed=asked.seed,
+        steps=edit.steps,
+        **edit.sampling,
+        positive=["positive", 0],
+        negative=["negative", 0],
+        latent_image=samples,
+        denoise=asked.denoise if mask is None else 1.0,
+    )
+    graph["decoded"] = node("VAEDecode", samples=["sampler", 0], vae=["checkpoint", 2])
+    images = ["decoded", 0]
+    if mask is not None:
+        images = _kept_outside(edit, graph, pixels=pixels, mask=mask)
+    graph["save"] = node("SaveImage", images=images, filename_prefix="edit")
+    return graph
+
+
+def _mask_nodes(edit: Edit, graph: dict[str, Any], mask: Upload) -> list[Any]:
+    """Add the nodes that load the mask and scale it to the result. Returns the mask's link.
+
+    LoadImage makes a mask of the transparent pixels.
+    """
+    graph["mask"] = node("LoadImage", image=mask.name)
+    if not edit.is_scaled:
+        return ["mask", 1]
+    graph["mask-image"] = node("MaskToImage", mask=["mask", 1])
+    graph |= _sized(edit, "mask-sized", ["mask-image", 0])
+    graph["mask-again"] = node("ImageToMask", image=["mask-sized", 0], channel="red")
+    return ["mask-again", 0]
+
+
+def _kept_outside(
+    edit: Edit, graph: dict[str, Any], *, pixels: list[Any], mask: list[Any]
+) -> list[Any]:
+    """Add the nodes that restore the image's own pixels where the mask is opaque.
+
+    Returns their link.
+    """
+    if edit.parameters.n > 1:
+        graph["originals"] = node("RepeatImageBatch", image=pixels, amount=edit.parameters.n)
+        pixels = ["originals", 0]
+    graph["composite"] = node(
+        "ImageCompositeMasked",
+        destination=pixels,
+        source=["decoded", 0],
+        mask=mask,
+        x=0,
+        y=0,
+        resize_source=False,
+    )
+    return ["composite", 0]
+
+
+def _sized(edit: Edit, id: str, image: list[Any]) -> dict[str, Any]:
+    """Build a node that scales images to the size of the result; empty if the size is the same."""
+    if not edit.is_scaled:
+        return {}
+    width, height = edit.sides
+    method = {"upscale_method": "bicubic", "crop": "center"}
+    return {id: node("ImageScale", image=image, width=width, height=height, **method)}
+
+
+P = TypeVar("P", bound=ImageParameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The parameters of a request, and the job that computes its images."""
+
+    parameters: ImageParameters
+    job: GenerateRequest
+
+
+async def generation(
+    submission: Submission, request: Request, key: ApiKey, idempotency_key: str | None
+) -> Wanted:
+    """Read a generation request.
+
+    Raises the errors of reading the body, `target_of` and checking the parameters.
+    """
+    asked = await submission.bodies.model(request, key.owner, GenerationParameters)
+    target = await target_of(submission, key, asked.model)
+    body: dict[str, Any] = {
+        "prompt": asked.prompt,
+        "negative_prompt": asked.negative_prompt,
+        "batch_size": asked.n,
+        "steps": asked.effective_steps(submission.acceptance.max_steps(target.endpoint)),
+        "seed": asked.seed,
+    }
+    if asked.cfg_scale is not None:
+        body["cfg_scale"] = asked.cfg_scale
+    if asked.sides is not None:
+        body["width"], body["height"] = asked.sides
+    if target.checkpoint is not None:
+        body["sd_model_checkpoint"] = target.checkpoint
+    return _wanted(
+        request,
+        key,
+        asked,
+        target=target,
+        flavour=Flavour.DIFFUSION,
+        content=body,
+        idempotency_key=idempotency_key,
+    )
+
+
+async def edit(
+    submission: Submission, request: Request, key: ApiKey, idempotency_key: str | None
+) -> Wanted:
+    """Read an edit request. Its files are stored as uploads with names from their content.
+
+    Raises the errors of reading the form, `target_of`, storing uploads and checking parameters.
+    """
+    async with read_files(submission.bodies, request, key.owner, max_files=2) as form:
+        texts = {name: each for name, each in form.items() if isinstance(each, str)}
+        asked = _parsed(texts, EditParameters)
+        image_file, mask_file = await _files(form)
+        target = await target_of(submission, key, asked.model)
+        image = await submission.uploads.add_content(key.owner, image_file)
+        mask = None if mask_file is None else await _stored_mask(submission, key, mask_file, image)
+    checkpoint = target.checkpoint or await asyncio.to_thread(
+        submission.acceptance.checkpoint, target.endpoint, key
+    )
+    if checkpoint is None:
+        raise ApiError(400, "checkpoint_unavailable", "There is no checkpoint.")
+    steps = asked.effective_steps(submission.acceptance.max_steps(target.endpoint))
+    usual = await asyncio.to_thread(submission.catalogue.defaults, checkpoint)
+    sampler, scheduler = usual.node_names
+    cfg = asked.cfg_scale or usual.cfg_scale
+    sampling = {"sampler_name": sampler, "scheduler": scheduler, "cfg": cfg}
+    wanted = Edit(asked, checkpoint, steps, image, mask, sampling)
+    if min(wanted.sides) < _MIN_SIDE:
+        raise _refused("size", f"The sides of an image must have at least {_MIN_SIDE} pixels.")
+    body = {"prompt": edit_graph(wanted)}
+    return _wanted(
+        request,
+        key,
+        asked,
+        target=target,
+        flavour=Flavour.WORKFLOW,
+        content=body,
+        idempotency_key=idempotency_key,
+    )
+
+
+def _wanted(
+    request: Request,
+    key: ApiKey,
+    asked: ImageParameters,
+    *,
+    target: Target,
+    flavour: Flavour,
+    content: dict[str, Any],
+    idempotency_key: str | None,
+) -> Wanted:
+    job = GenerateRequest(
+        flavour=flavour,
+        key=key,
+        endpoint=target.endpoint.id,
+        body=json.dumps(content, sort_keys=True).encode(),
+        content=content,
+        preview=asked.stream and asked.partial_images > 0,
+        image_format=asked.output_format,
+        image_quality=asked.quality_of_file,
+        idempotency_key=idempotency_key,
+        traceparent=traceparent_of(request),
+    )
+    return Wanted(asked, job)
+
+
+def _parsed(texts: Mapping[str, str], model: type[P]) -> P:
+    """Validate a form. Numbers and booleans are parsed from its texts.
+
+    Raises RequestValidationError.
+    """
+    try:
+        return model.model_validate(texts)
+    except ValidationError as error:
+        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(errors) from error
+
+
+async def _files(form: FormData) -> tuple[bytes, bytes | None]:
+    """Return the image and its mask, if any. Raises ApiError 400."""
+    images: list[UploadFile] = []
+    masks: list[UploadFile] = []
+    for field, file in files_in(form):
+        if field not in {*_IMAGE_FIELDS, _MASK_FIELD}:
+            raise _refused(field, f"A file with the name {field!r} is not supported.")
+        (masks if field == _MASK_FIELD else images).append(file)
+    if len(images) != 1:
+        raise _refused("image", f"Send one image to edit, not {len(images)}.")
+    return await images[0].read(), await masks[0].read() if masks else None
+
+
+async def _stored_mask(submission: Submission, key: ApiKey, data: bytes, image: Upload) -> Upload:
+    mask = await submission.uploads.add_content(key.owner, data)
+    if (mask.width, mask.height) != (image.width, image.height):
+        message = (
+            f"The mask has {mask.width}x{mask.height} pixels, but the image has "
+            f"{image.width}x{image.height}. Send both in the same size."
+        )
+        raise _refused("mask", message)
+    if not await asyncio.to_thread(has_transparency, data):
+        message = (
+            "The mask has no alpha channel. The image is edited where the mask is transparent."
+        )
+        raise _refused("mask", message)
+    return mask
+
+
+def _refused(parameter: str, message: str) -> ApiError:
+    return ApiError(400, "invalid_request", message, extra_info={"parameter": parameter})

@@ -1,0 +1,60 @@
+"""Runs jobs whose callers wait for the images in the same request."""
+
+from __future__ import annotations
+
+from fastapi import Request
+
+from events.job import Job
+from events.log import utc_now
+from events.result import FailureCode
+from events.store.records import ApiKey
+from serve_app.acceptance.request import GenerateRequest
+from serve_app.protocols.credentials import protocol_caller
+from serve_app.replica import Reading, Submission
+from serve_app.routes.results import job_at_end
+from settings.constant import constant
+
+MAX_WAIT_S = constant("ADAPTER_MAX_WAIT_S", 600.0)
+"""The longest time in seconds that a request waits for its images. After this time, the answer
+contains the job's id instead of images.
+"""
+_OF_CALLER = {
+    FailureCode.INVALID_INPUT,
+    FailureCode.OUT_OF_MEMORY,
+    FailureCode.MODEL_UNAVAILABLE,
+    FailureCode.CANCELLED,
+}
+
+
+def failure_status(code: str) -> int:
+    """Return the HTTP status of the answer for a job that failed with this code."""
+    return 400 if code in _OF_CALLER else 500
+
+
+async def ended_job(
+    submission: Submission,
+    reading: Reading,
+    request: Request,
+    key: ApiKey,
+    *,
+    wanted: GenerateRequest,
+) -> Job:
+    """Submit a job and wait for its end. Returns the open job if MAX_WAIT_S have passed.
+
+    If the caller disconnects and has sent no idempotency key, the job is cancelled, because the
+    caller cannot find the job. Raises TooManyWaits, KeyRefused, and the errors of
+    `Acceptance.accept`.
+    """
+    began = utc_now()
+    with reading.waits.hold(key.owner):
+        job = await submission.acceptance.accept(wanted, began=began)
+        is_gone = True
+        try:
+            job = await job_at_end(reading, request, key, job, wait_s=MAX_WAIT_S)
+            is_gone = job.end is None and await request.is_disconnected()
+        finally:
+            if is_gone and wanted.idempotency_key is None:
+                submission.acceptance.cancel_abandoned(job.id)
+    # The key is checked again, because it may have been revoked meanwhile.
+    await protocol_caller(request)
+    return job

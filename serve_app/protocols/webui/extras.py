@@ -1,0 +1,335 @@
+"""`/sdapi/v1/extra-*` and `/sdapi/v1/png-info`, which upscale images and read infotexts."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from PIL import Image, UnidentifiedImageError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from engine.interface import Catalogue, Upscaler, split_infotext
+from events.store.records import ApiKey, Upload
+from events.types import Completed, Flavour, ImageStored
+from serve_app.acceptance.request import GenerateRequest
+from serve_app.bodies import validated
+from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
+from serve_app.protocols.graphs import node, whole_cells
+from serve_app.protocols.waiting import ended_job
+from serve_app.protocols.webui.errors import MAX_BODY_BYTES, V1, failure, refused
+from serve_app.protocols.webui.generation import decoded, stored
+from serve_app.replica import Reading, ReadingDep, Submission, SubmissionDep
+from serve_app.routes.generate import traceparent_of
+from serve_app.stored_file import base64_of, json_in_parts
+from storage.images import ImageStore
+
+_MIN_SIDE = 8
+_NO_UPSCALER = "None"
+_MOST_IMAGES = 16
+_MOST_CHUNKS = 256
+"""The largest number of chunks that a PNG may have before its pixels. Each chunk may be a text."""
+_LONGEST_TEXTS = 2**20
+
+router = APIRouter(prefix=V1, include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enlarging:
+    first: str
+    """The name of an upscaler."""
+    second: str
+    second_share: float
+    """The weight of the second upscaler's image in the result, 0 to 1."""
+    factor: float | None
+    """The factor of enlargement; None if `size` determines the factor."""
+    size: tuple[int, int]
+    crops: bool
+    """Whether the image is cropped to `size`. Without cropping, the image may be larger."""
+
+    def sides(self, upload: Upload) -> tuple[int, int]:
+        """Return width and height of the result in pixels."""
+        width, height = upload.width, upload.height
+        if self.factor is None and self.crops:
+            return self.size
+        factor = self.factor or max(self.size[0] / width, self.size[1] / height)
+        return _side(width * factor), _side(height * factor)
+
+
+def upscale_graph(
+    wanted: Enlarging, uploads: Sequence[Upload], catalogue: Catalogue
+) -> dict[str, Any]:
+    """Build a graph in ComfyUI's API format with one output for each upload, in order.
+
+    Raises ApiError 400 if an upscaler is unknown, and ModelsUnavailable.
+    """
+    graph: dict[str, Any] = {}
+    asked = [wanted.first]
+    if wanted.second_share > 0 and wanted.second != _NO_UPSCALER:
+        asked.append(wanted.second)
+    upscalers = [_upscaler(name, catalogue) for name in asked]
+    for number, upscaler in enumerate(upscalers):
+        if upscaler is not None and upscaler.by == "model":
+            graph[f"model-{number}"] = node("UpscaleModelLoader", model_name=upscaler.name)
+    for place, upload in enumerate(uploads):
+        graph[f"image-{place}"] = node("LoadImage", image=upload.name)
+        made = [
+            _enlarge(graph, number, upscaler, place=place, sides=wanted.sides(upload))
+            for number, upscaler in enumerate(upscalers)
+        ]
+        if len(made) > 1:
+            share = wanted.second_share
+            graph[f"both-{place}"] = node(
+                "ImageBlend",
+                image1=made[0],
+                image2=made[1],
+                blend_factor=share,
+                blend_mode="normal",
+            )
+            made = [[f"both-{place}", 0]]
+        graph[f"save-{place}"] = node("SaveImage", images=made[0], filename_prefix="extras")
+    return graph
+
+
+def _upscaler(name: str, catalogue: Catalogue) -> Upscaler | None:
+    if name == _NO_UPSCALER:
+        return None
+    found = catalogue.upscaler(name)
+    if found is None or found.by == "latent":
+        raise refused(f"There is no upscaler {name[:80]!r}; GET /sdapi/v1/upscalers lists them.")
+    return found
+
+
+def _enlarge(
+    graph: dict[str, Any],
+    number: int,
+    upscaler: Upscaler | None,
+    *,
+    place: int,
+    sides: tuple[int, int],
+) -> list[Any]:
+    """Add the nodes that upscale one image. If `upscaler` is None, the image stays unchanged."""
+    image: list[Any] = [f"image-{place}", 0]
+    if upscaler is None:
+        return image
+    width, height = sides
+    method = upscaler.name
+    if upscaler.by == "model":
+        upscaled = f"upscaled-{place}-{number}"
+        graph[upscaled] = node(
+            "WebUIImageUpscale",
+            upscale_model=[f"model-{number}", 0],
+            image=image,
+            width=width,
+            height=height,
+        )
+        image, method = [upscaled, 0], "lanczos"
+    sized = f"sized-{place}-{number}"
+    graph[sized] = node(
+        "ImageScale", image=image, upscale_method=method, width=width, height=height, crop="center"
+    )
+    return [sized, 0]
+
+
+def _side(side: float) -> int:
+    return max(_MIN_SIDE, whole_cells(side))
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Name = Annotated[str, Field(max_length=1024)]
+Side = Annotated[int, Field(ge=1, le=16384)]
+
+
+class Extras(BaseModel, ABC):
+    """The members of both routes. The members for restoring faces are accepted only with values
+    that restore nothing.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    resize_mode: Annotated[int, Field(ge=0, le=1)] = 0
+    show_extras_results: bool = True
+    gfpgan_visibility: Annotated[Share, Field(le=0)] = 0.0
+    codeformer_visibility: Annotated[Share, Field(le=0)] = 0.0
+    codeformer_weight: Share = 0.0
+    upscaling_resize: Annotated[Number, Field(ge=1, le=8)] = 2.0
+    upscaling_resize_w: Side = 512
+    upscaling_resize_h: Side = 512
+    upscaling_crop: bool = True
+    upscaler_1: Name = "None"
+    upscaler_2: Name = "None"
+    extras_upscaler_2_visibility: Share = 0.0
+    upscale_first: bool = False
+
+    @property
+    @abstractmethod
+    def sent(self) -> Sequence[str]:
+        """The images, in base64."""
+
+    @property
+    def enlarging(self) -> Enlarging:
+        return Enlarging(
+            first=self.upscaler_1,
+            second=self.upscaler_2,
+            second_share=self.extras_upscaler_2_visibility,
+            factor=self.upscaling_resize if self.resize_mode == 0 else None,
+            size=(self.upscaling_resize_w, self.upscaling_resize_h),
+            crops=self.upscaling_crop,
+        )
+
+
+class SingleImage(Extras):
+    image: str = ""
+
+    @property
+    def sent(self) -> Sequence[str]:
+        return (self.image,)
+
+
+class NamedImage(BaseModel):
+    data: str
+    name: str = ""
+
+
+class ImageBatch(Extras):
+    images: Annotated[
+        list[NamedImage], Field(alias="imageList", min_length=1, max_length=_MOST_IMAGES)
+    ]
+
+    @property
+    def sent(self) -> Sequence[str]:
+        return [each.data for each in self.images]
+
+
+class PngInfo(BaseModel):
+    image: str
+
+
+@router.post("/extra-single-image")
+async def extra_single_image(
+    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, reading: ReadingDep
+) -> Response:
+    wanted = await _wanted(submission, request, key, SingleImage)
+    [image] = await _enlarged(submission, reading, request, key, wanted=wanted)
+    return await json_in_parts(_single(reading.files.images, image))
+
+
+@router.post("/extra-batch-images")
+async def extra_batch_images(
+    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, reading: ReadingDep
+) -> Response:
+    wanted = await _wanted(submission, request, key, ImageBatch)
+    images = await _enlarged(submission, reading, request, key, wanted=wanted)
+    return await json_in_parts(_several(reading.files.images, images))
+
+
+@router.post("/png-info")
+async def png_info(request: Request, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+    """Return the generation parameters in the metadata of an image."""
+    async with reading.bodies.json(request, key.owner, max_bytes=MAX_BODY_BYTES) as (_, content):
+        image = validated(PngInfo, content).image
+        texts = await asyncio.to_thread(_texts, await decoded("image", image))
+    info = texts.pop("parameters", "")
+    prompts, settings = split_infotext(info)
+    prompt, _, negative = prompts.partition("Negative prompt:")
+    named = {"Prompt": prompt.strip(), "Negative prompt": negative.strip(), **settings}
+    return {"info": info, "items": {"parameters": info, **texts}, "parameters": named}
+
+
+async def _wanted(
+    submission: Submission, request: Request, key: ApiKey, model: type[Extras]
+) -> GenerateRequest:
+    """Build the job of a request. The memory for the sent images is released when this function
+    returns.
+
+    Raises ApiError, RequestValidationError, and the errors of `UploadStore.add`.
+    """
+    async with submission.bodies.json(request, key.owner, max_bytes=MAX_BODY_BYTES) as (_, content):
+        asked = validated(model, content)
+        uploads = [await stored(submission, key, "image", each) for each in asked.sent]
+    catalogue = submission.catalogue
+    body = {"prompt": await asyncio.to_thread(upscale_graph, asked.enlarging, uploads, catalogue)}
+    return GenerateRequest(
+        flavour=Flavour.WORKFLOW,
+        key=key,
+        endpoint=request.query_params.get("endpoint", "default"),
+        body=json.dumps(body, sort_keys=True).encode(),
+        content=body,
+        image_format="png",
+        traceparent=traceparent_of(request),
+    )
+
+
+async def _enlarged(
+    submission: Submission,
+    reading: Reading,
+    request: Request,
+    key: ApiKey,
+    *,
+    wanted: GenerateRequest,
+) -> Sequence[ImageStored]:
+    """Run the job, and return its images in the order of the request."""
+    job = await ended_job(submission, reading, request, key, wanted=wanted)
+    images = sorted(job.images, key=lambda image: image.index)
+    if not isinstance(job.end, Completed):
+        raise failure(job)
+    return images
+
+
+async def _single(store: ImageStore, image: ImageStored) -> AsyncGenerator[bytes]:
+    before = b'{"html_info": "", "image": "'
+    async for part in base64_of(store, image):
+        yield before + part
+        before = b""
+    yield b'"}'
+
+
+async def _several(store: ImageStore, images: Sequence[ImageStored]) -> AsyncGenerator[bytes]:
+    before = b'{"html_info": "", "images": ["'
+    for image in images:
+        async for part in base64_of(store, image):
+            yield before + part
+            before = b""
+        before = b'", "'
+    yield b'"]}'
+
+
+def _texts(data: bytes) -> dict[str, str]:
+    """Return the texts of a PNG. Raises ApiError 400.
+
+    Pixels are not decoded, and Pillow limits the size of the texts.
+    """
+    _require_few_chunks(data)
+    try:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            found = {k: v for k, v in image.info.items() if isinstance(v, str)}
+            texts = {str(name): str(text) for name, text in found.items()}
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise refused("image is not a PNG, or is damaged.") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise refused("image has too many pixels.") from error
+    if sum(map(len, texts.values())) > _LONGEST_TEXTS:
+        raise refused(f"image has texts of more than {_LONGEST_TEXTS} characters.")
+    return texts
+
+
+def _require_few_chunks(data: bytes) -> None:
+    """Raises ApiError 400. Without this check, Pillow would read any number of chunks."""
+    at = 8
+    for _ in range(_MOST_CHUNKS):
+        if data[at + 4 : at + 8] in (b"", b"IDAT"):
+            return
+        at += int.from_bytes(data[at : at + 4], "big") + 12
+    raise refused(f"image has more than {_MOST_CHUNKS} parts before its pixels.")

@@ -1,0 +1,145 @@
+"""Lists samplers, upscalers and models in the WebUI's format."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from fastapi import APIRouter, Depends
+
+from engine.interface import Catalogue
+from serve_app.protocols.credentials import READ
+from serve_app.protocols.webui.errors import V1, refused
+from serve_app.replica import Reading, ReadingDep
+
+_UNKNOWN = {"error": "Other processes make the images, so their memory use is not known here."}
+
+router = APIRouter(prefix=V1, include_in_schema=False, dependencies=[Depends(READ)])
+
+
+@router.get("/samplers")
+async def samplers() -> list[dict[str, Any]]:
+    return [
+        {"name": row.label, "aliases": [row.name, *row.aliases], "options": {}}
+        for row in Catalogue.SAMPLERS
+    ]
+
+
+@router.get("/schedulers")
+async def schedulers() -> list[dict[str, Any]]:
+    rows = [
+        {"name": row.name, "label": row.label, "aliases": [*row.aliases]}
+        for row in Catalogue.SCHEDULERS
+    ]
+    every = [{"name": "automatic", "label": "Automatic", "aliases": []}, *rows]
+    return [each | {"default_rho": -1.0, "need_inner_model": False} for each in every]
+
+
+@router.get("/upscalers")
+async def upscalers(reading: ReadingDep) -> list[dict[str, Any]]:
+    plain = [name for name, each in Catalogue.UPSCALERS.items() if each.by == "pixels"]
+    models = await _names(reading, "upscale_models")
+    return [_upscaler(name) for name in (*plain, *map(_stem, models))]
+
+
+@router.get("/latent-upscale-modes")
+async def latent_upscale_modes() -> list[dict[str, str]]:
+    return [{"name": name} for name, each in Catalogue.UPSCALERS.items() if each.by == "latent"]
+
+
+@router.get("/sd-models")
+async def checkpoints(reading: ReadingDep) -> list[dict[str, Any]]:
+    """List the checkpoints. Hashes are left out, because they would require reading large files."""
+    return [
+        {
+            "title": name,
+            "model_name": _stem(name),
+            "hash": None,
+            "sha256": None,
+            "filename": name,
+            "config": None,
+        }
+        for name in await _names(reading, "checkpoints")
+    ]
+
+
+@router.get("/sd-vae")
+async def vaes(reading: ReadingDep) -> list[dict[str, Any]]:
+    return [{"model_name": name, "filename": name} for name in await _names(reading, "vae")]
+
+
+@router.get("/loras")
+async def loras(reading: ReadingDep) -> list[dict[str, Any]]:
+    return [
+        {"name": _stem(name), "alias": _stem(name), "path": name, "metadata": {}}
+        for name in await _names(reading, "loras")
+    ]
+
+
+@router.get("/embeddings")
+async def embeddings(reading: ReadingDep) -> dict[str, Any]:
+    unknown = dict.fromkeys(("step", "sd_checkpoint", "sd_checkpoint_name", "shape", "vectors"))
+    names = await _names(reading, "embeddings")
+    return {"loaded": {_stem(name): unknown for name in names}, "skipped": {}}
+
+
+@router.get("/prompt-styles")
+async def prompt_styles(reading: ReadingDep) -> list[dict[str, Any]]:
+    styles = await asyncio.to_thread(reading.catalogue.styles)
+    return [
+        {"name": name, "prompt": each.prompt, "negative_prompt": each.negative_prompt}
+        for name, each in styles.items()
+    ]
+
+
+@router.get("/hypernetworks")
+@router.get("/face-restorers")
+@router.get("/realesrgan-models")
+@router.get("/extensions")
+@router.get("/script-info")
+async def nothing() -> list[Any]:
+    return []
+
+
+@router.get("/scripts")
+async def scripts() -> dict[str, list[str]]:
+    return {"txt2img": [], "img2img": []}
+
+
+@router.get("/cmd-flags")
+async def flags() -> dict[str, Any]:
+    return {"api": True, "nowebui": True}
+
+
+@router.get("/memory")
+async def memory() -> dict[str, Any]:
+    return {"ram": _UNKNOWN, "cuda": _UNKNOWN}
+
+
+@router.post("/refresh-checkpoints")
+@router.post("/refresh-vae")
+@router.post("/refresh-loras")
+@router.post("/refresh-embeddings")
+async def refresh() -> None:
+    """Do nothing, because each list of models is read when it is requested."""
+
+
+@router.post("/interrogate")
+@router.post("/unload-checkpoint")
+@router.post("/reload-checkpoint")
+async def not_here() -> None:
+    raise refused("Darkroom has no such function. Models are loaded when a job needs them.")
+
+
+def _upscaler(name: str) -> dict[str, Any]:
+    return {"name": name, "model_name": None, "model_path": None, "model_url": None, "scale": 4.0}
+
+
+def _stem(name: str) -> str:
+    return str(PurePosixPath(name).with_suffix(""))
+
+
+async def _names(reading: Reading, kind: str) -> Sequence[str]:
+    return await asyncio.to_thread(reading.catalogue.models.names, kind)

@@ -1,1 +1,0 @@
-"""Bodies that come as forms."""

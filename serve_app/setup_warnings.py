@@ -1,0 +1,60 @@
+"""Warnings about a setup that is probably not intended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from engine.interface import ModelsFolder, ModelsUnavailable
+
+_PERIOD_S = 5.0
+_PATIENCE_S = 0.2
+"""The longest time in seconds that a readiness request waits for the models folder."""
+
+
+def variable_warnings(unknown: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Return the warnings about variables. `unknown` maps them to the most similar settings."""
+    return tuple(
+        f"{name} is not a setting" + (f"; did you mean {nearest}?" if nearest else ".")
+        for name, nearest in sorted(unknown.items())
+    )
+
+
+def models_warnings(models: ModelsFolder) -> tuple[str, ...]:
+    """Return warnings if the folder is missing, does not respond, or has no checkpoint."""
+    try:
+        if not models.is_there():
+            return (f"The models folder {models.root} (DARKROOM_MODELS_DIR) is missing.",)
+        if not models.names("checkpoints"):
+            return ("The models folder (DARKROOM_MODELS_DIR) has no checkpoint. Add one.",)
+    except ModelsUnavailable as error:
+        return (str(error),)
+    return ()
+
+
+class SetupWarnings:
+    """The current warnings. The models folder is read every few seconds."""
+
+    def __init__(self, models: ModelsFolder, variables: Sequence[str]) -> None:
+        """`variables` are the warnings about environment variables."""
+        self._read: Callable[[], tuple[str, ...]] = lambda: models_warnings(models)
+        self._variables = tuple(variables)
+        self._last: tuple[str, ...] = ()
+        self._next_at = 0.0
+        self._reading: asyncio.Task[None] | None = None
+
+    async def now(self) -> list[str]:
+        """Return all warnings. Waits a short time for a new reading of the models folder."""
+        if self._reading is None and time.monotonic() >= self._next_at:
+            self._reading = asyncio.create_task(self._refresh())
+        if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=_PATIENCE_S)
+        return [*self._variables, *self._last]
+
+    async def _refresh(self) -> None:
+        try:
+            self._last = await asyncio.to_thread(self._read)
+        finally:
+            self._next_at = time.monotonic() + _PERIOD_S
+            self._reading = None

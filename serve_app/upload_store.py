@@ -1,0 +1,251 @@
+"""UploadStore: stores the files that callers upload. The names of these files are never used as
+paths.
+
+The original file is never stored. An image is decoded, rotated by its EXIF data and encoded as a
+plain PNG. A latent is encoded again. Therefore stored files contain no metadata and no trailing
+data, and none is valid in two formats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from events.ids import new_id
+from events.log import utc_now
+from events.store.records import Upload
+from serve_app.access.owner_limits import OwnedBytes
+from serve_app.checks import Checks
+from serve_app.refusals import InvalidImage, InvalidLatent, InvalidUploadName, TooManyUploadBytes
+from settings.constant import constant
+from storage.images import ImageStore
+from storage.keys import upload_key
+
+if TYPE_CHECKING:
+    from events.store.uploads import Uploads
+
+_FORMATS = ("PNG", "JPEG", "WEBP")
+_COMPRESSION = 3  # This level is fast, and an upload is read only a few times before it is removed.
+_TENSOR = "latent_tensor"
+_VERSION = "latent_format_version_0"
+_KINDS = {np.dtype(np.float32), np.dtype(np.float16)}
+_PIXELS_PER_CELL = 8
+_MAX_PIXELS = constant("MAX_UPLOAD_PIXELS", 2**25)
+_MAX_NAME_CHARS = constant("MAX_UPLOAD_NAME_CHARS", 255)
+_DECODES = constant("UPLOAD_DECODES", 2)
+"""The number of threads of one replica that decode uploads. One owner cannot use all threads."""
+_CONTENT_DIGITS = 40
+_CONTENT_NAME = re.compile(rf"sent-[0-9a-f]{{{_CONTENT_DIGITS}}}\.png")
+_SEPARATORS = re.compile(r"[/\\]")
+_CONTROL = {"Cc", "Cs", "Zl", "Zp"}
+_DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+"""Classes of characters that change the direction of text, and could disguise a name."""
+LATENT_SUFFIX = ".latent"
+
+
+@dataclass(frozen=True, slots=True)
+class SanitizedFile:
+    """A re-encoded file. For a latent, width and height are the sides of its decoded image."""
+
+    data: bytes
+    width: int
+    height: int
+
+
+def read_input_image(data: bytes, *, max_pixels: int) -> SanitizedFile:
+    """Decode an image, and encode it as a plain PNG. Blocks the thread. Raises InvalidImage."""
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            _require_size(image, max_pixels)
+            _require_still(image)
+            image.load()
+            plain = _plain(ImageOps.exif_transpose(image))
+    except InvalidImage:
+        raise
+    except UnidentifiedImageError as error:
+        raise InvalidImage("The file is not a PNG, JPEG or WebP image.") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_many_pixels(max_pixels) from error
+    except Exception as error:  # Decoders raise all kinds of errors for a damaged file.
+        raise InvalidImage("The image is damaged or cut off.") from error
+    out = io.BytesIO()
+    plain.save(out, "PNG", compress_level=_COMPRESSION)
+    return SanitizedFile(out.getvalue(), plain.width, plain.height)
+
+
+def has_transparency(data: bytes) -> bool:
+    """Return whether a valid input image may be transparent. Reads only the header."""
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        return image.has_transparency_data
+
+
+def _require_size(image: Image.Image, max_pixels: int) -> None:
+    """Check the size in the header, before the image is decoded. Raises InvalidImage."""
+    if image.width * image.height > max_pixels:
+        raise _too_many_pixels(max_pixels)
+
+
+def _require_still(image: Image.Image) -> None:
+    """Raise InvalidImage for an animation. An MPO file, a JPEG with a second image, is allowed."""
+    if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
+        raise InvalidImage("The image is animated. Send a single picture.")
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """Return the pixels as RGB, or as RGBA if the image has transparency, with 8 bits each."""
+    if image.mode.startswith("I"):  # Pillow would clip grey values of 16 bits at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    plain = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    plain.info = {}
+    return plain
+
+
+def _too_many_pixels(max_pixels: int) -> InvalidImage:
+    return InvalidImage(f"The image has more than {max_pixels} pixels.")
+
+
+def read_input_latent(data: bytes, *, max_pixels: int) -> SanitizedFile:
+    """Read a latent, (batch, channels, height, width), in the format of ComfyUI's SaveLatent.
+
+    Other tensors and the metadata are dropped. Raises InvalidLatent.
+    """
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise InvalidLatent("The file is not a safetensors file, or it is damaged.") from error
+    latent = tensors.get(_TENSOR)
+    if latent is None or latent.ndim != 4 or latent.dtype not in _KINDS or not latent.size:
+        raise InvalidLatent(
+            f"The file has no {_TENSOR} of 16 or 32 bits and (batch, channels, height, width)."
+        )
+    if not np.isfinite(latent).all():
+        raise InvalidLatent("The latent has values that are not finite.")
+    height, width = (side * _PIXELS_PER_CELL for side in latent.shape[-2:])
+    if len(latent) * height * width > max_pixels:
+        raise InvalidLatent(f"The decoded image of the latent has more than {max_pixels} pixels.")
+    sanitized = {_TENSOR: latent}
+    if _VERSION in tensors:
+        sanitized[_VERSION] = np.zeros(0, np.float32)
+    return SanitizedFile(save(sanitized), width, height)
+
+
+def upload_name(file_name: str) -> str:
+    """Return the last part of a file name, normalized (NFC). Raises InvalidUploadName."""
+    name = unicodedata.normalize("NFC", _SEPARATORS.split(file_name)[-1]).strip()
+    if name in {"", ".", ".."}:
+        raise InvalidUploadName("The file has no name.")
+    if len(name) > _MAX_NAME_CHARS:
+        raise InvalidUploadName(f"The file's name is longer than {_MAX_NAME_CHARS} characters.")
+    if any(_is_misleading(char) for char in name):
+        raise InvalidUploadName("The file's name has control characters.")
+    if _CONTENT_NAME.fullmatch(name):
+        raise InvalidUploadName(
+            f"Names like sent-<{_CONTENT_DIGITS} hexadecimal digits>.png are reserved for inline "
+            "images."
+        )
+    return name
+
+
+def content_name(data: bytes) -> str:
+    """Return the upload name of an image without a name. `upload_name` refuses such names."""
+    return f"sent-{hashlib.sha256(data).hexdigest()[:_CONTENT_DIGITS]}.png"
+
+
+def _is_misleading(char: str) -> bool:
+    return unicodedata.category(char) in _CONTROL or unicodedata.bidirectional(char) in _DIRECTIONS
+
+
+class UploadStore:
+    """Stores files in the image store, and adds a database row for each file."""
+
+    def __init__(
+        self,
+        *,
+        rows: Uploads,
+        images: ImageStore,
+        owned_bytes: OwnedBytes,
+        max_bytes_of_owner: int,
+    ) -> None:
+        """`max_bytes_of_owner` limits the bytes of all files of an owner; 0 means no limit."""
+        self.rows = rows
+        self._images = images
+        self.max_pixels = _MAX_PIXELS
+        """The largest number of pixels of an input image."""
+        self._owned_bytes = owned_bytes
+        self._max_bytes_of_owner = max_bytes_of_owner
+        self.decodes = Checks(_DECODES)
+
+    def stop(self) -> None:
+        self.decodes.stop()
+
+    async def add(self, owner: str, file_name: str, data: bytes) -> Upload:
+        """Store an image or a latent under the last part of its file name.
+
+        If the owner already has the same file under this name, returns the existing upload. Raises
+        UploadRefused, NoTurn, DatabaseUnavailable, ImageStoreUnavailable.
+        """
+        name = upload_name(file_name)
+        return await self._store(owner, name, data)
+
+    async def add_content(self, owner: str, data: bytes) -> Upload:
+        """Store an image under a name that is derived from its bytes.
+
+        If the image was stored before, returns the existing upload. Raises the errors of `add`.
+        """
+        name = await self.decodes.run(owner, content_name, data, is_quick=False)
+        known = (await self.rows.use(owner, [name], utc_now())).get(name)
+        return await self._store(owner, name, data) if known is None else known
+
+    async def _store(self, owner: str, name: str, data: bytes) -> Upload:
+        file, digest = await self.decodes.run(
+            owner, _sanitize, name, data, self.max_pixels, is_quick=False
+        )
+        now, upload_id = utc_now(), new_id()
+        known = (await self.rows.use(owner, [name], now)).get(name)
+        if known is not None and known.digest == digest:
+            return known
+        upload = Upload(
+            id=upload_id,
+            owner=owner,
+            name=name,
+            digest=digest,
+            storage_key=upload_key(owner, digest, upload_id),
+            width=file.width,
+            height=file.height,
+            size_bytes=len(file.data),
+            created_at=now,
+            used_at=now,
+        )
+        await self._add(upload, file.data)
+        return upload
+
+    async def _add(self, upload: Upload, data: bytes) -> None:
+        """Store the file and its database row. Raises TooManyUploadBytes.
+
+        The first check uses a recent sum. The second check is in the database, and is exact.
+        """
+        max_bytes = self._max_bytes_of_owner
+        used_bytes = (await self._owned_bytes.kept(upload.owner)).upload_bytes if max_bytes else 0
+        if max_bytes and used_bytes + upload.size_bytes > max_bytes:
+            raise TooManyUploadBytes(used_bytes, upload.size_bytes, max_bytes)
+        await self._images.put(upload.storage_key, data)
+        kept_bytes = await self.rows.add(upload, max_bytes=max_bytes)
+        if kept_bytes is not None:
+            await self._images.delete(upload.storage_key)
+            raise TooManyUploadBytes(kept_bytes, upload.size_bytes, max_bytes)
+
+
+def _sanitize(name: str, data: bytes, max_pixels: int) -> tuple[SanitizedFile, str]:
+    """Return the file to store, and its SHA-256 digest. Raises UploadRefused."""
+    read = read_input_latent if name.endswith(LATENT_SUFFIX) else read_input_image
+    file = read(data, max_pixels=max_pixels)
+    return file, f"sha256:{hashlib.sha256(file.data).hexdigest()}"

@@ -1,1 +1,0 @@
-"""The trace of each job, and what log lines say of it."""

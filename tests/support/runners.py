@@ -1,0 +1,108 @@
+"""Job runners over a log, a queue and images of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from actors.worker.attempt import AttemptLimits
+from actors.worker.job_runner import JobRunner, RunOutcome
+from actors.worker.plan import Plan
+from engine.graph.limits import Limits
+from events.decisions import Command, Submit
+from events.ids import new_id
+from events.job import Job
+from events.job_progress import JobProgress
+from events.log import JobWriter, utc_now
+from events.queue import QueueEntry
+from events.types import Event
+from storage.images import ImageStore
+from tests.support.events import LATER, submitted
+from tests.support.failing_log import FailingLog
+from tests.support.memory.queues import MemoryJobQueue
+from tests.support.worker import LANE, ScriptedEngine, pictures
+
+LIMITS = AttemptLimits(silence_s=30, longest_machine_pause_s=0.05)
+
+
+class CountingLog(FailingLog):
+    """Counts looks at the last event, too."""
+
+    looks = 0
+
+    async def last(self, job_id: str) -> Event | None:
+        self.looks += 1
+        return await super().last(job_id)
+
+
+class RunnersBench:
+    """Jobs, and runners that take one entry each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = CountingLog()
+        self.writer = JobWriter(self.log)
+        self.queue = MemoryJobQueue()
+        self.images = ImageStore((folder / "images").as_uri())
+
+    async def submit(self, **changes: Any) -> Job:
+        """Submit a job and put it on the queue."""
+        job_id = new_id()
+        outcome = await self.writer.submit(job_id, Submit(submitted(lane=LANE, **changes)))
+        await self.queue.add("default", LANE, job_id, deadline=LATER)
+        assert outcome.job is not None
+        return outcome.job
+
+    async def job(self, job_id: str) -> Job:
+        job = await self.writer.load(job_id)
+        assert job is not None
+        return job
+
+    async def execute(self, job: Job, *commands: Command) -> Job:
+        for command in commands:
+            after = (await self.writer.execute(command, job)).job
+            assert after is not None
+            job = after
+        return job
+
+    async def entry(self) -> QueueEntry:
+        async with self.queue.consume("default", LANE) as lane:
+            [entry] = await lane.next(most=1, timeout_s=5)
+            return entry
+
+    async def run(
+        self,
+        engine: Any = None,
+        *,
+        job: Job | None = None,
+        actor: str | None = None,
+        plan: Callable[[Job], Plan] = lambda _: Plan({"1": {}}, None, {}, Limits()),
+        limits: AttemptLimits = LIMITS,
+        max_attempts: int = 3,
+        lease_renew_s: float = 0.01,
+        is_traced: bool = False,
+        **handed_over: Any,
+    ) -> RunOutcome:
+        """Run the job of the next entry on an engine, by default one that makes a picture.
+
+        `job` and `handed_over` are what a dispatcher says of it.
+        """
+
+        async def report(_job_id: str, _progress: JobProgress) -> None:
+            pass
+
+        runner = JobRunner(
+            actor=actor or new_id(),
+            log=self.log,
+            images=self.images,
+            engine=engine or ScriptedEngine(pictures(1)),
+            plan=plan,
+            report_progress=report,
+            limits=limits,
+            lease_renew_s=lease_renew_s,
+            max_attempts=max_attempts,
+            max_attempts_total=9,
+            now=utc_now,
+            is_traced=is_traced,
+        )
+        return await runner.run(await self.entry(), job, **handed_over)

@@ -1,1 +1,0 @@
-"""Streams of the log, as tests make them."""

@@ -1,0 +1,123 @@
+"""Which workers a dispatcher takes over: those made from its own endpoint, settings and version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from actors.scheduler.names import endpoint_prefix, release_of, worker_prefix
+from actors.worker.config import WorkerConfig, worker_config
+from events.store.records import Endpoint
+from settings.settings import Settings
+
+ENDPOINT = Endpoint(id="default")
+
+
+def config(endpoint: Endpoint = ENDPOINT, **arguments: Any) -> WorkerConfig:
+    return worker_config(Settings.load(**arguments), endpoint)
+
+
+def test_the_names_are_those_of_the_endpoint() -> None:
+    assert worker_prefix(config()).startswith(endpoint_prefix("default"))
+    assert worker_prefix(config()) == worker_prefix(config())
+    assert worker_prefix(config(Endpoint(id="fast"))).startswith(endpoint_prefix("fast"))
+
+
+def changed(member: str, value: object) -> Endpoint:
+    change: dict[str, Any] = {member: value}
+    return replace(ENDPOINT, **change)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("database_url", "postgresql+asyncpg://db/darkroom"),
+        ("http_replicas", 3),
+        ("job_timeout_s", 90.0),
+        ("key_rate_per_s", 2.0),
+        ("max_body_bytes", 1024),
+        ("ray_num_gpus", 2),
+        ("retention_days", 7.0),
+        ("secret", "another secret of the service"),
+        ("worker_idle_s", 60.0),
+    ],
+)
+def test_a_setting_that_no_worker_is_made_from_replaces_none(name: str, value: object) -> None:
+    assert worker_prefix(config(**{name: value})) == worker_prefix(config())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data_dir", "elsewhere"),
+        ("images_url", "s3://images"),
+        ("log_max_bytes", 1024**3),
+        ("max_attempts", 5),
+        ("max_side_px", 2048),
+        ("model_cache_bytes", 1024**3),
+        ("models_dir", "other-models"),
+        ("nats_url", "nats://nats:4222"),
+        ("nats_url", "nats://service:another-password@nats:4222"),
+        ("step_timeout_s", 60.0),
+    ],
+)
+def test_a_setting_that_workers_are_made_from_replaces_them(name: str, value: object) -> None:
+    url = {"nats_url": "nats://service:password@nats:4222"}
+    before, after = config(**url), config(**(url | {name: value}))
+    assert worker_prefix(after) != worker_prefix(before)
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("gpus", 0.5),
+        ("cpus", 2.0),
+        ("resources", {"disk": 1.0}),
+        ("labels", {"zone": "a"}),
+        ("precision", "float16"),
+        ("channels_last", True),
+        ("compiler", "inductor"),
+    ],
+)
+def test_what_an_endpoint_has_its_workers_made_from_replaces_them(
+    member: str, value: object
+) -> None:
+    """One by one: they are of the same release."""
+    made, before = worker_prefix(config(changed(member, value))), worker_prefix(config())
+    assert made != before
+    assert release_of(made) == release_of(before)
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("owner", "alice"),
+        ("checkpoint", "a"),
+        ("compatibility", "comfyui"),
+        ("checkpoints", ("a",)),
+        ("min_workers", 0),
+        ("max_workers", 7),
+        ("jobs_per_worker", 7),
+        ("idle_timeout_s", 7.0),
+        ("job_timeout_s", 7.0),
+        ("queue_timeout_s", 7.0),
+        ("max_attempts", 7),
+        ("max_queued", 7),
+        ("max_pixels", 7),
+        ("max_steps", 7),
+        ("max_cost", 7.0),
+        ("draining", True),
+        ("ends_at", datetime(2026, 3, 1, tzinfo=UTC)),
+        ("precision", "auto"),
+    ],
+)
+def test_nothing_else_of_an_endpoint_replaces_its_workers(member: str, value: object) -> None:
+    assert worker_prefix(config(changed(member, value))) == worker_prefix(config())
+
+
+def test_a_new_version_is_another_release() -> None:
+    later = worker_prefix(replace(config(), version="99"))
+    assert release_of(later) != release_of(worker_prefix(config()))

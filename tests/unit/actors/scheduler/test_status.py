@@ -1,0 +1,103 @@
+"""The status of an endpoint, and its pace."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from actors.scheduler.status import EndpointStatus, Pace
+from events.decisions import Cancel
+from events.errors import JobDamaged
+from events.job import Job
+from tests.support.clock import Clock
+from tests.support.polling import eventually
+from tests.support.scheduler.bench import Bench
+
+
+async def test_it_tells_workers_what_waits_longest_and_the_pace(bench: Bench) -> None:
+    async with bench.dispatching(slots=1) as dispatcher:
+        await eventually(lambda: bench.cluster.actors)
+        first = await bench.submit(lane=3)
+        await bench.running(first)
+        status = await dispatcher.status.describe()
+        (worker,) = status["workers"]
+        assert worker == {
+            "state": "ready",
+            "is_current": True,
+            "running": 1,
+            "checkpoints": [],
+            "trouble": None,
+        }
+        assert status["oldest_waiting_s"] is None
+        assert status["rate_per_s"] is None
+        second = await bench.submit(lane=4)
+        assert (await dispatcher.status.describe())["oldest_waiting_s"] >= 0
+        await bench.finish(first)
+        await bench.running(second)
+        assert (await dispatcher.status.describe())["rate_per_s"] == 1.0
+
+
+@pytest.fixture
+async def status(bench: Bench) -> AsyncIterator[EndpointStatus]:
+    """Of an endpoint whose one slot runs a job."""
+    async with bench.dispatching(slots=1) as dispatcher:
+        await eventually(lambda: bench.cluster.actors)
+        await bench.running(await bench.submit(lane=3))
+        yield dispatcher.status
+
+
+async def test_a_job_that_cannot_be_read_hides_no_other(
+    bench: Bench, status: EndpointStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged, load = await bench.submit(lane=4), bench.writer.load
+
+    async def damaged_load(job_id: str) -> Job | None:
+        if job_id == damaged:
+            raise JobDamaged
+        return await load(job_id)
+
+    monkeypatch.setattr(bench.writer, "load", damaged_load)
+    assert (await status.describe())["oldest_waiting_s"] is None
+    await bench.submit(lane=5)
+    assert (await status.describe())["oldest_waiting_s"] >= 0
+
+
+async def test_it_does_not_read_a_whole_backlog_that_was_cancelled(
+    bench: Bench, status: EndpointStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(40):
+        job_id = await bench.submit(lane=4)
+        await bench.writer.execute(Cancel(), await bench.job(job_id))
+    read: list[str] = []
+    load = bench.writer.load
+
+    async def counted(job_id: str) -> Job | None:
+        read.append(job_id)
+        return await load(job_id)
+
+    monkeypatch.setattr(bench.writer, "load", counted)
+    assert (await status.describe())["oldest_waiting_s"] is None
+    assert 0 < len(read) <= 36  # the dispatcher meets some of them, too
+
+
+def test_it_is_that_of_the_last_minute() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    for _ in range(200):
+        clock.now += 0.5
+        pace.note_end()
+    assert pace.per_s() == pytest.approx(2.0, rel=0.05)
+    clock.now += 30
+    assert pace.per_s() == pytest.approx(1.0, rel=0.05)
+    clock.now += 31
+    assert pace.per_s() is None
+
+
+def test_one_that_has_just_begun_counts_by_the_time_since_then() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    clock.now += 10
+    for _ in range(50):
+        pace.note_end()
+    assert pace.per_s() == 5.0

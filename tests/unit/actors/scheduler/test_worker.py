@@ -1,0 +1,169 @@
+"""One worker: its engine, its slots, and what becomes of it when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from actors.scheduler.names import slot_name
+from actors.scheduler.slots import SlotNumbers, SlotState
+from actors.scheduler.worker import Startup, Worker
+from tests.support.memory.queues import MemoryJobQueue
+from tests.support.polling import eventually
+from tests.support.scheduler.cluster import FakeCluster
+
+NAME = "worker:default:d1:0"
+LONG_S = 1000.0
+
+
+def new_worker(
+    cluster: FakeCluster,
+    *,
+    slots: int = 2,
+    jobs_per_actor: int = 0,
+    actors_starting: int = 0,
+    silence_s: float = 1000,
+) -> Worker:
+    return Worker(
+        NAME,
+        cluster=cluster,
+        slots=SlotNumbers(most=slots, starting=actors_starting),
+        jobs_per_actor=jobs_per_actor,
+        startup=Startup(longest_s=1000, most_deaths=1000),
+        engine_silence_s=silence_s,
+        on_change=lambda: None,
+        period_s=0.01,
+    )
+
+
+@asynccontextmanager
+async def kept(worker: Worker) -> AsyncIterator[Worker]:
+    """The worker is open until the end of the context."""
+    task = asyncio.create_task(worker.keep())
+    try:
+        yield worker
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def has_idle_slots(worker: Worker, count: int) -> bool:
+    return sum(slot.state is SlotState.IDLE for slot in worker.slots) == count
+
+
+async def test_a_worker_without_room_waits_for_it(cluster: FakeCluster) -> None:
+    cluster.room = 0
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: NAME in cluster.groups)
+        assert list(worker.slots) == []
+        cluster.give_room(1)
+        await eventually(lambda: worker.idle_slot() is not None)
+
+
+async def test_an_engine_that_does_not_answer_gets_no_job_until_it_does(
+    cluster: FakeCluster,
+) -> None:
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: worker.idle_slot() is not None)
+        worker.checkpoints.add("a.safetensors")
+        cluster.engines[NAME].answers = False
+        await eventually(lambda: not worker.is_ready)
+        assert worker.idle_slot() is None
+        cluster.engines[NAME].answers = True
+        await eventually(lambda: worker.idle_slot() is not None)
+        assert worker.checkpoints == {"a.safetensors"}
+
+
+async def test_an_engine_that_is_gone_is_made_anew_and_has_loaded_nothing(
+    cluster: FakeCluster,
+) -> None:
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: worker.idle_slot() is not None)
+        worker.checkpoints.add("a.safetensors")
+        first = cluster.engines[NAME]
+        first.is_gone = True
+        await eventually(lambda: cluster.engines[NAME] is not first and worker.is_ready)
+        assert worker.checkpoints == set()
+        assert await worker.cancel_run("a-job", 2)
+        assert cluster.engines[NAME].cancelled == [("a-job", 2)]
+
+
+async def test_an_idle_engine_that_stands_still_is_ended(cluster: FakeCluster) -> None:
+    async with kept(new_worker(cluster, silence_s=0.1)) as worker:
+        await eventually(lambda: worker.is_ready)
+        first = cluster.engines[NAME]
+        first.answers = False
+        await eventually(lambda: cluster.engines[NAME] is not first and worker.is_ready)
+        assert first.kills == 1
+
+
+@pytest.mark.parametrize("reason", ["it starts", "it works", "its job actor sees to it"])
+async def test_an_engine_may_be_silent_for_a_reason(cluster: FakeCluster, reason: str) -> None:
+    engine = await cluster.engine(NAME)
+    engine.works_s = LONG_S if reason == "it works" else 0.0
+    engine.answers = reason != "it starts"
+    async with kept(new_worker(cluster, silence_s=0.05)) as worker:
+        await eventually(lambda: has_idle_slots(worker, 2))
+        await eventually(lambda: worker.is_ready or not engine.answers)
+        if reason == "its job actor sees to it":
+            next(iter(worker.slots)).reserve(MemoryJobQueue().entry("a-job", "1"))
+        engine.answers = False
+        asked = engine.asked
+        await eventually(lambda: engine.asked > asked + 100)
+        assert engine.kills == 0
+
+
+async def test_a_worker_whose_place_was_taken_away_gets_another(cluster: FakeCluster) -> None:
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: worker.is_ready)
+        first = cluster.engines[NAME]
+        await cluster.remove(NAME)
+        first.is_gone = True
+        await eventually(lambda: NAME in cluster.groups and worker.is_ready)
+        assert cluster.engines[NAME] is not first
+
+
+async def test_a_worker_that_was_marked_unready_is_asked_again(cluster: FakeCluster) -> None:
+    async with kept(new_worker(cluster)) as worker:
+        await eventually(lambda: worker.is_ready)
+        worker.mark_unready()
+        assert worker.idle_slot() is None
+        await eventually(lambda: worker.is_ready)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "setting", "jobs"), [(1.0, 0, 1), (0.25, 0, 1), (0.0, 0, 1000), (0.0, 3, 3)]
+)
+async def test_an_actor_runs_one_job_on_a_gpu_many_on_a_cpu_or_as_the_setting_says(
+    gpus: float, setting: int, jobs: int
+) -> None:
+    cluster = FakeCluster(gpus=gpus)
+    (await cluster.job_actor(NAME, slot_name(NAME, 0))).jobs_run = jobs
+    (await cluster.job_actor(NAME, slot_name(NAME, 1))).jobs_run = jobs - 1
+    async with kept(new_worker(cluster, jobs_per_actor=setting)) as worker:
+        await eventually(lambda: has_idle_slots(worker, 2))
+        assert [slot.is_expired for slot in worker.slots] == [True, False]
+
+
+@pytest.mark.parametrize(("gpus", "setting", "starting"), [(1.0, 0, 4), (0.0, 0, 1), (0.0, 2, 2)])
+async def test_further_actors_start_a_few_at_a_time(
+    gpus: float, setting: int, starting: int
+) -> None:
+    cluster = FakeCluster(gpus=gpus)
+    async with kept(new_worker(cluster, slots=8, actors_starting=setting)) as worker:
+        await eventually(lambda: has_idle_slots(worker, 2))
+        cluster.broken = {slot_name(NAME, number) for number in range(2, 8)}
+        for job in range(2):
+            slot = await eventually(worker.idle_slot)
+            slot.reserve(MemoryJobQueue().entry(f"job-{job}", "1"))
+        await eventually(lambda: worker.is_ready)
+        states = [slot.state for slot in worker.slots]
+        assert states.count(SlotState.STARTING) == min(starting, 3)
+
+
+async def test_before_it_has_an_engine_there_is_no_run_to_cancel(cluster: FakeCluster) -> None:
+    assert await new_worker(cluster).cancel_run("a-job", 1) is None
+    assert cluster.engines == {}

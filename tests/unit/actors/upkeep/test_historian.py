@@ -1,0 +1,472 @@
+"""Jobs that are over leave the log whole, whenever the historian dies; no other job does."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from actors.upkeep import historian
+from events.decisions import Erase
+from events.delivery import RequestRedelivery
+from events.errors import LogUnavailable
+from events.log import DeliveryWriter
+from events.store.ended_jobs import EndedJob
+from storage.images import ImageStoreUnavailable
+from storage.keys import HistoryName
+from tests.support.upkeep import DAY, HOUR, NOON, House
+
+URL = "https://example.com/done"
+MINUTE = timedelta(minutes=1)
+
+
+async def test_an_ended_job_leaves_the_log_and_is_read_as_before(house: House) -> None:
+    ended, running = await house.job(), await house.running_job()
+    await house.project()
+    before = await house.stories(ended, running)
+    house.clock.time += HOUR - MINUTE
+    await house.historian().round()
+    assert await house.is_in_log(ended)
+    house.clock.time += MINUTE
+    await house.historian().round()
+    assert not await house.is_in_log(ended)
+    assert await house.is_in_log(running)
+    assert await house.stories(ended, running) == before
+    assert await house.kept_ids() == [ended]
+    row = await house.read_model.job(ended)
+    assert row is not None
+    assert row.end is not None
+
+
+async def test_a_job_whose_end_was_projected_late_stays_as_long(house: House) -> None:
+    """Who submits it again may have looked for its row right before that, and found none."""
+    job_id = await house.job()
+    house.clock.time += 2 * HOUR
+    await house.project()
+    await house.historian().round()
+    assert await house.is_in_log(job_id)
+    house.clock.time += HOUR
+    await house.historian().round()
+    assert not await house.is_in_log(job_id)
+
+
+async def test_a_job_stays_while_a_repeat_of_it_may_be_submitted(house: House) -> None:
+    """A repeat looks for the row for at most 10 s, and appends for at most 10 s."""
+    job_id = await house.job()
+    await house.project()
+    house.clock.time += timedelta(seconds=19)
+    await house.historian(log_hot_s=0).round()
+    assert await house.is_in_log(job_id)
+    house.clock.time += timedelta(seconds=1)
+    await house.historian(log_hot_s=0).round()
+    assert not await house.is_in_log(job_id)
+
+
+async def test_a_job_that_is_not_projected_yet_stays(house: House) -> None:
+    job_id = await house.job()
+    await house.project()
+    job = await house.load(job_id)
+    await house.writer.execute(Erase(), job)  # the row is behind
+    house.clock.time += 2 * HOUR
+    await house.historian().round()
+    assert await house.is_in_log(job_id)
+    assert await house.kept_ids() == []
+
+
+@pytest.mark.parametrize("asked", [{"callback_url": URL}, {"image_puts": ("sealed",)}])
+async def test_a_job_stays_until_its_delivery_has_ended(
+    house: House, asked: dict[str, Any]
+) -> None:
+    job_id = await house.job(**asked)
+    waiting = await house.ended_job(**asked)
+    await house.project()
+    house.clock.time += 2 * HOUR
+    await house.historian().round()
+    assert [await house.is_in_log(each) for each in (job_id, waiting)] == [False, True]
+    await house.deliver(waiting)
+    house.clock.time += HOUR - MINUTE
+    await house.historian().round()
+    assert await house.is_in_log(waiting)
+    house.clock.time += MINUTE
+    await house.historian().round()
+    assert not await house.is_in_log(waiting)
+    assert await house.kept_ids() == sorted([job_id, waiting])
+
+
+async def test_jobs_that_wait_do_not_hold_up_those_behind_them(house: House) -> None:
+    waiting = [await house.ended_job(callback_url=URL) for _ in range(3)]
+    house.clock.time += MINUTE
+    job_id = await house.job()
+    await house.project()
+    house.clock.time += 2 * HOUR
+    historian = house.historian(batch=2)
+    for _ in range(3):
+        await historian.round()
+    assert await house.kept_ids() == [job_id]
+    assert all([await house.is_in_log(each) for each in waiting])
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [
+        ("log", "stored"),
+        ("images", "put"),
+        ("ended_jobs", "name"),
+        ("images", "delete"),
+        ("deliveries", "purge"),
+        ("log", "purge"),
+        ("ended_jobs", "cooled"),
+    ],
+)
+async def test_whenever_the_historian_dies_another_ends_its_work(
+    house: House, monkeypatch: pytest.MonkeyPatch, part: str, step: str, *, after: bool
+) -> None:
+    """Some jobs are over for the first time, and some again: these have an object already."""
+    ids = await house.moved(2, callback_url=URL)
+    for job_id in ids:
+        await house.deliver_again(job_id)
+    ids += [await house.job(callback_url=URL) for _ in range(2)]
+    await house.project()
+    before = await house.stories(*ids)
+    house.clock.time += 2 * HOUR
+    with monkeypatch.context() as patch:
+        die(patch, getattr(house, part), step, after=after)
+        with pytest.raises(BaseException):  # noqa: B017, PT011 - a task group wraps it
+            await house.historian().round()
+    assert await house.stories(*ids) == before
+    house.clock.time += 3 * MINUTE
+    await house.historian().round()
+    assert not any([await house.is_in_log(job_id) for job_id in ids])
+    assert await house.stories(*ids) == before
+    assert await house.ended_jobs.cool(house.clock(), limit=9) == []
+    for _ in range(5):  # an object that was replaced may be left: the janitor sweeps it
+        house.clock.time += DAY
+        await house.janitor(retention_days=0).round()
+    assert await house.kept_ids() == sorted(ids)
+    assert await house.stories(*ids) == before
+
+
+def die(patch: pytest.MonkeyPatch, part: object, step: str, *, after: bool) -> None:
+    """At the second call of this step, or after it; at the first where a round has one alone."""
+    real = getattr(part, step)
+    calls = 0
+
+    async def dying(*args: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls < 2 and step in {"put", "delete", "purge"}:
+            return await real(*args, **named)
+        if after:
+            await real(*args, **named)
+        raise Died
+
+    patch.setattr(part, step, dying)
+
+
+class Died(BaseException):
+    """The process was killed."""
+
+
+async def test_a_job_that_is_called_back_again_leaves_the_log_again(house: House) -> None:
+    job_id, other = await house.moved(2, callback_url=URL)
+    [first] = await house.history_keys(job_id)
+    asked = await house.ask_again(job_id)
+    house.clock.time += 2 * HOUR
+    await house.historian().round()
+    assert await house.is_in_log(job_id)  # it was not delivered yet
+    await house.deliver(job_id, version=asked.version + 1, expected=asked.position)
+    before = await house.stories(job_id, other)
+    assert len(before[0][1]) == 3
+    house.clock.time += 2 * HOUR
+    await house.historian().round()
+    assert not await house.is_in_log(job_id)
+    assert await house.stories(job_id, other) == before
+    [second] = await house.history_keys(job_id)
+    assert (first, second) == (HistoryName(job_id, 5, 1).key, HistoryName(job_id, 5, 3).key)
+
+
+async def test_nothing_is_stored_again_where_nothing_was_added(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A redelivery was asked for by a process that died before it stored the event."""
+    [job_id] = await house.moved()
+    await house.ended_jobs.heat(job_id, house.clock())
+    house.clock.time += 2 * HOUR
+
+    async def refuse(*_: Any) -> None:
+        raise ImageStoreUnavailable
+
+    monkeypatch.setattr(house.images, "put", refuse)
+    await house.historian().round()
+    assert await house.ended_jobs.cool(house.clock(), limit=9) == []
+
+
+@pytest.mark.parametrize("step", ["put", "name"])
+async def test_a_job_that_is_erased_while_its_object_is_written_leaves_none(
+    house: House, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    job_id, other = await house.job(), await house.job()
+    await house.project()
+    house.clock.time += 2 * HOUR
+    part = house.images if step == "put" else house.ended_jobs
+    real = getattr(part, step)
+
+    async def meanwhile(*args: Any) -> Any:
+        if not (await house.load(job_id)).erased:
+            job = (await house.writer.execute(Erase(), await house.load(job_id))).job
+            assert job is not None
+            assert await house.removal.hide(job)
+        return await real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(part, step, meanwhile)
+        await house.historian().round()
+    assert await house.history_keys(job_id) == []
+    house.clock.time += 2 * HOUR
+    await house.historian().round()
+    assert await house.kept_ids() == sorted([job_id, other])  # of the first, that it was erased
+    assert len(await house.history.read(job_id)) == 1
+
+
+async def test_a_job_that_is_removed_while_its_object_is_written_leaves_none(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await house.job()
+    await house.project()
+    house.clock.time += 8 * DAY
+    put = house.images.put
+
+    async def late(key: str, data: bytes) -> None:
+        await house.janitor().round()
+        await put(key, data)
+
+    monkeypatch.setattr(house.images, "put", late)
+    await house.historian().round()
+    assert await house.traces(job_id) == set()
+
+
+async def test_a_stalled_historian_replaces_no_later_object(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its object is stored after another one has moved the job, once more with a redelivery."""
+    job_id = await house.job(callback_url=URL)
+    await house.project()
+    house.clock.time += 2 * HOUR
+    put = house.images.put
+
+    async def stalled(key: str, data: bytes) -> None:
+        monkeypatch.setattr(house.images, "put", put)
+        await house.historian().round()
+        await house.deliver_again(job_id)
+        house.clock.time += 2 * HOUR
+        await house.historian().round()
+        await put(key, data)
+
+    monkeypatch.setattr(house.images, "put", stalled)
+    await house.historian().round()
+    assert not await house.is_in_log(job_id)
+    assert len(await house.history.deliveries(job_id)) == 3
+    assert len(await house.history.read(job_id)) == 5
+
+
+async def test_a_lost_object_is_stored_again_from_what_the_log_has(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = await house.job()
+    await house.project()
+    before = await house.stories(job_id)
+    house.clock.time += 2 * HOUR
+    house.log.purge_error = LogUnavailable()
+    with pytest.raises(LogUnavailable):
+        await house.historian().round()
+    house.log.recover()
+    [key] = await house.history_keys(job_id)
+    await house.images.delete(key)
+    await house.historian().round()
+    assert "history cannot be read" in caplog.text
+    assert not await house.log.read(job_id)
+    assert len(await house.history.read(job_id)) == len(before[0][0])
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_an_object_that_cannot_be_read_stops_no_other_job(
+    house: House, caplog: pytest.LogCaptureFixture, *, is_lost: bool
+) -> None:
+    broken, whole = await house.moved(2, callback_url=URL)
+    for job_id in (broken, whole):
+        await house.deliver_again(job_id)
+    [key] = await house.history_keys(broken)
+    await (house.images.delete(key) if is_lost else house.images.put(key, b"broken"))
+    house.clock.time += 2 * HOUR
+    await house.historian().round()
+    assert caplog.messages == ["a history cannot be read"]
+    assert [bool(await house.deliveries.read(each)) for each in (broken, whole)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("job", "most_bytes", "portions"),
+    [
+        (EndedJob("a", 1, 1, NOON, NOON, None, log_bytes=1), 10**9, [4]),
+        (EndedJob("a", 1, 1, NOON, NOON, None, log_bytes=1), 2, [2, 2]),
+        (EndedJob("a", 1, 1, NOON, NOON, "a/history-1-0.gz", log_bytes=0), 2**20, [1] * 4),
+    ],
+    ids=["all", "so many bytes", "histories that are read again"],
+)
+def test_so_many_bytes_are_in_memory_at_a_time(
+    job: EndedJob, most_bytes: int, portions: list[int]
+) -> None:
+    found = historian._portions([job] * 4, most_bytes=most_bytes)
+    assert [len(portion) for portion in found] == portions
+
+
+async def test_so_many_jobs_are_in_hand_at_a_time(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(6):
+        await house.job()
+    await house.project()
+    house.clock.time += 2 * HOUR
+    monkeypatch.setattr(historian, "_AT_ONCE", 3)
+    purge, now, most = house.log.purge, 0, 0
+
+    async def counted(*args: Any, **named: Any) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        await purge(*args, **named)
+        now -= 1
+
+    monkeypatch.setattr(house.log, "purge", counted)
+    await house.historian().round()
+    assert most == 3
+
+
+async def test_what_cannot_be_read_stays_in_the_log(house: House) -> None:
+    broken, whole = await house.job(), await house.job()
+    await house.project()
+    house.log.unreadable.add(broken)
+    house.clock.time += 2 * HOUR
+    await house.historian().round()
+    assert await house.kept_ids() == [whole]
+    house.log.unreadable.clear()
+    assert await house.is_in_log(broken)
+
+
+async def test_an_outage_is_waited_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = await house.job()
+    await house.project()
+    house.clock.time += 2 * HOUR
+
+    async def refuse(*_: Any) -> None:
+        raise ImageStoreUnavailable
+
+    with monkeypatch.context() as patch:
+        patch.setattr(house.images, "put", refuse)
+        with pytest.raises(ImageStoreUnavailable):
+            await house.historian().round()
+    assert await house.is_in_log(job_id)
+    house.log.purge_error = LogUnavailable()
+    with pytest.raises(LogUnavailable):
+        await house.historian().round()
+    house.log.recover()
+    house.clock.time += 3 * MINUTE
+    await house.historian().round()
+    assert not await house.is_in_log(job_id)
+    assert await house.kept_ids() == [job_id]
+
+
+async def test_two_that_overlap_move_each_job_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [await house.job() for _ in range(3)]
+    await house.project()
+    before = await house.stories(*ids)
+    house.clock.time += 2 * HOUR
+    put = house.images.put
+
+    async def meanwhile(key: str, data: bytes) -> None:
+        monkeypatch.setattr(house.images, "put", put)
+        await house.historian("a").round()
+        await put(key, data)
+
+    monkeypatch.setattr(house.images, "put", meanwhile)
+    await house.historian("a").round()
+    assert await house.kept_ids() == sorted(ids)
+    assert not any([await house.is_in_log(job_id) for job_id in ids])
+    assert await house.stories(*ids) == before
+
+
+@pytest.mark.parametrize("step", ["put", "get", "delete"])
+async def test_one_file_that_the_store_refuses_stops_no_other_job(
+    house: House, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    [bad] = await house.moved(callback_url=URL)
+    await house.deliver_again(bad)
+    house.clock.time += MINUTE
+    others = [await house.job() for _ in range(3)]
+    await house.project()
+    real = getattr(house.images, step)
+
+    async def refusing(key: str, *args: Any) -> Any:
+        if key.startswith(bad):
+            raise ImageStoreUnavailable("Input/output error")
+        return await real(key, *args)
+
+    monkeypatch.setattr(house.images, step, refusing)
+    for _ in range(5):
+        house.clock.time += 2 * HOUR
+        with suppress(ImageStoreUnavailable):
+            await house.historian().round()
+    left = [await house.is_in_log(each) for each in others]
+    cool = await house.ended_jobs.cool(house.clock(), limit=9)
+    assert not any(left)
+    assert [each.id for each in cool if each.id != bad] == []
+
+
+async def test_an_event_of_two_lines_stops_no_other_job(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON may be; somebody mended an event by hand."""
+    bad, other = await house.job(), await house.job()
+    await house.project()
+    real = house.log.stored
+
+    async def stored(job_ids: Any) -> Any:
+        found = await real(job_ids)
+        if bad in found:
+            first, *rest = found[bad]
+            found[bad] = (replace(first, payload=first.payload.replace(b"{", b"{\n", 1)), *rest)
+        return found
+
+    monkeypatch.setattr(house.log, "stored", stored)
+    for _ in range(3):
+        house.clock.time += 2 * HOUR
+        with suppress(ValueError):
+            await house.historian().round()
+    assert not await house.is_in_log(other)
+
+
+async def test_a_job_that_is_asked_for_while_it_leaves_the_log_is_not_settled(
+    house: House,
+) -> None:
+    """The route reopens, the historian marks, the route heats."""
+    job_id = await house.job(callback_url=URL)
+    await house.project()
+    house.clock.time += 2 * HOUR
+    await house.read_model.unsettled.reopen(job_id)
+    await house.historian().round()
+    await house.ended_jobs.heat(job_id, house.clock())
+    writer = DeliveryWriter(house.history.delivery_log)
+    job = await house.read_model.job(job_id)
+    assert job is not None
+    await writer.execute(RequestRedelivery(), job, await writer.load(job_id))
+    found = await house.read_model.unsettled.has(job_id)
+    house.clock.time += 8 * DAY
+    await house.janitor().round()
+    assert (found, "row" in await house.traces(job_id)) == (True, True)

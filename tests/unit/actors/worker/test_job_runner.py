@@ -1,0 +1,89 @@
+"""A job that its dispatcher has folded already, and hands over with its entry."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.worker.job_runner import RunOutcome
+from engine.reports import Finished, Note
+from events.decisions import Cancel, Erase, FailAttempt, Start
+from events.log import utc_now
+from events.types import Cancelled, Completed, Started
+from telemetry.spans import TraceIds
+from tests.support.runners import RunnersBench
+from tests.support.worker import ScriptedEngine, picture, pictures
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(pictures(1))
+
+
+def start(actor: str) -> Start:
+    return Start(actor, max_attempts=3, max_attempts_total=9, now=utc_now())
+
+
+async def test_it_is_not_read_again(bench: RunnersBench) -> None:
+    job = await bench.submit()
+    assert await bench.run(job=job, lease_renew_s=9) is RunOutcome.COMPLETED
+    assert (bench.log.reads[job.id], bench.log.looks) == (0, 0)
+    assert isinstance((await bench.job(job.id)).end, Completed)
+    assert await bench.queue.job_ids() == set()
+
+
+@pytest.mark.parametrize("command", [Cancel(), Erase()], ids=["cancelled", "erased"])
+async def test_what_became_of_it_meanwhile_counts(
+    bench: RunnersBench, engine: ScriptedEngine, command: Cancel | Erase
+) -> None:
+    job = await bench.submit()
+    await bench.execute(job, command)
+    assert await bench.run(engine, job=job) is RunOutcome.ENDED
+    assert engine.orders == []
+    assert isinstance((await bench.job(job.id)).end, Cancelled)
+    assert await bench.queue.job_ids() == set()
+
+
+async def test_an_attempt_that_it_did_not_know_of_is_counted(bench: RunnersBench) -> None:
+    job = await bench.submit()
+    await bench.execute(job, start("other"))
+    assert await bench.run(job=job) is RunOutcome.COMPLETED
+    assert (await bench.job(job.id)).attempts == 2
+
+
+@pytest.mark.parametrize("actor", ["other", "a"], ids=["another actor", "the same one before"])
+@pytest.mark.parametrize("runs", [True, False])
+async def test_one_that_was_started_since_it_was_handed_out_is_left_to_who_did(
+    bench: RunnersBench, engine: ScriptedEngine, actor: str, *, runs: bool
+) -> None:
+    job = await bench.submit()
+    started = await bench.execute(job, start(actor))
+    if not runs:
+        started = await bench.execute(started, FailAttempt(actor, "It broke.", final=False))
+    assert await bench.run(engine, job=job, actor="a", after_attempts=0) is RunOutcome.LOST
+    assert engine.orders == []
+    assert await bench.job(job.id) == started
+    assert await bench.queue.job_ids() == {job.id}
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+async def test_its_events_say_for_its_trace_what_only_that_tells(
+    bench: RunnersBench, engine: ScriptedEngine, *, is_traced: bool
+) -> None:
+    job, given_at = await bench.submit(), utc_now()
+    beside = ("4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",) if is_traced else ()
+    end = Finished(1, {"denoise": 0.5}, steps=20, beside=beside, notes=(Note.VAE_TILED,))
+    engine.script = [picture(), end]
+    await bench.run(engine, job=job, is_traced=is_traced, given_at=given_at)
+    _, started, _, completed = [event.data for event in await bench.log.read(job.id)]
+    assert isinstance(started, Started)
+    assert isinstance(completed, Completed)
+    assert completed.timing is not None
+    assert completed.timing.steps == 20
+    assert completed.notes == ("vae_tiled",)
+    [order] = engine.orders
+    if is_traced:
+        assert order.name == TraceIds.of(job).attempt_link(1)
+        assert (started.given_at, completed.beside) == (given_at, beside)
+    else:
+        assert order.name == ""
+        assert (started.given_at, completed.beside) == (None, None)

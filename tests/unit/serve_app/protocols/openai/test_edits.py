@@ -1,0 +1,127 @@
+"""Edits by OpenAI's images API: the graphs that they become, and what is refused."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from tests.support.edge import Client, Edge
+from tests.support.generate_bodies import CHECKPOINT
+from tests.support.uploads import png
+from tests.unit.serve_app.protocols.conftest import Answered
+
+EDITS = "/v1/images/edits"
+
+
+def mask(size: tuple[int, int] = (64, 32)) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGBA", size, (0, 0, 0, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+def form(image: bytes = b"", *, mask: bytes = b"", field: str = "image", **texts: Any) -> Any:
+    files = [(field, ("a.png", image or png(size=(64, 32))))]
+    if mask:
+        files.append(("mask", ("m.png", mask)))
+    return {"files": files, "data": {"prompt": "a cat", **texts}}
+
+
+async def graph_of(edge: Edge, answer: httpx.Response) -> dict[str, Any]:
+    assert answer.status_code == 200, answer.text
+    graph: dict[str, Any] = (await edge.job(answer.json()["request_id"])).submitted.request[
+        "prompt"
+    ]
+    return graph
+
+
+async def test_an_image_alone_is_made_anew_in_part(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    for fidelity, denoise in (("low", 0.75), ("high", 0.5)):
+        asked = form(field="image[]", input_fidelity=fidelity, n="2", quality="low")
+        graph = await graph_of(edge, await answered(client.post(EDITS, **asked), edge.run))
+        sampler = graph["sampler"]["inputs"]
+        assert (sampler["denoise"], sampler["steps"]) == (denoise, 12)
+        assert sampler["seed"] >= 0
+        assert graph["checkpoint"]["inputs"]["ckpt_name"] == CHECKPOINT
+        assert graph["batch"]["inputs"]["amount"] == 2
+        assert "sized" not in graph
+        assert "masked" not in graph
+
+
+async def test_a_mask_is_transparent_where_the_image_is_edited(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    asked = form(mask=mask(), n="2")
+    graph = await graph_of(edge, await answered(client.post(EDITS, **asked), edge.run))
+    assert graph["masked"]["inputs"]["mask"] == ["mask", 1]
+    assert graph["composite"]["inputs"]["mask"] == ["mask", 1]
+    assert graph["composite"]["inputs"]["destination"] == ["originals", 0]
+    assert graph["sampler"]["inputs"]["denoise"] == 1.0
+
+
+async def test_another_size_brings_image_and_mask_to_it(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    asked = form(mask=mask(), size="128x128")
+    graph = await graph_of(edge, await answered(client.post(EDITS, **asked), edge.run))
+    for id in ("sized", "mask-sized"):
+        sides = graph[id]["inputs"]
+        assert (sides["width"], sides["height"], sides["crop"]) == (128, 128, "center")
+    assert graph["composite"]["inputs"]["mask"] == ["mask-again", 0]
+
+
+async def test_a_checkpoint_of_another_family_is_asked_as_is_usual_for_it(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    keys = ("model.diffusion_model.cap_pad_token", "text_encoders.x")
+    folder = edge.services.outside.catalogue.models.root / "checkpoints"
+    save_file({key: np.zeros(1, np.float32) for key in keys}, folder / CHECKPOINT)
+    for own, cfg in (({}, 1.0), ({"cfg_scale": "4"}, 4.0)):
+        graph = await graph_of(edge, await answered(client.post(EDITS, **form(**own)), edge.run))
+        sampler = graph["sampler"]["inputs"]
+        assert (sampler["cfg"], sampler["sampler_name"]) == (cfg, "res_multistep")
+        assert (sampler["scheduler"], sampler["steps"]) == ("simple", 20)
+
+
+@pytest.mark.parametrize(
+    ("asked", "parameter", "word"),
+    [
+        (form(mask=mask((32, 64))), "mask", "32x64"),
+        (form(mask=png(size=(64, 32))), "mask", "alpha"),
+        (form(field="picture"), "picture", "not supported"),
+        (form(png(size=(3, 2))), "size", "16 pixels"),
+        (form(size="4096x4096", n="10"), None, "at most 2,000"),
+        (form(n="many"), "n", "integer"),
+        ({"files": [("mask", ("m.png", mask()))], "data": {"prompt": "x"}}, "image", "one image"),
+        (
+            {"files": [("image[]", ("a.png", png()))] * 2, "data": {"prompt": "x"}},
+            "image",
+            "one image",
+        ),
+        (form(b"no image"), None, "not a PNG"),
+    ],
+)
+async def test_what_is_not_possible_is_refused_in_words(
+    edge: Edge, client: Client, asked: Any, parameter: str | None, word: str
+) -> None:
+    answer = await client.post(EDITS, **asked)
+    error = answer.json()["error"]
+    assert answer.status_code == 400, error
+    assert error["param"] == parameter
+    assert word in error["message"]
+    assert not edge.log.job_ids()
+
+
+async def test_more_files_and_larger_ones_are_refused(client: Client) -> None:
+    three = {"files": [("image[]", ("a.png", png()))] * 3, "data": {"prompt": "x"}}
+    assert (await client.post(EDITS, **three)).status_code == 400
+    large = form(b"\x89PNG" + bytes(21 * 1024**2))
+    assert (await client.post(EDITS, **large)).status_code == 413
+    assert (await client.post(EDITS, json={"prompt": "x"})).status_code == 415

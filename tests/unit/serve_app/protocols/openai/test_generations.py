@@ -1,0 +1,208 @@
+"""Pictures by OpenAI's images API."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from typing import Any
+
+import pytest
+
+from events.decisions import FailAttempt
+from events.job_progress import JobProgress
+from events.store.records import Endpoint
+from tests.support.edge import ACTOR, Client, Edge
+from tests.support.generate_bodies import CHECKPOINT
+from tests.support.live.stream import watching
+from tests.support.polling import eventually
+from tests.unit.serve_app.protocols.conftest import Answered, followed, messages
+
+GENERATIONS = "/v1/images/generations"
+WHOLE = bytes(range(256)) * 1000
+"""Longer than what is read of a file at once."""
+
+
+def body(**members: Any) -> dict[str, Any]:
+    return {"prompt": "a cat", **members}
+
+
+async def test_pictures_are_in_the_answer_as_base64(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    async def work(job_id: str) -> None:
+        await edge.start(job_id)
+        for index, data in enumerate((WHOLE, b"x")):
+            await edge.store_image(job_id, index=index, data=data)
+        await edge.complete(job_id, images=2)
+
+    answer = await answered(client.post(GENERATIONS, json=body(n=2, size="64x64")), work)
+    assert answer.status_code == 200
+    told = answer.json()
+    assert [base64.b64decode(each["b64_json"]) for each in told["data"]] == [WHOLE, b"x"]
+    assert (told["size"], told["output_format"]) == ("64x64", "png")
+    request = (await edge.job(told["request_id"])).submitted.request
+    assert (request["width"], request["height"], request["batch_size"]) == (64, 64, 2)
+
+
+@pytest.mark.parametrize("asked", [{"response_format": "url"}, {"model": "dall-e-3"}])
+async def test_an_answer_with_urls(
+    edge: Edge, client: Client, answered: Answered, asked: dict[str, Any]
+) -> None:
+    answer = await answered(client.post(GENERATIONS, json=body(**asked)), edge.run)
+    [picture] = answer.json()["data"]
+    assert (await client.get(picture["url"])).content == b"pixels"
+
+
+async def test_a_model_is_a_checkpoint_or_an_endpoint(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    await edge.services.endpoints.put(Endpoint("fast", max_steps=7))
+    for model, endpoint, steps in (
+        (CHECKPOINT, "default", 40),
+        (CHECKPOINT.removesuffix(".safetensors"), "default", 40),
+        ("fast", "fast", 7),
+    ):
+        asked = body(model=model, quality="high")
+        answer = await answered(client.post(GENERATIONS, json=asked), edge.run)
+        submitted = (await edge.job(answer.json()["request_id"])).submitted
+        assert submitted.endpoint == endpoint
+        assert submitted.request["sd_model_checkpoint"] == CHECKPOINT
+        assert submitted.request["steps"] == steps
+
+
+@pytest.mark.parametrize(
+    ("members", "status", "code", "parameter"),
+    [
+        ({"prompt": None}, 400, "invalid_request", "prompt"),
+        ({"n": 0}, 400, "invalid_request", "n"),
+        ({"n": 11}, 400, "invalid_request", "n"),
+        ({"size": "big"}, 400, "invalid_request", "size"),
+        ({"size": "0x0"}, 400, "invalid_request", "size"),
+        ({"size": "99999x99999"}, 400, "invalid_request", "size"),
+        ({"size": "4096x4096", "n": 10}, 400, "invalid_request", "size"),
+        ({"background": "transparent"}, 400, "invalid_request", "background"),
+        ({"output_format": "gif"}, 400, "invalid_request", "output_format"),
+        ({"frame_count": 3}, 400, "invalid_request", "frame_count"),
+        ({"prompt": "a " * 20_000}, 400, "invalid_request", "prompt"),
+        ({"model": "nobodys"}, 404, "model_not_found", "model"),
+    ],
+)
+async def test_what_is_not_possible_is_refused_in_words_and_in_their_form(
+    edge: Edge, client: Client, members: dict[str, Any], status: int, code: str, parameter: str
+) -> None:
+    answer = await client.post(GENERATIONS, json=body(**members))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, parameter)
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert not edge.log.job_ids()
+
+
+async def test_members_that_change_nothing_and_null_are_taken(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    asked = body(user="u", moderation="low", style="vivid", size=None, n=None, background="auto")
+    assert (await answered(client.post(GENERATIONS, json=asked), edge.run)).status_code == 200
+
+
+@pytest.mark.parametrize(("code", "status"), [("invalid_input", 400), ("node_failed", 500)])
+async def test_a_job_that_fails_is_an_error_that_names_it(
+    edge: Edge, client: Client, answered: Answered, code: str, status: int
+) -> None:
+    async def work(job_id: str) -> None:
+        await edge.start(job_id)
+        failure = FailAttempt(actor=ACTOR, message="It is too odd.", final=True, code=code)
+        await edge.execute(job_id, failure)
+
+    answer = await answered(client.post(GENERATIONS, json=body()), work)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["message"]) == (status, code, "It is too odd.")
+    assert answer.headers["x-should-retry"] == "false"
+    assert error["request_id"] in edge.log.job_ids()
+
+
+async def test_a_repeat_with_an_idempotency_key_is_one_job(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    post = functools.partial(client.post, GENERATIONS, headers={"Idempotency-Key": "once"})
+    first = await answered(post(json=body()), edge.run)
+    assert (await post(json=body())).json()["request_id"] == first.json()["request_id"]
+    assert (await post(json=body(n=2))).status_code == 409
+
+
+async def test_a_caller_who_hangs_up_has_the_job_cancelled(edge: Edge) -> None:
+    sent = json.dumps(body()).encode()
+    async with watching(edge.app, GENERATIONS, await edge.key(), body=sent):
+        [job_id] = await eventually(edge.log.job_ids)
+
+    async def is_ended() -> bool:
+        return (await edge.job(job_id)).end is not None
+
+    await eventually(is_ended)
+
+
+class TestStream:
+    async def test_partial_pictures_come_before_the_whole_one(
+        self, edge: Edge, client: Client, answered: Answered
+    ) -> None:
+        async def work(job_id: str) -> None:
+            await edge.start(job_id)
+            newest = await eventually(lambda: followed(edge))
+            for done in (1, 5, 6):
+                edge.progress.tell(job_id, JobProgress(done, 10, preview=f"{done}".encode()))
+                await eventually(lambda: newest.preview is None)
+            await edge.store_image(job_id, data=WHOLE)
+            await edge.complete(job_id)
+
+        asked = body(stream=True, partial_images=1)
+        answer = await answered(client.post(GENERATIONS, json=asked), work)
+        events = [(kind, data) for kind, data in messages(answer.text)]
+        assert [kind for kind, _ in events][-1] == "image_generation.completed"
+        for kind, data in events:
+            assert data["type"] == kind
+        assert base64.b64decode(events[-1][1]["b64_json"]) == WHOLE
+        partial = [data for kind, data in events if kind == "image_generation.partial_image"]
+        assert [each["partial_image_index"] for each in partial] == [0]
+        assert base64.b64decode(partial[0]["b64_json"]) == b"5"
+        assert edge.log.job_ids()
+        assert len(edge.progress.listeners) == 1  # it listens no more
+
+    async def test_it_tells_of_its_own_job_alone(
+        self, edge: Edge, client: Client, answered: Answered
+    ) -> None:
+        async def work(job_id: str) -> None:
+            await edge.start(job_id)
+            newest = await eventually(lambda: followed(edge))
+            for other in ("another job", job_id):
+                told = JobProgress(5, 10, preview=other.encode())
+                edge.progress.tell(other, told)
+            await eventually(lambda: newest.preview is None)
+            await edge.store_image(job_id)
+            await edge.complete(job_id)
+
+        asked = body(stream=True, partial_images=3)
+        answer = await answered(client.post(GENERATIONS, json=asked), work)
+        shown = [data["b64_json"] for kind, data in messages(answer.text) if "partial" in kind]
+        assert shown
+        assert base64.b64encode(b"another job").decode() not in shown
+
+    async def test_a_failure_is_an_event(
+        self, edge: Edge, client: Client, answered: Answered
+    ) -> None:
+        async def work(job_id: str) -> None:
+            await edge.start(job_id)
+            await edge.execute(job_id, FailAttempt(actor=ACTOR, message="No.", final=True))
+
+        answer = await answered(client.post(GENERATIONS, json=body(stream=True)), work)
+        [(kind, data)] = messages(answer.text)
+        assert kind == "error"
+        assert data["error"]["message"] == "No."
+
+    async def test_what_is_refused_is_an_answer_and_no_event(
+        self, edge: Edge, client: Client
+    ) -> None:
+        edge.health.full = 1.0
+        answer = await client.post(GENERATIONS, json=body(stream=True))
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "log_full"

@@ -1,0 +1,138 @@
+"""Keys as the clients of other protocols send them, on a route made for this."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, Response
+
+from serve_app import error_responses
+from serve_app.error_responses import ApiError
+from serve_app.protocols.credentials import READ, without_key
+from serve_app.protocols.registry import HttpProtocol, error_forms
+from tests.support.edge import Client, Edge
+
+ADDRESS = "http://darkroom.test"
+
+
+@pytest.fixture
+async def client(edge: Edge) -> AsyncGenerator[Client]:
+    router = APIRouter()
+
+    @router.get("/probe", dependencies=[Depends(READ)])
+    async def probe() -> str:
+        return "known"
+
+    app = FastAPI()
+    app.state.replica = edge.app.state.replica
+    adapter = HttpProtocol(
+        name="comfyui",
+        routers=(router,),
+        prefixes=("/probe",),
+        error_form=plain,
+    )
+    error_responses.install(app, note=lambda _type: None, form_of=error_forms([adapter]))
+    app.include_router(router)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
+        yield client
+
+
+def plain(error: ApiError) -> Response:
+    return Response(f"it says: {error.message}", error.status)
+
+
+def basic(key: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"anyone:{key}".encode()).decode()}
+
+
+async def test_a_key_is_taken_as_bearer_as_password_and_in_the_query(
+    edge: Edge, client: Client
+) -> None:
+    key = await edge.key()
+    for request in (
+        {"headers": {"Authorization": f"Bearer {key}"}},
+        {"headers": basic(key)},
+        {"params": {"token": key}},
+    ):
+        assert (await client.get("/probe", **request)).status_code == 200, request
+
+
+async def test_a_route_with_a_place_for_it_takes_a_key_in_its_path(
+    edge: Edge, anyone: Client
+) -> None:
+    key = await edge.key()
+    # SillyTavern sends the password of nobody along.
+    for headers in ({}, {"Authorization": "Basic dW5kZWZpbmVk"}):
+        for place in ("", "api/"):
+            answer = await anyone.get(f"/key/{key}/{place}queue", headers=headers)
+            assert answer.status_code == 200
+    for path in ("/key/dk_x_y/queue", "/key//queue", f"/key/{key}x/queue"):
+        assert (await anyone.get(path)).status_code in {401, 404}, path
+    assert (await anyone.get(f"/key/{key}/v1/jobs")).status_code == 404
+
+
+def test_a_path_is_written_down_without_its_key() -> None:
+    assert without_key("/key/dk_a_b/queue") == "/key/-/queue"
+    assert without_key("/v1/keys/dk_a") == "/v1/keys/dk_a"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Basic ???"}, {"Authorization": "Basic YTpi"}, basic(""), basic("ä")],
+)
+async def test_what_is_no_key_is_401_in_the_form_of_the_adapter(
+    client: Client, headers: dict[str, str]
+) -> None:
+    answer = await client.get("/probe", headers=headers)
+    assert answer.status_code == 401
+    assert answer.text.startswith("it says: ")
+
+
+async def test_a_page_of_another_origin_does_not_use_the_password_that_a_browser_knows(
+    edge: Edge, client: Client
+) -> None:
+    headers = basic(await edge.key())
+    other = await client.get("/probe", headers=headers | {"Origin": "https://evil.example"})
+    own = await client.get("/probe", headers=headers | {"Origin": ADDRESS})
+    assert (other.status_code, own.status_code) == (401, 200)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["null", "http://[", "http://]x", "//", "darkroom.test", f"{ADDRESS}/", "http://a@b:c"],
+)
+async def test_no_origin_but_the_own_one_is_taken(edge: Edge, client: Client, origin: str) -> None:
+    headers = basic(await edge.key()) | {"Origin": origin}
+    assert (await client.get("/probe", headers=headers)).status_code == 401
+
+
+FETCHES = [
+    ("same-origin", "cors", 200),
+    ("none", "navigate", 200),
+    ("cross-site", "navigate", 200),
+    ("cross-site", "no-cors", 401),
+    ("same-site", "no-cors", 401),
+    ("cross-site", "websocket", 401),
+]
+
+
+@pytest.mark.parametrize(("site", "mode", "status"), FETCHES)
+async def test_a_picture_or_script_of_another_page_does_not_use_the_password_either(
+    edge: Edge, client: Client, site: str, mode: str, status: int
+) -> None:
+    key = await edge.key()
+    said = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+    assert (await client.get("/probe", headers=basic(key) | said)).status_code == status
+    bearer = {"Authorization": f"Bearer {key}"}
+    assert (await client.get("/probe", headers=bearer | said)).status_code == 200
+
+
+async def test_own_routes_take_a_key_as_bearer_alone(edge: Edge, anyone: Client) -> None:
+    key = await edge.key()
+    in_query = await anyone.get("/v1/jobs", params={"token": key})
+    as_password = await anyone.get("/v1/jobs", headers=basic(key))
+    assert (in_query.status_code, as_password.status_code) == (401, 401)

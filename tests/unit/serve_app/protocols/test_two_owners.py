@@ -1,0 +1,117 @@
+"""Whatever another owner calls of any adapter, nothing of the first one's is shown or changed.
+
+It goes over the routes themselves, so that a new one is among them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+
+from events.job_progress import JobProgress
+from events.store.records import Scope
+from serve_app.protocols.registry import PROTOCOLS, HttpProtocol
+from tests.support.edge import Client, Edge
+from tests.support.generate_bodies import diffusion_body, workflow_body
+from tests.support.protocols.documents import PICTURE
+
+SECRET = "alices-secret"
+"""In all that Alice says."""
+EVERYTHING = {"clear": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Alice:
+    """What she has: a job that has ended, one that runs, one that waits, and files."""
+
+    client: Client
+    job_ids: tuple[str, ...]
+    asset_ids: tuple[str, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return (*self.job_ids, *self.asset_ids, f"{SECRET}.png", f"{SECRET}.json", SECRET)
+
+
+@pytest.fixture
+async def alice(edge: Edge, client: Client) -> Alice:
+    graph = workflow_body()
+    graph["prompt"]["6"]["inputs"]["text"] = SECRET
+    job_ids = []
+    for _ in range(3):
+        answer = await client.post("/prompt", json=graph | {"client_id": SECRET})
+        job_ids.append(answer.json()["prompt_id"])
+    own = await client.post("/diffusion/v1/generate", json=diffusion_body(prompt=SECRET))
+    job_ids.append(own.json()["request_id"])
+    for id in job_ids[:2]:
+        await edge.start(id)
+    await edge.store_image(job_ids[0], data=PICTURE + SECRET.encode(), node="9")
+    await edge.complete(job_ids[0])
+    said = JobProgress(3, 20, node="3", class_type=SECRET, preview=SECRET.encode())
+    edge.progress.tell(job_ids[1], said)
+    await edge.project()
+    upload = await client.post("/upload/image", files={"image": (f"{SECRET}.png", PICTURE)})
+    asset = await client.post("/api/v2/assets", files={"file": (f"{SECRET}.png", PICTURE)})
+    stored = await client.post(f"/userdata/{SECRET}.json", content=SECRET.encode())
+    setting = await client.post(f"/settings/{SECRET}", json=SECRET)
+    option = await client.post("/sdapi/v1/options", json={"sd_vae": f"{SECRET}.safetensors"})
+    assert all(each.is_success for each in (upload, asset, stored, setting, option)), option.text
+    asset_ids = (asset.json()["id"], f"{job_ids[0]}-0", asset.json()["hash"])
+    return Alice(client, tuple(job_ids), asset_ids)
+
+
+def routes(adapter: HttpProtocol) -> Iterator[APIRoute]:
+    for router in adapter.routers:
+        yield from (route for route in router.routes if isinstance(route, APIRoute))
+
+
+def urls(route: APIRoute, alice: Alice) -> Iterator[str]:
+    """Its path with each of Alice's things in its places."""
+    path = route.path_format.replace("{twin}", "")
+    names = [name for _, name, _, _ in Formatter().parse(path) if name]
+    if path.endswith("/view"):
+        for id, kind in itertools.product(alice.job_ids, ("output", "temp", "input")):
+            for name in ("darkroom_00001_.png", f"{SECRET}.png"):
+                yield f"{path}?filename={name}&subfolder={id}&type={kind}"
+        return
+    for values in itertools.product(alice.ids, repeat=len(names)):
+        yield path.format(**dict(zip(names, values, strict=True)))
+
+
+def body(url: str, alice: Alice) -> dict[str, Any]:
+    """Of a request that may change something: it names all that Alice has."""
+    if url.startswith("/upload/mask"):
+        named = f'{{"filename": "{SECRET}.png", "type": "input"}}'
+        return {"files": {"image": ("m.png", PICTURE)}, "data": {"original_ref": named}}
+    ids = list(alice.job_ids)
+    members = {"delete": ids, "job_ids": ids, "prompt_id": ids[1], "hash": alice.asset_ids[2]}
+    return {"json": {**members, **EVERYTHING}}
+
+
+@pytest.mark.parametrize("adapter", PROTOCOLS, ids=lambda each: each.name)
+async def test_nothing_of_an_owner_is_shown_to_or_changed_by_another_one(
+    edge: Edge, adapter: HttpProtocol, alice: Alice
+) -> None:
+    before = [await edge.job(id) for id in alice.job_ids]
+    async with await edge.client("bob", scopes=tuple(Scope)) as bob:
+        for route in routes(adapter):
+            for method, url in itertools.product(sorted(route.methods), urls(route, alice)):
+                sent = {} if method in {"GET", "HEAD"} else body(url, alice)
+                answer = await bob.request(method, url, **sent)
+                assert answer.status_code < 500, (method, url)
+                # An answer may say what was asked for.
+                asked = url.rpartition("/")[2].encode()
+                assert sent or SECRET.encode() not in answer.content.replace(asked, b""), url
+                shown = [id for id in alice.job_ids if id in answer.text and id not in url]
+                assert shown == [], (method, url)
+    assert [await edge.job(id) for id in alice.job_ids] == before
+    assert (await alice.client.get(f"/userdata/{SECRET}.json")).content == SECRET.encode()
+    assert (await alice.client.get(f"/settings/{SECRET}")).json() == SECRET
+    assert (await alice.client.get(f"/api/v2/assets/{alice.asset_ids[0]}")).status_code == 200
+    assert (await alice.client.get("/sdapi/v1/options")).json()["sd_vae"].startswith(SECRET)
