@@ -41,14 +41,9 @@ def running_job(service: Service, key: tuple[str, str], **changes: object) -> It
     """
     text, secret = key
     with Receiver(secret) as receiver:
-        answer = service.http.post(
-            "/diffusion/v1/generate",
-            json=diffusion(**LONG | changes),
-            params={"callback_url": receiver.url},
-            headers={"Authorization": f"Bearer {text}"},
+        job_id = service.submit(
+            "diffusion", diffusion(**LONG | changes), key=text, callback_url=receiver.url
         )
-        assert answer.status_code == 202, answer.text
-        job_id = str(answer.json()["request_id"])
         wait_running(service, job_id)
         yield job_id
         result = service.ended(job_id)
@@ -156,10 +151,13 @@ def test_a_stopped_job_actor_is_replaced_and_adds_nothing_when_it_goes_on(
         os.kill(pid, signal.SIGSTOP)
         try:
             chaos.ended(job_id)
+            events = chaos.event_names(job_id)
         finally:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-    assert chaos.event_names(job_id).count("started") == 2
+    # A slow machine may need a third attempt.
+    assert events.count("started") >= 2
+    assert chaos.event_names(job_id) == events
 
 
 def test_while_the_log_is_down_nothing_is_accepted_and_no_job_appears_later(

@@ -31,6 +31,7 @@ from tests.support.subscriber import stored_events
 
 CHECKPOINT = "darkroom-tiny.safetensors"
 READY_TIMEOUT_S = 240.0 * FACTOR
+SUBMIT_TIMEOUT_S = 30.0 * FACTOR
 END_TIMEOUT_S = 400.0 * FACTOR
 """Two-threaded torch is many times slower on a busy machine."""
 
@@ -79,12 +80,23 @@ class Service(examples.service.Service):
         body: dict[str, Any],
         *,
         idempotency_key: str | None = None,
+        key: str | None = None,
         **query: str,
     ) -> str:
+        """Submit a job. Like any client, try again while the service answers 503."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        answer = self.http.post(f"/{flavour}/v1/generate", json=body, params=query, headers=headers)
-        assert answer.status_code == httpx.codes.ACCEPTED, answer.text
-        return str(answer.json()["request_id"])
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        give_up_at = time.monotonic() + SUBMIT_TIMEOUT_S
+        while True:
+            answer = self.http.post(
+                f"/{flavour}/v1/generate", json=body, params=query, headers=headers
+            )
+            if answer.status_code == httpx.codes.ACCEPTED:
+                return str(answer.json()["request_id"])
+            assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE, answer.text
+            assert time.monotonic() < give_up_at, answer.text
+            time.sleep(0.5)
 
     def result(self, request_id: str, flavour: str = "diffusion") -> dict[str, Any]:
         answer = self.http.get(f"/{flavour}/v1/result", params={"request_id": request_id})
