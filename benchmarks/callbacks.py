@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from actors.callbacks.hosts import BreakerLimits
+from actors.callbacks.receivers import BreakerLimits
 from actors.callbacks.sender import TIMEOUT_S
 from benchmarks.harness.receivers import address
 from benchmarks.harness.report import print_hardware, print_table

@@ -208,6 +208,10 @@ class DeliveryStep:
         before = self.delivery.before_end
         return before.retry_at if before and before.about == self.about else None
 
+    def is_late(self, now: datetime) -> bool:
+        """Whether the step must be given up."""
+        return self.not_after is not None and now >= self.not_after
+
     def no_later(self, until: datetime) -> datetime:
         """The earlier of `until` and the time at which the step is given up."""
         return until if self.not_after is None else min(until, self.not_after)

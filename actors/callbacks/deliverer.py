@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from actors.callbacks.hosts import PER_HOST, BreakerLimits, Hosts, Lines
 from actors.callbacks.keys import AllowedHosts, SigningSecrets
 from actors.callbacks.presigned_uploads import PresignedUploads
+from actors.callbacks.receivers import PER_HOST, BreakerLimits, Receivers, SendPermit
 from actors.callbacks.sender import Sender, webhook_headers
 from events.callback_address import Target
 from events.delivery import (
@@ -112,8 +112,14 @@ class DeliveryLimits:
     """Number of unexpected errors of a delivery after which its current step is given up."""
 
 
-class _StepOver:
-    """The step was delivered or given up, and the next step may follow at once."""
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The delivery must wait, because its next step is not allowed before `until`."""
+
+    step: DeliveryStep
+    until: datetime
+    receiver: str | None = None
+    """The receiver in whose line the callback waits; None if it waits for a time only."""
 
 
 class Deliverer:
@@ -131,7 +137,6 @@ class Deliverer:
         limits: DeliveryLimits,
         metrics: CallbackMetrics,
     ) -> None:
-        self._queue = queue
         self._jobs = RetryingLog(jobs)
         self._writer = DeliveryWriter(RetryingLog(deliveries), on_added=metrics.note_event)
         self._sender = sender
@@ -147,62 +152,74 @@ class Deliverer:
         )
         self.limits = limits
         self._metrics = metrics
-        self.hosts = Hosts(
+        self.receivers = Receivers(
+            queue,
             at_once=limits.per_host,
             most_inside=limits.in_flight // 2,
             breaker=limits.breaker,
         )
-        self.lines = Lines(self.hosts, queue)
 
-    async def deliver_due(self, arrival: Arrival) -> datetime | None:
-        """Make the callbacks that are due. Returns the time at which the entry must be handled
-        again.
+    async def deliver_due(self, arrival: Arrival) -> Wait | None:
+        """Make the callbacks and uploads that are due.
 
-        Returns None if the delivery is already parked, or if nothing is left to do now.
+        Returns what the delivery waits for, or None if nothing is left to do now.
         """
+        job_id = arrival.entry.job_id
         while True:
-            due = await self._due(arrival.entry.job_id)
-            if isinstance(due, NothingLeft):
-                await self._writer.execute(EndWithoutCallback(), due.job, due.delivery)
-                due = None
-            if due is None:
-                await self.lines.leave(arrival.entry.job_id)
+            step = await self._next_step(job_id)
+            if isinstance(step, NothingLeft):
+                await self._writer.execute(EndWithoutCallback(), step.job, step.delivery)
+                step = None
+            if step is None:
+                await self.receivers.remove(job_id)
                 return None
-            if (
-                isinstance(due.what, PresignedUpload)
-                and due.not_after
-                and utc_now() >= due.not_after
-            ):
-                await self._give_up_put(due)
+            if isinstance(step.what, PresignedUpload) and step.is_late(utc_now()):
+                await self._give_up_upload(step)
                 continue
-            retry_at = due.retry_at and due.no_later(due.retry_at)
+            retry_at = step.retry_at and step.no_later(step.retry_at)
             if retry_at is not None and arrival.is_early(retry_at):
-                return await self._park(arrival, due, retry_at)
-            with about(due.job):
-                outcome = await self._work(arrival, due)
-            if not isinstance(outcome, _StepOver):
-                return outcome
+                return Wait(step, retry_at)
+            with about(step.job):
+                wait = await self._attempt(step)
+            if wait is not None or step.about is None:  # The callback of the end is the last step.
+                return wait
+
+    async def has_changed(self, wait: Wait) -> bool:
+        """Whether the delivery must continue at once, because of an event after its step was
+        decided. Call this after the entry was parked.
+
+        After the end of a job the router makes its entry due, and a request for another delivery
+        does the same. If this happened before the entry was parked, the time is overwritten.
+        """
+        job, delivery = wait.step.job, wait.step.delivery
+        if wait.step.about is None:
+            is_in_line = wait.receiver is not None
+            return (
+                not is_in_line and (await self._writer.load(job.id)).position != delivery.position
+            )
+        if job.end is not None:
+            return False
+        now = fold(await self._jobs.read(job.id))
+        return now is not None and now.end is not None
 
     async def give_up(self, job_id: str, why: str) -> bool:
         """Give up the current step. Returns whether further steps may follow. Raises the errors of
         reading the events.
         """
-        due = await self._due(job_id)
-        if not isinstance(due, DeliveryStep):
+        step = await self._next_step(job_id)
+        if not isinstance(step, DeliveryStep):
             return False
-        command = GiveUpDelivery(why) if due.about is None else GiveUpBeforeEnd(due.about, why)
-        await self._writer.execute(command, due.job, due.delivery)
-        return due.about is not None
+        command = GiveUpDelivery(why) if step.about is None else GiveUpBeforeEnd(step.about, why)
+        await self._writer.execute(command, step.job, step.delivery)
+        return step.about is not None
 
-    async def _give_up_put(self, due: DeliveryStep) -> None:
-        # Only a step with `not_after` comes here. The callback of the end has no `not_after`, and
-        # every other step has `about`.
-        assert due.about is not None
+    async def _give_up_upload(self, step: DeliveryStep) -> None:
+        assert step.about is not None
         longest_s = self._presigned_uploads.longest_s
         why = f"the receiver did not accept it within {longest_s:g} s after the end of the job"
-        await self._writer.execute(GiveUpBeforeEnd(due.about, why), due.job, due.delivery)
+        await self._writer.execute(GiveUpBeforeEnd(step.about, why), step.job, step.delivery)
 
-    async def _due(self, job_id: str) -> DeliveryStep | NothingLeft | None:
+    async def _next_step(self, job_id: str) -> DeliveryStep | NothingLeft | None:
         delivery = await self._writer.load(job_id)
         events = [] if delivery.ended else await self._jobs.read(job_id)
         job = fold(events)
@@ -210,151 +227,114 @@ class Deliverer:
             return None
         return self._delivery_plan.of(events, job, delivery, now=utc_now())
 
-    async def _park(
-        self, arrival: Arrival, due: DeliveryStep, until: datetime, *, line: str | None = None
-    ) -> datetime | None:
-        """Park the entry until `until`. Returns what `deliver_due` returns.
-
-        If the job has ended in the meantime, the router may have made the entry due at once, and
-        this call has replaced that time. The result is then `AT_ONCE`, so that the callback of the
-        end is not late.
-        """
-        due_at = due.no_later(until) + arrival.ahead
-        await self._queue.park(arrival.entry.job_id, due_at, line=line)
-        if due.about is None or due.job.end is not None:
-            return None
-        now = fold(await self._jobs.read(due.job.id))
-        return AT_ONCE if now is not None and now.end is not None else None
-
-    async def _work(self, arrival: Arrival, due: DeliveryStep) -> datetime | _StepOver | None:
-        """Make the callback or upload if it is allowed now. See `deliver_due` for the result."""
-        job = due.job
-        url = self._url(due)
+    async def _attempt(self, step: DeliveryStep) -> Wait | None:
+        """Make the callback or upload of a step. Returns None if it was delivered or given up."""
+        owner, key_id = step.job.submitted.owner, step.job.submitted.key_id
+        url = self._url(step)
         if url is None:
-            return await self._record_and_park(arrival, due, _UNREADABLE)
+            return await self._record(step, _UNREADABLE)
         target = self._sender.target(url)
-        if target and not await self._allowed_hosts.allow(job.submitted.key_id, target.host):
-            return await self._record_and_park(arrival, due, _NOT_ALLOWED)
-        if not isinstance(due.what, PresignedUpload):
-            return await self._send_when_free(arrival, due, url)
-        turns = self._presigned_uploads.turns
-        with turns.take(job.submitted.owner) as is_mine:
-            if is_mine:
-                return await self._send_when_free(arrival, due, url)
-        pause = timedelta(seconds=turns.come_again_s(job.submitted.owner))
-        return await self._park(arrival, due, utc_now() + pause)
-
-    async def _send_when_free(
-        self, arrival: Arrival, due: DeliveryStep, url: str
-    ) -> datetime | _StepOver | None:
-        """Make the callback or upload when the receiver has room. See `deliver_due` for the
-        result.
-        """
-        job, target = due.job, self._sender.target(url)
-        secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
+        if target and not await self._allowed_hosts.allow(key_id, target.host):
+            return await self._record(step, _NOT_ALLOWED)
         # For a refused URL, to which no connection is made, the job's id is used as the name of the
         # receiver. The URL itself may contain a secret.
-        receiver = _receiver(target) if target else job.id
-        if isinstance(due.what, PresignedUpload):
-            # A host serves the buckets of many owners. If the host fails for one of these owners
-            # only, the breaker must not stop the uploads of the other owners.
-            receiver = f"{receiver} of {job.submitted.owner}"
-        async with self.hosts.turn(receiver, arrival.entry.job_id) as turn:
-            result = None if turn.wait_s else await self._send(due, url, secrets)
-            turn.answered = None if result is None else result.answered
+        receiver = _receiver(target) if target else step.job.id
+        if not isinstance(step.what, PresignedUpload):
+            return await self._send_with_permit(step, url, receiver)
+        permits = self._presigned_uploads.permits
+        with permits.take(owner) as is_taken:
+            if is_taken:
+                # A host serves the buckets of many owners. If the host fails for one of these
+                # owners only, the breaker must not stop the uploads of the other owners.
+                return await self._send_with_permit(step, url, f"{receiver} of {owner}")
+        pause = timedelta(seconds=permits.retry_after_s(owner))
+        return Wait(step, step.no_later(utc_now() + pause))
+
+    async def _send_with_permit(self, step: DeliveryStep, url: str, receiver: str) -> Wait | None:
+        """Send a callback or upload, if the receiver permits one now. See `_attempt`."""
+        job = step.job
+        secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
+        async with self.receivers.permit(receiver, job.id) as permit:
+            result = None if permit.wait_s else await self._send(step, url, secrets)
+            permit.answered = None if result is None else result.answered
         if result is None:
-            turn_at = utc_now() + timedelta(seconds=turn.wait_s)
-            is_noted = turn.is_withheld and due.about is None
-            until = await self._withhold(job, due.delivery, turn_at) if is_noted else turn_at
-            return None if until is None else await self._park(arrival, due, until, line=receiver)
-        outcome = await self._record_and_park(arrival, due, result)
-        await self.lines.call(receiver)
-        return outcome
+            return await self._wait_in_line(step, permit, receiver)
+        wait = await self._record(step, result)
+        await self.receivers.make_due(receiver)
+        return wait
 
-    def _url(self, due: DeliveryStep) -> str | None:
+    def _url(self, step: DeliveryStep) -> str | None:
         """The URL, or None if the secret of the service has changed since the URL was encrypted."""
-        if isinstance(due.what, PresignedUpload):
-            return self._presigned_uploads.url(due.what)
-        return due.job.submitted.callback_url
+        if isinstance(step.what, PresignedUpload):
+            return self._presigned_uploads.url(step.what)
+        return step.job.submitted.callback_url
 
-    async def _record_and_park(
-        self, arrival: Arrival, due: DeliveryStep, result: SendResult
-    ) -> datetime | _StepOver | None:
-        """Record an attempt and park the entry for the next attempt. See `deliver_due` for the
-        result.
-        """
-        if result.stalled:
-            return AT_ONCE
-        if isinstance(due.what, PresignedUpload):
-            self._metrics.note_put(result)
-        else:
-            self._metrics.note_try(due.job, result)
-        delivery = await self._record(due, result)
-        after = replace(due, delivery=delivery)
-        if due.about is not None:
-            if after.retry_at is None:
-                return _StepOver()
-            return await self._park(arrival, after, after.retry_at)
-        if delivery.ended:
-            return None
-        # If `retry_at` is None, another delivery was requested during this attempt, and begins at
-        # once.
-        if delivery.retry_at is None:
-            return AT_ONCE
-        await self._park(arrival, after, delivery.retry_at)
-        # A request for another delivery also parks the entry. If the request came before `_park`,
-        # `_park` has replaced the time of the request. So the log is read again: after a new event,
-        # the delivery continues at once.
-        asked_again = (await self._writer.load(due.job.id)).position != delivery.position
-        return AT_ONCE if asked_again else None
-
-    async def _send(self, due: DeliveryStep, url: str, secrets: Sequence[str]) -> SendResult:
-        if isinstance(due.what, PresignedUpload):
-            return await self._presigned_uploads.send(url, due.what.image)
-        body = due.what.body(self._url_for, due.delivery)
+    async def _send(self, step: DeliveryStep, url: str, secrets: Sequence[str]) -> SendResult:
+        if isinstance(step.what, PresignedUpload):
+            return await self._presigned_uploads.send(url, step.what.image)
+        body = step.what.body(self._url_for, step.delivery)
         headers = webhook_headers(
-            due.job.id,
+            step.job.id,
             body,
             secrets=secrets,
             now=utc_now(),
-            traceparent=due.job.traceparent,
-            about=due.about,
+            traceparent=step.job.traceparent,
+            about=step.about,
         )
         return await self._sender.send(url, body, headers)
 
-    async def _withhold(self, job: Job, delivery: Delivery, until: datetime) -> datetime | None:
-        """Record that the breaker withholds the delivery. Returns the time at which the entry must
-        be handled again.
-
-        Returns None if the delivery was withheld for too long and is given up.
+    async def _wait_in_line(
+        self, step: DeliveryStep, permit: SendPermit, receiver: str
+    ) -> Wait | None:
+        """Return the wait for the receiver. If its breaker withholds the callback of the end, this
+        is recorded, and the result is None if the delivery is given up.
         """
-        longest_s = self.limits.withheld_s
-        command = Withhold(now=utc_now(), longest_s=longest_s)
-        delivery, _ = await self._writer.execute(command, job, delivery)
-        if delivery.ended or delivery.withheld_at is None:
-            return None
-        return min(until, delivery.withheld_at + timedelta(seconds=longest_s))
+        until = utc_now() + timedelta(seconds=permit.wait_s)
+        if permit.is_withheld and step.about is None:
+            longest_s = self.limits.withheld_s
+            command = Withhold(now=utc_now(), longest_s=longest_s)
+            delivery, _ = await self._writer.execute(command, step.job, step.delivery)
+            if delivery.ended or delivery.withheld_at is None:
+                return None
+            until = min(until, delivery.withheld_at + timedelta(seconds=longest_s))
+        return Wait(step, step.no_later(until), receiver)
 
-    async def _record(self, due: DeliveryStep, result: SendResult) -> Delivery:
+    async def _record(self, step: DeliveryStep, result: SendResult) -> Wait | None:
+        """Record an attempt. Returns the wait for the next attempt, or None if none follows."""
+        if result.stalled:
+            return Wait(step, AT_ONCE)
+        if isinstance(step.what, PresignedUpload):
+            self._metrics.note_put(result)
+        else:
+            self._metrics.note_try(step.job, result)
+        after = replace(step, delivery=await self._append_attempt(step, result))
+        if after.retry_at is not None:
+            return Wait(after, after.no_later(after.retry_at))
+        if after.about is not None or after.delivery.ended:
+            return None
+        # Another delivery was requested during this attempt, and begins at once.
+        return Wait(after, AT_ONCE)
+
+    async def _append_attempt(self, step: DeliveryStep, result: SendResult) -> Delivery:
         jitter = self.limits.jitter
         spread = random.uniform(1 - jitter, 1 + jitter)
-        is_upload = isinstance(due.what, PresignedUpload)
+        is_upload = isinstance(step.what, PresignedUpload)
         delays_s = self._presigned_uploads.delays_s if is_upload else self.limits.delays_s
         made = RecordTry(result, delays_s, now=utc_now(), spread=spread)
-        about, job, delivery = due.about, due.job, due.delivery
-        if about is None:
+        job, delivery = step.job, step.delivery
+        if step.about is None:
             delivery, tries = await self._writer.execute(made, job, delivery)
             delivery, ends = await self._writer.execute(EndAfterTry(made), job, delivery)
-            _note(job, delivery.tries, result, [*tries, *ends])
+            _log_attempt(job, delivery.tries, result, [*tries, *ends])
         else:
-            attempt = delivery.attempts_of(about) + 1
-            command = RecordTryBeforeEnd(about, made)
+            attempt = delivery.attempts_of(step.about) + 1
+            command = RecordTryBeforeEnd(step.about, made)
             delivery, tries = await self._writer.execute(command, job, delivery)
-            _note(job, attempt, result, tries, about=about)
+            _log_attempt(job, attempt, result, tries, about=step.about)
         return delivery
 
 
-def _note(
+def _log_attempt(
     job: Job,
     attempt: int,
     result: SendResult,

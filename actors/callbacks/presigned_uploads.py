@@ -30,17 +30,17 @@ _PART_BYTES = 2**18
 _PNG = "image/png"
 _AZURE = ".blob.core.windows.net"
 _SOONEST_S = 1.0
-_WAKES_PER_S = 100.0
+_RETRIES_PER_S = 100.0
 """Largest number of an owner's deliveries per second that become due again after they found no
-turn.
+permit.
 """
 
 
 class UploadPermits:
-    """Limits concurrent uploads. An owner may take a turn if more turns are free than the owner has
-    taken.
+    """Limits concurrent uploads. An owner may take a permit if more permits are free than the owner
+    has taken.
 
-    So an owner gets at most half of the turns, and slow buckets of one owner do not stop the
+    So an owner gets at most half of the permits, and slow buckets of one owner do not stop the
     uploads of other owners.
     """
 
@@ -48,15 +48,13 @@ class UploadPermits:
         self._most = most
         self._clock = clock
         self._taken = Counter[str]()
-        """The number of taken turns by owner. Owners without a turn are left out."""
-        self._wakes_until: dict[str, float] = {}
-        """By owner, the earliest time at which the next delivery without a turn becomes due."""
+        """The number of taken permits by owner. Owners without a permit are left out."""
+        self._retries_until: dict[str, float] = {}
+        """By owner, the earliest time for the next delivery that found no permit."""
 
     @contextmanager
     def take(self, owner: str) -> Generator[bool]:
-        """Take a turn if the owner may take one, without a wait. Yields whether a turn was
-        taken.
-        """
+        """Take a permit if the owner may take one now. Yields whether a permit was taken."""
         left = self._most - self._taken.total()
         if left <= 0 or self._taken[owner] >= max(1, left):
             yield False
@@ -68,12 +66,12 @@ class UploadPermits:
             self._taken[owner] -= 1
             self._taken = +self._taken
 
-    def come_again_s(self, owner: str) -> float:
-        """Seconds after which a delivery that found no turn becomes due again."""
+    def retry_after_s(self, owner: str) -> float:
+        """Return the seconds after which a delivery that found no permit becomes due again."""
         now = self._clock()
-        self._wakes_until = {k: each for k, each in self._wakes_until.items() if each > now}
-        at = max(self._wakes_until.get(owner, 0.0), now + _SOONEST_S)
-        self._wakes_until[owner] = at + 1 / _WAKES_PER_S
+        self._retries_until = {k: each for k, each in self._retries_until.items() if each > now}
+        at = max(self._retries_until.get(owner, 0.0), now + _SOONEST_S)
+        self._retries_until[owner] = at + 1 / _RETRIES_PER_S
         return at - now
 
 
@@ -98,7 +96,7 @@ class PresignedUploads:
         self.longest_s = longest_s
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
-        self.turns = UploadPermits(in_flight)
+        self.permits = UploadPermits(in_flight)
 
     def url(self, put: PresignedUpload) -> str | None:
         """The URL, or None if the secret of the service has changed since the URL was sealed."""

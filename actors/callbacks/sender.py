@@ -26,7 +26,7 @@ from pydantic import SecretStr
 from standardwebhooks import Webhook
 
 from actors.callbacks.guarded_backend import GuardedBackend, Proxy, Resolver
-from actors.callbacks.hosts import PER_HOST
+from actors.callbacks.receivers import PER_HOST
 from events.callback_address import CONNECT_TIMEOUT_S, LONGEST_PUT_URL, AddressRule, Resolve, Target
 from events.delivery import SendResult
 from events.errors import AddressNotAllowed

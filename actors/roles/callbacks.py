@@ -26,8 +26,8 @@ process gets a conflict and folds the new events. If these events end the delive
 records nothing. If not, it records its attempt after them. While the log is not available, a
 process keeps a received answer in memory until the answer can be recorded.
 
-While a receiver keeps failing, its circuit breaker withholds the callbacks to it
-(`actors/callbacks/hosts.py`). A withheld callback is not an attempt, so a separate limit applies.
+While a receiver keeps failing, its circuit breaker (`actors/callbacks/receivers.py`) withholds the
+callbacks to it. A withheld callback is not an attempt, so a separate limit applies.
 `CallbackWithheld` records the time at which the delivery was first withheld. The delivery is given
 up if it is still withheld `withheld_s` seconds later.
 
@@ -99,13 +99,13 @@ class Callbacks:
 
     @property
     def open_breakers(self) -> int:
-        return self._deliverer.hosts.open_breakers
+        return self._deliverer.receivers.open_breakers
 
     async def run(self) -> None:
         """Deliver until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
-            tasks.create_task(self._deliverer.lines.run())
+            tasks.create_task(self._deliverer.receivers.run())
             tasks.create_task(keep_trying(lambda: self._pull(tasks), on=LogUnavailable))
 
     async def _renew(self) -> None:
@@ -204,13 +204,17 @@ class Callbacks:
         """Make the callbacks that are due, park the entry if steps are left, and acknowledge it.
         Raises LogUnavailable, LogFull if the entry could not be parked.
         """
-        arrival = Arrival.of(entry)
+        job_id, arrival = entry.job_id, Arrival.of(entry)
         try:
-            until = await self._deliverer.deliver_due(arrival)
+            wait = await self._deliverer.deliver_due(arrival)
         except JobOfLaterVersion:  # A process of the later version may get the entry next.
             until = utc_now() + timedelta(seconds=_LATER_VERSION_S)
-        if until is not None:
-            await self._queue.park(entry.job_id, until + arrival.ahead)
+            await self._queue.park(job_id, until + arrival.ahead)
+        else:
+            if wait is not None:
+                await self._queue.park(job_id, wait.until + arrival.ahead, line=wait.receiver)
+                if await self._deliverer.has_changed(wait):
+                    await self._queue.park(job_id, AT_ONCE)
         await entry.ack()
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from actors.callbacks.hosts import BreakerLimits
+from actors.callbacks.receivers import BreakerLimits
 from events.callback_address import AddressRule
 from events.ids import new_id
 from events.job import fold

@@ -12,7 +12,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from actors.callbacks.hosts import PER_HOST
+from actors.callbacks.receivers import PER_HOST
 from actors.callbacks.sender import Sender
 from events.callback_address import AddressRule
 from tests.support.callbacks.receiver import (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from actors.callbacks.hosts import Hosts, Lines
+from actors.callbacks.receivers import Receivers
+from events.queue import CallbackQueue
 from tests.support.events import MORNING
 from tests.support.memory.queues import MemoryCallbackQueue
 
@@ -55,7 +56,7 @@ class _Queue(MemoryCallbackQueue):
 class Crowd:
     """A callback queue with one process that handles its entries one after the other."""
 
-    hosts: Hosts
+    new_receivers: Callable[[CallbackQueue], Receivers]
     answers_s: Mapping[str, float]
     """The seconds that each receiver takes to answer."""
     woken: list[float] = field(default_factory=list)
@@ -75,13 +76,13 @@ class Crowd:
         self._queue.entries.put_nowait(callback)
 
     async def run(self, until: float) -> None:
-        """Run one process; after its end another one may run, with its own `hosts`."""
-        lines = Lines(self.hosts, self._queue)
+        """Run one process. After its end another one may run, with an empty memory."""
+        receivers = self.new_receivers(self._queue)
         for callback in self._held:
             self._queue.entries.put_nowait(callback)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until), asyncio.TaskGroup() as sending:
-                sending.create_task(lines.run())
+                sending.create_task(receivers.run())
                 while True:
                     callback = await self._queue.entries.get()
                     self._held.add(callback)
@@ -89,27 +90,27 @@ class Crowd:
                     if callback in self._seen:
                         self.woken.append(self._now())
                     self._seen.add(callback)
-                    sending.create_task(self._handle(callback, lines))
+                    sending.create_task(self._handle(callback, receivers))
 
-    async def _handle(self, callback: str, lines: Lines) -> None:
-        await self._deliver(callback, lines)
+    async def _handle(self, callback: str, receivers: Receivers) -> None:
+        await self._deliver(callback, receivers)
         self._held.discard(callback)
 
-    async def _deliver(self, callback: str, lines: Lines) -> None:
+    async def _deliver(self, callback: str, receivers: Receivers) -> None:
         if callback in self.delays_s:  # it was called, although it was not rescheduled
             return
         receiver = self._receivers[callback]
-        async with self.hosts.turn(receiver, callback) as turn:
-            if not turn.wait_s:
+        async with receivers.permit(receiver, callback) as permit:
+            if not permit.wait_s:
                 await asyncio.sleep(self.answers_s[receiver])
-                turn.answered = True
-        if turn.wait_s:
-            until = _virtual_now() + timedelta(seconds=turn.wait_s)
+                permit.answered = True
+        if permit.wait_s:
+            until = _virtual_now() + timedelta(seconds=permit.wait_s)
             await self._queue.park(callback, until, line=receiver)
             return
         self.delivered.append(self._now())
         self.delays_s[callback] = self._now() - self._added[callback]
-        await lines.call(receiver)
+        await receivers.make_due(receiver)
 
     @staticmethod
     def _now() -> float:

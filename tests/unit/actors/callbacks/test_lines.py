@@ -7,14 +7,12 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
-
 from actors.callbacks.deliverer import DeliveryLimits
-from actors.callbacks.hosts import BreakerLimits, Hosts, Lines
+from actors.callbacks.receivers import BreakerLimits, Receivers
 from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import utc_now
-from events.queue import AT_ONCE
+from events.queue import AT_ONCE, CallbackQueue
 from tests.support.callbacks.bench import Bench
 from tests.support.callbacks.crowd import Crowd, run_in_virtual_time
 from tests.support.events import MORNING
@@ -46,13 +44,13 @@ class Queue(MemoryCallbackQueue):
             yield page
 
 
-def few_hosts() -> Hosts:
+def few_receivers(queue: Queue) -> Receivers:
     clock = asyncio.get_running_loop().time
-    return Hosts(at_once=4, most_inside=8, breaker=BREAKER, clock=clock)
+    return Receivers(queue, at_once=4, most_inside=8, breaker=BREAKER, clock=clock)
 
 
-async def called_after(seconds: float, queue: Queue, hosts: Hosts) -> list[str]:
-    moving = asyncio.create_task(Lines(hosts, queue).run())
+async def called_after(seconds: float, queue: Queue, receivers: Receivers) -> list[str]:
+    moving = asyncio.create_task(receivers.run())
     await asyncio.sleep(seconds)
     assert not moving.done()
     moving.cancel()
@@ -65,7 +63,7 @@ def test_after_a_start_each_line_is_moved_by_its_first_and_few_at_a_time() -> No
         for turn in range(2):
             for number in range(12):
                 await queue.park(f"{turn} of {number}", LATER, line=f"http://{number}.example:80")
-        called = await called_after(2.9, queue, few_hosts())
+        called = await called_after(2.9, queue, few_receivers(queue))
         assert 10 <= len(called) <= 12
         assert all(each.startswith("0 of ") for each in called)
         assert len(set(called)) == len(called)
@@ -75,14 +73,17 @@ def test_after_a_start_each_line_is_moved_by_its_first_and_few_at_a_time() -> No
 
 def test_a_line_is_not_moved_while_its_receiver_is_left_alone_or_has_some_on_the_way() -> None:
     async def run() -> None:
-        queue, hosts = Queue(), few_hosts()
+        queue = Queue()
+        receivers = few_receivers(queue)
         for name in ("dead", "called"):
             for number in range(3):
                 await queue.park(f"{name} {number}", LATER, line=name)
-        async with hosts.turn("dead", "first") as turn:
-            turn.answered = False
-        assert await called_after(20, queue, hosts) == ["called 0"]
-        assert (await called_after(30, queue, hosts))[1:2] == ["called 1"], "the first never came"
+        async with receivers.permit("dead", "first") as permit:
+            permit.answered = False
+        assert await called_after(20, queue, receivers) == ["called 0"]
+        assert (await called_after(30, queue, receivers))[1:2] == ["called 1"], (
+            "the first never came"
+        )
 
     run_in_virtual_time(run())
 
@@ -98,15 +99,12 @@ def test_callbacks_that_could_not_be_made_due_stay_first_in_their_line() -> None
             await super().park(job_id, until, line=line)
 
     async def run() -> None:
-        queue, hosts = FailingQueue(), few_hosts()
+        queue = FailingQueue()
+        queue.is_away = False
+        receivers, receiver = few_receivers(queue), "http://a.example:80"
         for number in range(3):
-            hosts.stand_in_line("http://a.example:80", str(number))
-        lines = Lines(hosts, queue)
-        with pytest.raises(LogUnavailable):
-            await lines.call("http://a.example:80")
-        assert queue.called == []
-        await lines.call("http://a.example:80")
-        assert queue.called == ["0", "1", "2"]
+            await queue.park(str(number), LATER, line=receiver)
+        assert await called_after(70, queue, receivers) == ["0", "1", "2"]
 
     run_in_virtual_time(run())
 
@@ -134,8 +132,9 @@ ALL_SEEN_S = 50.0
 END_S = 250.0
 
 
-def new_hosts() -> Hosts:
-    return Hosts(
+def new_receivers(queue: CallbackQueue) -> Receivers:
+    return Receivers(
+        queue,
         at_once=LIMITS.per_host,
         most_inside=LIMITS.in_flight // 2,
         breaker=BreakerLimits(),
@@ -144,7 +143,7 @@ def new_hosts() -> Hosts:
 
 
 async def crowd_of(slow_s: float) -> Crowd:
-    crowd = Crowd(new_hosts(), {"slow": slow_s, "other": 0.02})
+    crowd = Crowd(new_receivers, {"slow": slow_s, "other": 0.02})
     for number in range(CALLBACKS):
         crowd.add(f"slow-{number}", "slow")
     return crowd
@@ -188,7 +187,7 @@ def test_a_new_process_gives_a_receiver_those_in_line_as_fast_as_it_takes_them()
     async def run() -> Crowd:
         crowd = await crowd_of(1.0)
         await crowd.run(ALL_SEEN_S)
-        crowd.hosts, crowd.answers_s = new_hosts(), {"slow": 0.02}
+        crowd.answers_s = {"slow": 0.02}
         await crowd.run(END_S)
         return crowd
 

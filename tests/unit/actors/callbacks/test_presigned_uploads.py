@@ -231,10 +231,10 @@ def test_an_owner_has_as_many_turns_as_are_left() -> None:
 
 def test_those_without_a_turn_come_again_one_after_the_other() -> None:
     turns = UploadPermits(1, clock=lambda: 100.0)
-    assert [turns.come_again_s("a") for _ in range(101)] == pytest.approx(
+    assert [turns.retry_after_s("a") for _ in range(101)] == pytest.approx(
         [1 + at / 100 for at in range(101)]
     )
-    assert turns.come_again_s("b") == 1
+    assert turns.retry_after_s("b") == 1
 
 
 async def test_a_bucket_host_that_fails_for_one_owner_is_tried_for_others(

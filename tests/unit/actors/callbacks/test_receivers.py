@@ -8,56 +8,59 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.callbacks.hosts import Breaker, BreakerLimits, Hosts
+from actors.callbacks.receivers import Breaker, BreakerLimits, Receivers
 from events.ids import new_id
+from events.log import utc_now
 from tests.support.clock import Clock
+from tests.support.memory.queues import MemoryCallbackQueue
 from tests.support.patience import FACTOR
 
 LIMITS = BreakerLimits(failures=3, open_s=10, longest_open_s=40, jitter=0)
 
 
-def some_hosts(
+def some_receivers(
     *, at_once: int, most_inside: int, clock: Callable[[], float] = time.monotonic
-) -> Hosts:
-    return Hosts(at_once=at_once, most_inside=most_inside, breaker=LIMITS, clock=clock)
+) -> Receivers:
+    queue = MemoryCallbackQueue(clock=utc_now)
+    return Receivers(queue, at_once=at_once, most_inside=most_inside, breaker=LIMITS, clock=clock)
 
 
-async def visit(hosts: Hosts, name: str, until: asyncio.Event | None = None) -> float:
+async def visit(receivers: Receivers, name: str, until: asyncio.Event | None = None) -> float:
     """Make one callback that lasts until the event; how long it was told to wait, in seconds."""
-    async with hosts.turn(name, new_id()) as turn:
-        if not turn.wait_s and until is not None:
+    async with receivers.permit(name, new_id()) as permit:
+        if not permit.wait_s and until is not None:
             await until.wait()
-        return turn.wait_s
+        return permit.wait_s
 
 
-async def started(hosts: Hosts, name: str, until: asyncio.Event) -> asyncio.Task[float]:
-    task = asyncio.create_task(visit(hosts, name, until))
+async def started(receivers: Receivers, name: str, until: asyncio.Event) -> asyncio.Task[float]:
+    task = asyncio.create_task(visit(receivers, name, until))
     await asyncio.sleep(0)
     return task
 
 
 async def test_those_that_do_not_fit_are_told_to_come_later_one_after_another() -> None:
-    hosts, done = some_hosts(at_once=4, most_inside=8), asyncio.Event()
-    inside = [await started(hosts, "slow", done) for _ in range(8)]
-    times_s = [await visit(hosts, "slow") for _ in range(100)]
+    receivers, done = some_receivers(at_once=4, most_inside=8), asyncio.Event()
+    inside = [await started(receivers, "slow", done) for _ in range(8)]
+    times_s = [await visit(receivers, "slow") for _ in range(100)]
     assert min(times_s) > 0
     assert max(times_s) < 2, "a guess: nothing has been answered yet"
-    assert await visit(hosts, "other") == 0
+    assert await visit(receivers, "other") == 0
     done.set()
     assert await asyncio.gather(*inside) == [0] * 8
-    assert await visit(hosts, "slow") == 0
+    assert await visit(receivers, "slow") == 0
 
 
 async def test_each_is_told_its_own_time_up_to_a_minute_and_the_others_come_one_by_one() -> None:
     clock, done = Clock(0.0), asyncio.Event()
-    hosts = some_hosts(at_once=2, most_inside=2, clock=clock)
-    inside = [await started(hosts, "slow", done)]
-    first = await started(hosts, "slow", until := asyncio.Event())
+    receivers = some_receivers(at_once=2, most_inside=2, clock=clock)
+    inside = [await started(receivers, "slow", done)]
+    first = await started(receivers, "slow", until := asyncio.Event())
     clock.now += 2
     until.set()
     assert await first == 0
-    inside.append(await started(hosts, "slow", done))
-    times_s = [await visit(hosts, "slow") for _ in range(100)]
+    inside.append(await started(receivers, "slow", done))
+    times_s = [await visit(receivers, "slow") for _ in range(100)]
     assert times_s[:58] == [2 + one for one in range(1, 59)]
     assert times_s[58:] == pytest.approx([60 + 0.1 * one for one in range(42)])
     done.set()
@@ -65,75 +68,75 @@ async def test_each_is_told_its_own_time_up_to_a_minute_and_the_others_come_one_
 
 
 async def test_nobody_waits_aside_for_long() -> None:
-    hosts, done = some_hosts(at_once=1, most_inside=2), asyncio.Event()
-    inside = await started(hosts, "hung", done)
+    receivers, done = some_receivers(at_once=1, most_inside=2), asyncio.Event()
+    inside = await started(receivers, "hung", done)
     async with asyncio.timeout(5 * FACTOR):
-        assert await visit(hosts, "hung") > 0
+        assert await visit(receivers, "hung") > 0
     done.set()
     assert await inside == 0
 
 
 async def test_a_receiver_that_answers_fast_has_more_room() -> None:
-    hosts, end = some_hosts(at_once=2, most_inside=40), asyncio.Event()
-    assert await inside_of(hosts) == 2 + 8
-    holds = await started(hosts, "fast", end)
-    assert await visit(hosts, "fast") == 0
-    assert await inside_of(hosts) == 40 - 1
+    receivers, end = some_receivers(at_once=2, most_inside=40), asyncio.Event()
+    assert await inside_of(receivers) == 2 + 8
+    holds = await started(receivers, "fast", end)
+    assert await visit(receivers, "fast") == 0
+    assert await inside_of(receivers) == 40 - 1
     end.set()
     await holds
 
 
-async def inside_of(hosts: Hosts) -> int:
+async def inside_of(receivers: Receivers) -> int:
     """How many callbacks there is room for until one is told to come later."""
     done = asyncio.Event()
     inside: list[asyncio.Task[float]] = []
-    while not (visitor := await started(hosts, "fast", done)).done():
+    while not (visitor := await started(receivers, "fast", done)).done():
         inside.append(visitor)
     done.set()
     assert set(await asyncio.gather(*inside)) == {0}
     return len(inside)
 
 
-async def fail(hosts: Hosts, name: str) -> None:
-    async with hosts.turn(name, new_id()) as turn:
-        assert turn.wait_s == 0
-        turn.answered = False
+async def fail(receivers: Receivers, name: str) -> None:
+    async with receivers.permit(name, new_id()) as permit:
+        assert permit.wait_s == 0
+        permit.answered = False
 
 
 async def test_a_receiver_that_fails_time_after_time_is_left_alone_and_no_other() -> None:
     clock = Clock(0.0)
-    hosts = some_hosts(at_once=4, most_inside=8, clock=clock)
+    receivers = some_receivers(at_once=4, most_inside=8, clock=clock)
     for _ in range(LIMITS.failures):
-        await fail(hosts, "dead")
-    async with hosts.turn("dead", new_id()) as turn:
-        assert (turn.wait_s, turn.is_withheld) == (10, True)
-    assert await visit(hosts, "other") == 0
+        await fail(receivers, "dead")
+    async with receivers.permit("dead", new_id()) as permit:
+        assert (permit.wait_s, permit.is_withheld) == (10, True)
+    assert await visit(receivers, "other") == 0
     clock.now += 10
-    async with hosts.turn("dead", new_id()) as probe:
+    async with receivers.permit("dead", new_id()) as probe:
         assert probe.wait_s == 0
-        async with hosts.turn("dead", new_id()) as turn:
-            assert turn.is_withheld
+        async with receivers.permit("dead", new_id()) as permit:
+            assert permit.is_withheld
         probe.answered = True
-    assert await visit(hosts, "dead") == 0
+    assert await visit(receivers, "dead") == 0
 
 
 async def test_who_waited_aside_while_the_breaker_opened_is_withheld() -> None:
-    hosts = some_hosts(at_once=1, most_inside=8, clock=Clock(0.0))
+    receivers = some_receivers(at_once=1, most_inside=8, clock=Clock(0.0))
     for _ in range(LIMITS.failures - 1):
-        await fail(hosts, "dead")
-    async with hosts.turn("dead", new_id()) as last:
-        aside = await started(hosts, "dead", asyncio.Event())
+        await fail(receivers, "dead")
+    async with receivers.permit("dead", new_id()) as last:
+        aside = await started(receivers, "dead", asyncio.Event())
         last.answered = False
     assert await aside == 10
 
 
 async def test_receivers_that_are_left_alone_are_counted() -> None:
-    hosts = some_hosts(at_once=4, most_inside=8)
+    receivers = some_receivers(at_once=4, most_inside=8)
     for name, answered in (("broken", False), ("well", True)):
         for _ in range(LIMITS.failures):
-            async with hosts.turn(name, new_id()) as turn:
-                turn.answered = answered
-    assert hosts.open_breakers == 1
+            async with receivers.permit(name, new_id()) as permit:
+                permit.answered = answered
+    assert receivers.open_breakers == 1
 
 
 # One breaker.
