@@ -30,7 +30,7 @@ from actors.scheduler.slots import SlotNumbers
 from actors.scheduler.status import EndpointStatus, Pace
 from actors.scheduler.worker_reaper import keep_workers
 from actors.worker.config import WorkerConfig, default_endpoint, worker_config
-from actors.worker.engine_host import EngineState
+from actors.worker.engine_process import EngineState
 from engine.interface import Engine
 from events.errors import DatabaseUnavailable
 from events.log import JobWriter, RetryingLog

@@ -12,7 +12,7 @@ from base64 import b64decode
 
 import ray
 
-from actors.worker.processes import Location, location
+from actors.location import Location, location
 from settings.settings import Settings
 from telemetry.logs import set_up_logging
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from actors.worker.engine_host import EngineState
-from actors.worker.job_runner import RunOutcome
+from actors.worker.engine_process import EngineState
+from actors.worker.job_actor import RunOutcome
 from events.job import Job
 from events.queue import QueueEntry
 

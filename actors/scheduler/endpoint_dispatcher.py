@@ -21,7 +21,7 @@ from actors.scheduler.prefetch import TRANSIENT, InFlight, Prefetch, Prefetched,
 from actors.scheduler.slots import Slot
 from actors.scheduler.status import EndpointStatus
 from actors.scheduler.worker import Worker
-from actors.worker.job_runner import RunOutcome
+from actors.worker.job_actor import RunOutcome
 from events.decisions import FailAttempt, FailDispatch
 from events.errors import LogUnavailable
 from events.job import Job

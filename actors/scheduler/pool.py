@@ -17,7 +17,7 @@ from actors.scheduler.names import endpoint_prefix, index_of, release_of, worker
 from actors.scheduler.placement import SlotIndex
 from actors.scheduler.slots import SlotNumbers
 from actors.scheduler.worker import JOBS_PER_ACTOR, Startup, Worker
-from actors.worker.engine_host import ENGINE_ANSWER_TIMEOUT_S
+from actors.worker.engine_process import ENGINE_ANSWER_TIMEOUT_S
 from events.retry import keep_trying
 from events.store.records import ENDPOINTS_PERIOD_S, Endpoint
 from settings.constant import constant

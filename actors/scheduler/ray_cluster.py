@@ -39,15 +39,15 @@ from actors.scheduler.cluster import (
 )
 from actors.scheduler.names import engine_name, is_slot_name, slot_number, standby_name
 from actors.worker.config import WorkerConfig
-from actors.worker.engine_host import EngineDied, EngineState
-from actors.worker.job_runner import RunOutcome
-from actors.worker.processes import (
+from actors.worker.engine_process import (
     NAMESPACE,
+    EngineDied,
     EngineProcessActor,
-    JobProcessActor,
+    EngineState,
     ended_by_itself,
     first_line,
 )
+from actors.worker.job_actor import JobProcessActor, RunOutcome
 from engine.interface import is_machine_error
 from events.job import Job
 from events.log import utc_now

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from actors.scheduler.cluster import ActorUnavailable, Cluster, JobActor
-from actors.worker.job_runner import RunOutcome
+from actors.worker.job_actor import RunOutcome
 from events.job import Job
 from events.queue import QueueEntry
 from events.retry import keep_trying

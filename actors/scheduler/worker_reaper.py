@@ -23,7 +23,7 @@ from actors.scheduler.cluster import ActorUnavailable, Cluster
 from actors.scheduler.names import ALL_WORKERS
 from actors.scheduler.ray_cluster import RayCalls, RayCluster, answer
 from actors.worker.config import WorkerConfig
-from actors.worker.processes import NAMESPACE
+from actors.worker.engine_process import NAMESPACE
 from settings.version import VERSION
 from telemetry.logs import set_up_logging
 

@@ -1,8 +1,8 @@
 """Attempt: runs a job once.
 
 Three tasks run at the same time. `_work` passes the job to the engine and handles its events,
-`Lease` renews the queue entry, and `Heartbeat` checks that the engine answers. The first task that
-ends decides what happens to the job.
+`_keep_lease` renews the queue entry, and `Heartbeat` checks that the engine answers. The first task
+that ends decides what happens to the job.
 
 An engine that dies may have had several jobs. `RunMark` states for each job whether the device
 worked for the job. If it did, the job is a suspect (`Blame.SUSPECT`). If not, the job is a
@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from actors.worker.engine_host import EngineClient, EngineDied, EngineTaken, RunRequest
-from actors.worker.plan import Plan, plan_text
-from actors.worker.result_file import encode_result
+from actors.worker.engine_process import EngineDied, EngineTaken, RemoteEngine, RunRequest
+from actors.worker.result_file import AS_PNG, ImageEncoding, encode_result
 from actors.worker.run_mark import RunMark
 from engine.interface import (
     EngineError,
@@ -36,11 +36,15 @@ from engine.interface import (
     Finished,
     GraphInvalid,
     ImageReady,
+    ImageSettings,
     LatentReady,
+    Limits,
+    ModelsFolder,
     ModelsUnavailable,
     ParametersInvalid,
     Progress,
     is_machine_error,
+    pnginfo_of,
 )
 from events.decisions import Command, Complete, ConfirmCancel, FailAttempt, StoreImage
 from events.job import Job, sizes_of, timed_out_message
@@ -49,8 +53,9 @@ from events.log import EventLog, JobWriter
 from events.queue import QueueEntry
 from events.result import FailureCode
 from events.retry import keep_trying
-from events.types import Blame, ImageStored, Timing
+from events.types import Blame, Compiled, Flavour, ImageStored, Infotext, Submitted, Timing
 from settings.constant import constant
+from settings.version import VERSION
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
 from storage.keys import file_key, file_name
 
@@ -59,12 +64,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class ReportProgress(Protocol):
-    """Publishes the progress of a job. Raises nothing. `Connections.report_progress` implements
-    it.
-    """
-
-    async def __call__(self, job_id: str, progress: JobProgress) -> None: ...
+ReportProgress: TypeAlias = Callable[[str, JobProgress], Awaitable[None]]
+"""Publishes the progress of the job with this id. Raises nothing."""
 
 
 def job_progress(progress: Progress) -> JobProgress:
@@ -80,10 +81,6 @@ def job_progress(progress: Progress) -> JobProgress:
     )
 
 
-LEASE_RENEW_S = constant("LEASE_RENEW_S", 5.0)
-"""Seconds between two renewals of the lease of a running job."""
-
-
 class StopReason(StrEnum):
     """Why a lease was not renewed."""
 
@@ -93,66 +90,8 @@ class StopReason(StrEnum):
     SILENT = "the engine does not answer"
 
 
-class Lease:
-    """Renews the queue entry of a running job while the job belongs to this actor.
-
-    An entry alone does not exclude other actors, because an actor with an earlier delivery can
-    renew or acknowledge a later delivery. So before each renewal the actor reads the last event of
-    the job. The actor stops if the job has ended or if another actor has started the job. The same
-    read finds a request to cancel.
-    """
-
-    def __init__(
-        self,
-        *,
-        log: EventLog,
-        writer: JobWriter,
-        entry: QueueEntry,
-        actor: str,
-        renew_s: float,
-    ) -> None:
-        self._log = log
-        self._writer = writer
-        self.entry = entry
-        """The latest delivery of the entry."""
-        self._actor = actor
-        self._renew_s = renew_s
-
-    async def keep(
-        self, job: Job, *, is_silent: Callable[[], bool], seconds_left: Callable[[], float]
-    ) -> StopReason:
-        """Renew the entry until there is a reason to stop. Returns the reason.
-
-        `job` has just been read, so the log is not read before the first renewal.
-        """
-        checked, is_due = job, False
-        while True:
-            if seconds_left() <= 0:
-                return StopReason.DEADLINE
-            if is_silent():
-                return StopReason.SILENT
-            started = time.monotonic()
-            if is_due:
-                found = await self._look(checked)
-                if isinstance(found, StopReason):
-                    return found
-                checked = found
-            is_due = True
-            await self.entry.renew()
-            elapsed = time.monotonic() - started
-            await asyncio.sleep(min(max(self._renew_s - elapsed, 0), max(seconds_left(), 0)))
-
-    async def _look(self, before: Job) -> Job | StopReason:
-        """Read the job again. Returns the job, or the reason to stop."""
-        last = await self._log.last(before.id)
-        if last is None:
-            return StopReason.NOT_MINE
-        if last.version == before.version:
-            return before
-        job = await self._writer.load(before.id)
-        if job is None or job.end is not None or job.actor != self._actor:
-            return StopReason.NOT_MINE
-        return StopReason.CANCELLED if job.cancel_requested else job
+_LEASE_RENEW_S = constant("LEASE_RENEW_S", 5.0)
+"""Seconds between two renewals of the lease of a running job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +106,7 @@ class AttemptLimits:
     longest_store_pause_s: float = 10.0
     longest_machine_pause_s: float = 60.0
     """Longest time in seconds for which the entry of a job is held after its machine has failed."""
+    lease_renew_s: float = _LEASE_RENEW_S
 
 
 class Attempt:
@@ -175,27 +115,34 @@ class Attempt:
     def __init__(
         self,
         job: Job,
+        entry: QueueEntry,
         *,
         actor: str,
-        writer: JobWriter,
-        engine: EngineClient,
+        log: EventLog,
+        engine: RemoteEngine,
         images: ImageStore,
-        plan: Callable[[Job], Plan],
+        models: ModelsFolder,
+        graph_limits: Limits,
         report_progress: ReportProgress,
         limits: AttemptLimits,
         now: Callable[[], datetime],
-        name: str = "",  # `RunRequest.name` explains this.
+        span_link: str = "",
     ) -> None:
+        """`span_link` is the link of traces to the span of this attempt."""
         self._job = job
+        self.entry = entry
+        """The latest delivery of the queue entry."""
         self._actor = actor
-        self._writer = writer
+        self._log = log
+        self._writer = JobWriter(log)
         self._engine = engine
         self._images = images
-        self._plan = plan
+        self._models = models
+        self._graph_limits = graph_limits
         self._report_progress = report_progress
         self._limits = limits
         self._now = now
-        self._name = name
+        self._span_link = span_link
         self._store_s = 0.0
         self._heartbeat = Heartbeat(
             engine,
@@ -204,7 +151,7 @@ class Attempt:
             start_s=limits.start_s,
         )
 
-    async def run(self, lease: Lease) -> Job:
+    async def run(self) -> Job:
         """Run the attempt. Returns the job.
 
         A job that has not ended and that no other actor has started needs another attempt.
@@ -212,9 +159,7 @@ class Attempt:
         with RunMark.new() as self._mark:
             tasks = {
                 asyncio.create_task(self._work(), name="work"),
-                asyncio.create_task(
-                    self._hold_lease(lease, self._heartbeat.is_silent), name="lease"
-                ),
+                asyncio.create_task(self._keep_lease(), name="lease"),
                 asyncio.create_task(self._heartbeat.listen(), name="heartbeat"),
             }
             try:
@@ -224,20 +169,20 @@ class Attempt:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             for task in done:
-                await self._on_task_end(task, lease)
+                await self._on_task_end(task)
         return self._job
 
-    async def _on_task_end(self, task: asyncio.Task[StopReason | None], lease: Lease) -> None:
+    async def _on_task_end(self, task: asyncio.Task[StopReason | None]) -> None:
         """Act on the end of one of the tasks."""
         try:
-            loss = task.result()
+            reason = task.result()
         except Exception as error:
             if not is_machine_error(error):
                 raise
-            await self._fail_without_blame(error, lease)
+            await self._fail_without_blame(error)
         else:
-            if loss is not None:
-                await self._give_up(loss)
+            if reason is not None:
+                await self._give_up(reason)
 
     async def _work(self) -> None:
         try:
@@ -265,8 +210,8 @@ class Attempt:
 
     async def _run(self) -> None:
         """Raises EngineError, EngineDied, _InputFileGone."""
-        plan = await asyncio.to_thread(self._plan, self._job)
-        order = RunRequest(
+        plan = await asyncio.to_thread(plan_of, self._job, self._models, self._graph_limits)
+        request = RunRequest(
             self._job.id,
             self._job.attempts,
             plan.prompt,
@@ -278,9 +223,9 @@ class Attempt:
             is_exclusive=self._job.is_exclusive,
             has_previews=bool(self._job.submitted.preview),
             limits=plan.limits,
-            name=self._name,
+            span_link=self._span_link,
         )
-        async with aclosing(self._engine.run(order)) as events:
+        async with aclosing(self._engine.run(request)) as events:
             async for event in events:
                 await self._handle_event(event, plan)
                 if self._job.end is not None:
@@ -299,7 +244,7 @@ class Attempt:
         joined = self._mark.may_be_joined
         await self._fail(message, blame=Blame.SUSPECT, code=code, is_joined=joined)
 
-    async def _fail_without_blame(self, error: Exception, lease: Lease) -> None:
+    async def _fail_without_blame(self, error: Exception) -> None:
         """Fail the attempt without blame, because the machine failed.
 
         The entry is held for a pause, which doubles with each such attempt.
@@ -313,9 +258,8 @@ class Attempt:
         doubled = 2.0 ** min(self._job.bystander_attempts - 1, 30)
         with suppress(TimeoutError):
             async with asyncio.timeout(min(doubled, self._limits.longest_machine_pause_s)):
-                # The heartbeat has ended, so a check of the engine would find it silent.
-                loss = await self._hold_lease(lease, is_silent=lambda: False)
-                await self._give_up(loss)
+                # The heartbeat has ended, so the engine would seem to be silent.
+                await self._give_up(await self._keep_lease(must_answer=False))
 
     async def _read_input_files(self) -> dict[str, bytes]:
         """Raises _InputFileGone."""
@@ -406,18 +350,54 @@ class Attempt:
         assert outcome.job is not None
         self._job = outcome.job
 
-    async def _hold_lease(self, lease: Lease, is_silent: Callable[[], bool]) -> StopReason:
-        return await lease.keep(self._job, is_silent=is_silent, seconds_left=self._seconds_left)
+    async def _keep_lease(self, *, must_answer: bool = True) -> StopReason:
+        """Renew the queue entry until there is a reason to stop. Returns the reason.
+
+        An entry alone does not exclude other actors, because an actor with an earlier delivery can
+        renew or acknowledge a later delivery. So before each renewal the last event of the job is
+        read. The attempt stops if the job has ended or if another actor has started the job. The
+        same read finds a request to cancel. The job has just been read, so the log is not read
+        before the first renewal. If the engine `must_answer`, the attempt also stops when the
+        engine is silent.
+        """
+        checked, is_due = self._job, False
+        while True:
+            if self._seconds_left() <= 0:
+                return StopReason.DEADLINE
+            if must_answer and self._heartbeat.is_silent():
+                return StopReason.SILENT
+            started = time.monotonic()
+            if is_due:
+                found = await self._read_again(checked)
+                if isinstance(found, StopReason):
+                    return found
+                checked = found
+            is_due = True
+            await self.entry.renew()
+            pause_s = started + self._limits.lease_renew_s - time.monotonic()
+            await asyncio.sleep(max(0, min(pause_s, self._seconds_left())))
+
+    async def _read_again(self, before: Job) -> Job | StopReason:
+        """The job as it is now, or the reason to stop."""
+        last = await self._log.last(before.id)
+        if last is None:
+            return StopReason.NOT_MINE
+        if last.version == before.version:
+            return before
+        job = await self._writer.load(before.id)
+        if job is None or job.end is not None or job.actor != self._actor:
+            return StopReason.NOT_MINE
+        return StopReason.CANCELLED if job.cancel_requested else job
 
     def _seconds_left(self) -> float:
         return (self._job.deadline - self._now()).total_seconds()
 
-    async def _give_up(self, loss: StopReason) -> None:
+    async def _give_up(self, reason: StopReason) -> None:
         logger.info(
             "an attempt is given up",
-            extra={"action": "give_up", "job_id": self._job.id, "why": loss},
+            extra={"action": "give_up", "job_id": self._job.id, "why": reason},
         )
-        match loss:
+        match reason:
             case StopReason.NOT_MINE:
                 self._job = await self._writer.load(self._job.id) or self._job
             case StopReason.CANCELLED:
@@ -435,6 +415,109 @@ class _InputFileGone(Exception):
     """An upload that the job names no longer exists."""
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a job asks of the engine, and what is written into the files of its results."""
+
+    prompt: Any
+    """Node graph. It is not validated yet."""
+    first_index: Mapping[str, int] | None
+    """Index of the first image of each output node. With None, images are counted in the order of
+    the graph.
+    """
+    extra_pnginfo: Mapping[str, Any]
+    limits: Limits
+    """Limits within which the job was accepted."""
+    describe: Callable[[int], str] | None = None
+    """Returns the WebUI's text for the image with an index. None if images have no such text."""
+    is_bare: bool = False
+    """Whether images are stored without the parameters from which they were made."""
+    encoding: ImageEncoding = AS_PNG
+
+
+def plan_of(job: Job, models: ModelsFolder, limits: Limits) -> Plan:
+    """Make the request to the engine from the `Submitted` of a job of either flavour.
+
+    `limits` applies to a job without recorded terms, and has the limits that terms do not have.
+    Raises EngineError for invalid metadata.
+    """
+    submitted = job.submitted
+    prompt, first_index = submitted.graph, None
+    if submitted.compiled is not None:
+        stored = {image.index for image in job.images}
+        prompt, first_index = _without_images(submitted.compiled, stored)
+    is_workflow = submitted.flavour is Flavour.WORKFLOW
+    return Plan(
+        prompt,
+        first_index,
+        pnginfo_of(submitted.request.get("extra_data")) if is_workflow else {},
+        _limits_of(job, limits),
+        describe=_describe(submitted, models),
+        is_bare=bool(submitted.bare),
+        encoding=ImageEncoding.asked(submitted.image_format, submitted.image_quality),
+    )
+
+
+def _without_images(
+    compiled: Compiled, stored: Collection[int]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The graph without the images in `stored`, and the indexes of the other images.
+
+    An earlier attempt has stored the images in `stored`. Nodes that only these images need are
+    removed.
+    """
+    graph = compiled.graph
+    first_index = {id: index for id, index in compiled.first_index.items() if index not in stored}
+    if len(first_index) == len(compiled.first_index):
+        return graph, first_index
+    needed = set[str]()
+    pending = list(first_index)
+    while pending:
+        node_id = pending.pop()
+        if node_id not in needed:
+            needed.add(node_id)
+            values = graph[node_id]["inputs"].values()
+            pending += [value[0] for value in values if isinstance(value, list)]
+    return {id: node for id, node in graph.items() if id in needed}, first_index
+
+
+def _describe(submitted: Submitted, models: ModelsFolder) -> Callable[[int], str] | None:
+    compiled = submitted.compiled
+    if compiled is None or compiled.infotext is None:
+        return None
+    recorded: Infotext = compiled.infotext
+    settings = ImageSettings(recorded.settings, recorded.seeds, recorded.variation_seeds)
+    return settings.describe(submitted.request, compiled.graph, models, VERSION)
+
+
+def _limits_of(job: Job, limits: Limits) -> Limits:
+    terms = job.submitted.terms
+    if terms is None:
+        return limits
+    return replace(
+        limits,
+        max_pixels=terms.max_pixels,
+        max_steps=terms.max_steps,
+        max_cost=terms.max_cost,
+    )
+
+
+def plan_text(plan: Plan, result: ImageReady | LatentReady) -> dict[str, str]:
+    """The metadata of a file as in ComfyUI: the graph, and additional data of the front end.
+
+    In the diffusion flavour the metadata includes the WebUI's `parameters`. For a bare plan the
+    metadata is empty.
+    """
+    if plan.is_bare:
+        return {}
+    text = {"prompt": json.dumps(plan.prompt)}
+    if plan.describe is not None:
+        text["parameters"] = plan.describe(result.index)
+    if result.seed is not None:
+        text["seed"] = str(result.seed)
+    return text | {name: json.dumps(value) for name, value in plan.extra_pnginfo.items()}
+
+
 class Heartbeat:
     """Checks every `period_s` seconds whether the engine of a run answers.
 
@@ -444,7 +527,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self, engine: EngineClient, *, period_s: float, silence_s: float, start_s: float
+        self, engine: RemoteEngine, *, period_s: float, silence_s: float, start_s: float
     ) -> None:
         self._engine = engine
         self._period_s = period_s

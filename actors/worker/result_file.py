@@ -29,7 +29,7 @@ from storage.keys import JPEG, SAFETENSORS, WEBP
 LOSSLESS = 100
 _LOSSLESS_EFFORT = {"method": 2, "quality": 50}
 _FULL_COLOUR_FROM = 90
-"""MinSet quality with which a JPEG stores colour at full resolution."""
+"""Lowest quality with which a JPEG stores colour at full resolution."""
 _MAX_SIDE = {WEBP: 16_383, JPEG: 65_535}
 _MAX_EXIF_BYTES = {WEBP: 2**20, JPEG: 65_000}
 """Largest size of EXIF in bytes. A JPEG stores EXIF in one segment, and the length of a segment has

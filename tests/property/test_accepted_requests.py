@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from actors.scheduler.fairness import checkpoint_of
-from actors.worker.plan import plan_text, planner
+from actors.worker.attempt import plan_of, plan_text
 from actors.worker.result_file import encode_result
 from engine.errors import GraphInvalid, ParametersInvalid
 from engine.graph.catalogue import Catalogue
@@ -138,7 +138,7 @@ def require_plannable(job: Job, compiler: RequestCompiler) -> None:
     """Check that the job can be planned, including the texts of its files."""
     assert isinstance(checkpoint_of(job), str | None)
     limits: Limits = compiler.limits
-    plan = planner(compiler.catalogue.models, limits)(job)
+    plan = plan_of(job, compiler.catalogue.models, limits)
     graph: Graph = validate(plan.prompt, compiler.catalogue, limits)
     again = validate(graph.prompt, compiler.catalogue, limits)
     assert again == graph

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from actors.worker.plan import plan_text, planner
+from actors.worker.attempt import plan_of, plan_text
 from actors.worker.result_file import encode_result
 from engine.engine import Engine
 from engine.errors import EngineError, GraphInvalid, ParametersInvalid
@@ -92,7 +92,7 @@ def test_what_is_accepted_runs_or_fails_with_a_reason(
         submitted(flavour=flavour, request=checked.request, compiled=checked.compiled, terms=terms),
         START,
     )
-    plan = planner(compiler.catalogue.models, compiler.limits)(job)
+    plan = plan_of(job, compiler.catalogue.models, compiler.limits)
     graph = validate(plan.prompt, compiler.catalogue, compiler.limits)
     if graph.cost.work > MOST_WORK or graph.cost.live_bytes > MOST_LIVE_BYTES:
         event("too large to be run here")

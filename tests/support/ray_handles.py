@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from actors.worker.engine_host import EngineState
+from actors.worker.engine_process import EngineState
 from engine.activity import ActivityKind
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from actors.worker.attempt import AttemptLimits
-from actors.worker.job_runner import JobRunner, RunOutcome
-from actors.worker.plan import Plan
+from actors.worker.job_actor import JobRunner, RunOutcome
 from engine.graph.limits import Limits
+from engine.graph.models_folder import ModelsFolder
 from events.decisions import Command, Submit
 from events.ids import new_id
 from events.job import Job
 from events.job_progress import JobProgress
-from events.log import JobWriter, utc_now
+from events.log import JobWriter
 from events.queue import QueueEntry
 from events.types import Event
 from storage.images import ImageStore
@@ -44,6 +45,7 @@ class RunnersBench:
         self.writer = JobWriter(self.log)
         self.queue = MemoryJobQueue()
         self.images = ImageStore((folder / "images").as_uri())
+        self.models = ModelsFolder(folder / "models")
 
     async def submit(self, **changes: Any) -> Job:
         """Submit a job and put it on the queue."""
@@ -72,37 +74,47 @@ class RunnersBench:
 
     async def run(
         self,
-        engine: Any = None,
+        engine: ScriptedEngine | None = None,
         *,
         job: Job | None = None,
+        after_attempts: int | None = None,
+        given_at: datetime | None = None,
+        **options: Any,
+    ) -> RunOutcome:
+        """Run the job of the next entry on an engine, by default one that makes a picture.
+
+        `job`, `after_attempts` and `given_at` are what a dispatcher says of it.
+        """
+        runner = self.runner(engine or ScriptedEngine(pictures(1)), **options)
+        entry = await self.entry()
+        return await runner.run(
+            entry.job_id, entry.token, job, after_attempts=after_attempts, given_at=given_at
+        )
+
+    def runner(
+        self,
+        engine: ScriptedEngine,
+        *,
         actor: str | None = None,
-        plan: Callable[[Job], Plan] = lambda _: Plan({"1": {}}, None, {}, Limits()),
         limits: AttemptLimits = LIMITS,
         max_attempts: int = 3,
         lease_renew_s: float = 0.01,
         is_traced: bool = False,
-        **handed_over: Any,
-    ) -> RunOutcome:
-        """Run the job of the next entry on an engine, by default one that makes a picture.
-
-        `job` and `handed_over` are what a dispatcher says of it.
-        """
-
+    ) -> JobRunner:
         async def report(_job_id: str, _progress: JobProgress) -> None:
             pass
 
-        runner = JobRunner(
+        return JobRunner(
             actor=actor or new_id(),
             log=self.log,
+            queue=self.queue,
             images=self.images,
-            engine=engine or ScriptedEngine(pictures(1)),
-            plan=plan,
+            engine=engine,
+            models=self.models,
+            graph_limits=Limits(),
             report_progress=report,
-            limits=limits,
-            lease_renew_s=lease_renew_s,
+            limits=replace(limits, lease_renew_s=lease_renew_s),
             max_attempts=max_attempts,
             max_attempts_total=9,
-            now=utc_now,
             is_traced=is_traced,
         )
-        return await runner.run(await self.entry(), job, **handed_over)

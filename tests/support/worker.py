@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from actors.worker.attempt import AttemptLimits
-from actors.worker.engine_host import EngineDied, EngineState, RunRequest
-from actors.worker.job_runner import JobRunner, RunOutcome
-from actors.worker.plan import Plan
+from actors.worker.engine_process import EngineDied, EngineState, RemoteEngine, RunRequest
+from actors.worker.job_actor import JobRunner, RunOutcome
 from actors.worker.run_mark import RunMarkWriter
 from engine.activity import ActivityKind
-from engine.interface import Limits
+from engine.interface import Limits, ModelsFolder
 from engine.reports import EngineEvent, Finished, ImageReady, Progress
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
@@ -24,17 +24,17 @@ from events.bus.progress import ProgressReporter
 from events.decisions import Submit
 from events.ids import new_id
 from events.job import Job
-from events.log import EventLog, JobWriter, RetryingLog, utc_now
+from events.log import EventLog, JobWriter, RetryingLog
 from events.queue import EntryConsumer, JobQueue, QueueEntry
 from storage.images import ImageStore
 from tests.support.events import LATER, submitted
 
 LANE = 3
 LEASE_S = 1.0
-QUICK = AttemptLimits(silence_s=1, heartbeat_s=0.1)
+QUICK = AttemptLimits(silence_s=1, heartbeat_s=0.1, lease_renew_s=LEASE_S / 5)
 
 
-class ScriptedEngine:
+class ScriptedEngine(RemoteEngine):
     """An engine that reports the items of its script and dies at None.
 
     A gated engine reports nothing until `advance` lets it. One that is not `active` works for other
@@ -49,11 +49,12 @@ class ScriptedEngine:
         active: bool = True,
         silent: bool = False,
     ) -> None:
+        super().__init__()
         self.script = script
         self.active = active
         self.silent = silent
         self.state = EngineState(ActivityKind.CALL, 0.0, jobs=4)
-        self.orders: list[RunRequest] = []
+        self.requests: list[RunRequest] = []
         self.kills = 0
         self._gate = asyncio.Semaphore(0) if gated else None
 
@@ -62,9 +63,9 @@ class ScriptedEngine:
         for _ in range(events):
             self._gate.release()
 
-    async def run(self, order: RunRequest) -> AsyncGenerator[EngineEvent]:
-        self.orders.append(order)
-        with closing(RunMarkWriter(order.mark)) as mark:
+    async def run(self, request: RunRequest) -> AsyncGenerator[EngineEvent]:
+        self.requests.append(request)
+        with closing(RunMarkWriter(request.mark)) as mark:
             mark.set_active(self.active)
         for event in self.script:
             if self._gate is not None:
@@ -96,25 +97,23 @@ def job_runner(
     *,
     log: EventLog,
     images: ImageStore,
+    queue: JobQueue,
     bus: Bus,
     actor: str = "a",
     limits: AttemptLimits = QUICK,
-    lease_renew_s: float = LEASE_S / 5,
-    is_traced: bool = False,
 ) -> JobRunner:
     return JobRunner(
         actor=actor,
         log=RetryingLog(log, longest_pause_s=0.2),
+        queue=queue,
         images=images,
         engine=engine,
-        plan=lambda job: Plan({"1": {}}, None, {}, Limits()),
+        models=ModelsFolder(Path("none")),
+        graph_limits=Limits(),
         report_progress=ProgressReporter(bus).report,
         limits=limits,
-        lease_renew_s=lease_renew_s,
         max_attempts=3,
         max_attempts_total=9,
-        now=utc_now,
-        is_traced=is_traced,
     )
 
 
@@ -152,8 +151,16 @@ class Bench:
         return [type(event.data) for event in await self.log.read(job_id)]
 
     def runner(self, engine: ScriptedEngine, *, actor: str = "a") -> JobRunner:
-        return job_runner(engine, log=self.log, images=self.images, bus=self.bus, actor=actor)
+        return job_runner(
+            engine,
+            log=self.log,
+            images=self.images,
+            queue=self.queue,
+            bus=self.bus,
+            actor=actor,
+        )
 
     async def run(self, engine: ScriptedEngine, *, actor: str = "a") -> RunOutcome:
         """Run the next entry."""
-        return await self.runner(engine, actor=actor).run(await self.entry())
+        entry = await self.entry()
+        return await self.runner(engine, actor=actor).run(entry.job_id, entry.token)

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load
 
 from actors.worker.attempt import AttemptLimits
-from actors.worker.job_runner import RunOutcome
+from actors.worker.job_actor import RunOutcome
 from engine.errors import CheckpointUnavailable, DeviceFailed, EngineError, NodeFailed
 from engine.reports import Errored, Finished, LatentReady, Progress
 from events.decisions import Cancel, Erase
@@ -95,7 +95,7 @@ async def test_an_image_store_that_is_away_is_waited_for(bench: Bench, tmp_path:
     entry = await bench.entry()
     bench.images = Refusing((tmp_path / "other").as_uri(), times=3)
     runner = bench.runner(ScriptedEngine(pictures(1)))
-    assert await runner.run(entry) is RunOutcome.COMPLETED
+    assert await runner.run(entry.job_id, entry.token) is RunOutcome.COMPLETED
     assert (await bench.job(job_id)).attempts == 1
 
 
@@ -129,7 +129,7 @@ async def test_the_engine_gets_the_files_that_were_recorded(bench: Bench) -> Non
     await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
     engine = ScriptedEngine(pictures(1))
     assert await bench.run(engine) is RunOutcome.COMPLETED
-    assert [order.input_files for order in engine.orders] == [{"cat.png": b"a cat"}]
+    assert [request.input_files for request in engine.requests] == [{"cat.png": b"a cat"}]
 
 
 @pytest.mark.parametrize("alone", [None, True])
@@ -137,14 +137,14 @@ async def test_the_engine_is_told_that_a_job_is_to_be_alone(bench: Bench, alone:
     await bench.submit(alone=alone)
     engine = ScriptedEngine(pictures(1))
     await bench.run(engine)
-    assert [order.is_unbatched for order in engine.orders] == [bool(alone)]
+    assert [request.is_unbatched for request in engine.requests] == [bool(alone)]
 
 
 async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) -> None:
     job_id = await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
     engine = ScriptedEngine(pictures(1))
     assert await bench.run(engine) is RunOutcome.ENDED
-    assert engine.orders == []
+    assert engine.requests == []
     text = "The input file 'cat.png' does not exist any more. Upload it again and submit a new job."
     assert (await bench.job(job_id)).end == Failed(message=text, code="invalid_input")
 
@@ -166,15 +166,15 @@ async def test_after_an_engine_has_died_stored_images_are_kept(bench: Bench) -> 
 
 async def test_a_job_that_breaks_its_engine_runs_alone_and_is_given_up(bench: Bench) -> None:
     job_id = await bench.submit()
-    orders = []
+    requests = []
     for attempt in range(4):
         engine = ScriptedEngine([None])
         assert await bench.run(engine, actor=f"a{attempt}") is RunOutcome.RETRY
-        orders += engine.orders
-    assert [order.is_exclusive for order in orders] == [False, True, True, True]
+        requests += engine.requests
+    assert [request.is_exclusive for request in requests] == [False, True, True, True]
     fresh = ScriptedEngine(pictures(1))
     assert await bench.run(fresh) is RunOutcome.ENDED
-    assert fresh.orders == []
+    assert fresh.requests == []
     reason = "3 of them with no other job on the engine: The engine died: killed"
     end = (await bench.job(job_id)).end
     assert end == Failed(message=f"Gave up after 4 attempts, {reason}", code="engine_failed")
@@ -185,7 +185,7 @@ async def test_a_job_that_only_stood_by_is_not_charged_however_often(bench: Benc
     for attempt in range(5):
         engine = ScriptedEngine([None], active=False)
         assert await bench.run(engine, actor=f"a{attempt}") is RunOutcome.RETRY
-        assert not engine.orders[0].is_exclusive
+        assert not engine.requests[0].is_exclusive
     job = await bench.job(job_id)
     assert (job.attempts, job.blamed_attempts, job.end) == (5, 0, None)
     outcome = await bench.run(ScriptedEngine(pictures(1)), actor="b")
@@ -198,7 +198,7 @@ async def test_a_job_with_all_its_images_completes_without_the_engine(bench: Ben
     await bench.run(dying)
     idle = ScriptedEngine([])
     assert await bench.run(idle) is RunOutcome.COMPLETED
-    assert idle.orders == []
+    assert idle.requests == []
     assert isinstance((await bench.job(job_id)).end, Completed)
 
 
@@ -207,7 +207,7 @@ async def test_a_running_job_is_cancelled_on_request(bench: Bench) -> None:
     engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True)
     engine.advance()
     run = asyncio.create_task(bench.run(engine))
-    await eventually(lambda: engine.orders)
+    await eventually(lambda: engine.requests)
     await bench.writer.execute(Cancel(), await bench.job(job_id))
     assert await run is RunOutcome.ENDED
     assert isinstance((await bench.job(job_id)).end, Cancelled)
@@ -221,11 +221,11 @@ async def test_an_actor_whose_job_is_erased_meanwhile_writes_nothing(bench: Benc
         engine,
         log=bench.log,
         images=bench.images,
+        queue=bench.queue,
         bus=bench.bus,
-        limits=AttemptLimits(silence_s=30),
-        lease_renew_s=30,  # it will not notice by itself
+        limits=AttemptLimits(silence_s=30, lease_renew_s=30),  # it will not notice by itself
     )
-    run = asyncio.create_task(runner.run(entry))
+    run = asyncio.create_task(runner.run(entry.job_id, entry.token))
     engine.advance()
 
     async def has_stored() -> bool:
@@ -280,7 +280,7 @@ async def test_a_job_survives_a_restart_of_the_event_log(
     job_id = await bench.submit(images=1)
     engine = ScriptedEngine(pictures(1), gated=True)
     run = asyncio.create_task(bench.run(engine))
-    await eventually(lambda: engine.orders)
+    await eventually(lambda: engine.requests)
     nats_server.stop()
     engine.advance(10)
     nats_server.start()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-from actors.worker.job_runner import RunOutcome
+from actors.worker.job_actor import RunOutcome
 from engine.reports import Progress
 from events.decisions import Start
 from events.ids import new_id
 from events.log import JobWriter, RetryingLog, utc_now
+from events.queue import JobQueue
 from tests.support.polling import eventually
 from tests.support.worker import LEASE_S, Bench, ScriptedEngine, pictures
 
@@ -19,7 +21,7 @@ async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
     await bench.submit()
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
-    run = asyncio.create_task(bench.runner(engine).run(entry))
+    run = asyncio.create_task(bench.runner(engine).run(entry.job_id, entry.token))
     for _ in range(5):
         engine.advance()
         assert not await bench.lane.next(most=1, timeout_s=LEASE_S / 2)
@@ -32,12 +34,12 @@ async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: 
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
     runner = bench.runner(engine)
-    run = asyncio.create_task(runner.run(entry))
-    await eventually(lambda: engine.orders)
+    run = asyncio.create_task(runner.run(entry.job_id, entry.token))
+    await eventually(lambda: engine.requests)
     await entry.nak()  # as a restarted server does, which forgot the renewals
     again = await bench.entry()
-    assert runner.take_delivery(again)
-    assert not runner.take_delivery(bench.queue.entry(new_id(), again.token))
+    assert await runner.take_delivery(job_id, again.token)
+    assert not await runner.take_delivery(new_id(), again.token)
     for _ in range(4):
         engine.advance()
         assert not await bench.lane.next(most=1, timeout_s=LEASE_S / 2)
@@ -73,10 +75,11 @@ async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
     engine = ScriptedEngine(pictures(1), gated=True)
     runner = bench.runner(engine, actor="zombie")
     held, log = Stoppable(entry), Stoppable(RetryingLog(bench.log))
+    runner._queue = cast(JobQueue, SimpleNamespace(entry=lambda *_: held))
     runner._log, runner._writer = log, JobWriter(log)
     engine.advance()
-    zombie = asyncio.create_task(runner.run(held))
-    await eventually(lambda: engine.orders)
+    zombie = asyncio.create_task(runner.run(job_id, entry.token))
+    await eventually(lambda: engine.requests)
     held.going.clear()
     log.going.clear()
 

@@ -11,7 +11,7 @@ from actors.scheduler.fairness import RunningJobs
 from actors.scheduler.pool import PoolLimits, WorkerPool
 from actors.scheduler.slots import SlotNumbers
 from actors.scheduler.status import EndpointStatus, Pace
-from actors.worker.job_runner import RunOutcome
+from actors.worker.job_actor import RunOutcome
 from events.decisions import Start
 from events.job import Job
 from events.log import JobWriter, utc_now

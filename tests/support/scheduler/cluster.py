@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from actors.scheduler.cluster import ActorDied, ActorUnavailable, EngineGone
 from actors.scheduler.names import slot_number
-from actors.worker.engine_host import EngineState
-from actors.worker.job_runner import RunOutcome
+from actors.worker.engine_process import EngineState
+from actors.worker.job_actor import RunOutcome
 from engine.activity import ActivityKind
 from events.job import Job
 from events.queue import QueueEntry

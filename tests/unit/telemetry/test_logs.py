@@ -20,7 +20,7 @@ from events.errors import LogUnavailable
 from telemetry.logs import PACKAGES, FieldsFormatter, JsonFormatter, about, set_up_logging
 from tests.support.events import folded, submitted
 
-FORGED = "2026-01-31 12:00:00,000 INFO actors.worker.job_runner ended"
+FORGED = "2026-01-31 12:00:00,000 INFO actors.worker.job_actor ended"
 PROMPT = "a portrait of somebody"
 
 

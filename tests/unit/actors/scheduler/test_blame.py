@@ -13,17 +13,15 @@ import numpy as np
 
 from actors.scheduler.cluster import ActorDied, ActorUnavailable
 from actors.worker.attempt import AttemptLimits
-from actors.worker.engine_host import EngineDied, EngineState, RunRequest
-from actors.worker.job_runner import JobRunner, RunOutcome
-from actors.worker.plan import Plan
+from actors.worker.engine_process import EngineDied, EngineState, RemoteEngine, RunRequest
+from actors.worker.job_actor import JobRunner, RunOutcome
 from actors.worker.run_mark import RunMarkWriter
 from engine.activity import ActivityKind
 from engine.admission import Admission
-from engine.interface import Limits
+from engine.interface import Limits, ModelsFolder
 from engine.reports import EngineEvent, Finished, ImageReady
 from events.job import Job
 from events.job_progress import JobProgress
-from events.log import utc_now
 from events.queue import QueueEntry
 from events.types import Completed, Failed
 from storage.images import ImageStore
@@ -39,18 +37,19 @@ ROWS = 2
 
 @dataclass(eq=False)
 class Run:
-    order: RunRequest
+    request: RunRequest
     steps: int = 0
     events: asyncio.Queue[EngineEvent | None] = field(default_factory=asyncio.Queue)
 
 
-class MortalEngine:
+class MortalEngine(RemoteEngine):
     """Serves its runs in turn, two in a call; it dies in the third call of a poison job.
 
     After that it takes no run for `away_s`.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.away_s = 0.0
         self._back_at = 0.0
         self.poison: set[str] = set()
@@ -67,13 +66,13 @@ class MortalEngine:
     def is_away(self) -> bool:
         return time.monotonic() < self._back_at
 
-    async def run(self, order: RunRequest) -> AsyncGenerator[EngineEvent]:
+    async def run(self, request: RunRequest) -> AsyncGenerator[EngineEvent]:
         if self.is_away:
             raise EngineDied("No engine process has the device.")
-        run = Run(order)
-        RunMarkWriter(order.mark).set_active(False)
+        run = Run(request)
+        RunMarkWriter(request.mark).set_active(False)
         self._waiting.append(run)
-        self._admission.enter(run, 0, is_exclusive=order.is_exclusive)
+        self._admission.enter(run, 0, is_exclusive=request.is_exclusive)
         while True:
             event = await run.events.get()
             if event is None:
@@ -89,11 +88,11 @@ class MortalEngine:
             group, self._running = self._running[:ROWS], self._running[ROWS:]
             self._running += group
             for run in self._running:
-                RunMarkWriter(run.order.mark).set_active(run in group)
+                RunMarkWriter(run.request.mark).set_active(run in group)
             await asyncio.sleep(0.001)
             for run in group:
                 run.steps += 1
-            if any(run.steps == 3 and run.order.job_id in self.poison for run in group):
+            if any(run.steps == 3 and run.request.job_id in self.poison for run in group):
                 self._die()
                 continue
             for run in group:
@@ -108,7 +107,7 @@ class MortalEngine:
 
     def _die(self) -> None:
         self._back_at = time.monotonic() + self.away_s
-        self.deaths.append({run.order.job_id for run in self._running})
+        self.deaths.append({run.request.job_id for run in self._running})
         for run in [*self._running, *self._waiting]:
             run.events.put_nowait(None)
         self._start()
@@ -133,7 +132,7 @@ class RunnerActor(FakeJobActor):
             if entry.job_id in self._bench.deadly:
                 await self._bench.start(entry.job_id, self)
                 raise ActorDied("its process ended")
-            outcome = await self._bench.runner(self.writer).run(entry, job)
+            outcome = await self._bench.runner(self.writer).run(entry.job_id, entry.token, job)
             self.job_id = None
             await asyncio.sleep(ANSWER_S)
             return outcome
@@ -186,15 +185,15 @@ class BlameBench(Bench):
         return JobRunner(
             actor=actor,
             log=self.log,
+            queue=self.queue,
             images=self._images,
             engine=self.engine,
-            plan=lambda _: Plan({"1": {}}, None, {}, Limits()),
+            models=ModelsFolder(Path("none")),
+            graph_limits=Limits(),
             report_progress=report_progress,
-            limits=AttemptLimits(silence_s=30),
-            lease_renew_s=0.1,
+            limits=AttemptLimits(silence_s=30, lease_renew_s=0.1),
             max_attempts=3,
             max_attempts_total=20,
-            now=utc_now,
         )
 
     @asynccontextmanager

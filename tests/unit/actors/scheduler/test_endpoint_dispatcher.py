@@ -13,7 +13,7 @@ from actors.scheduler.cluster import ActorDied, ActorLost
 from actors.scheduler.endpoint_dispatcher import EndpointDispatcher
 from actors.scheduler.names import slot_name
 from actors.scheduler.placement import Placement
-from actors.worker.job_runner import RunOutcome
+from actors.worker.job_actor import RunOutcome
 from events.decisions import Cancel, GiveUp, Start
 from events.errors import ReadTimeout
 from events.ids import new_id

@@ -24,7 +24,7 @@ from actors.scheduler import ray_cluster
 from actors.scheduler.cluster import ActorDied, ActorUnavailable, EngineGone, EngineRestarts
 from actors.scheduler.ray_cluster import RayCalls, RayCluster, RayEngineActor, RayJobActor, Silences
 from actors.worker.config import worker_config
-from actors.worker.engine_host import EngineDied, EngineState
+from actors.worker.engine_process import EngineDied, EngineState
 from engine.activity import ActivityKind
 from events.store.records import Endpoint
 from settings.settings import Settings

@@ -12,7 +12,7 @@ from actors.scheduler import worker_reaper
 from actors.scheduler.cluster import ActorUnavailable
 from actors.scheduler.ray_cluster import RayCalls
 from actors.scheduler.worker_reaper import NAME, WorkerReaper, keep_workers
-from actors.worker.processes import NAMESPACE
+from actors.worker.engine_process import NAMESPACE
 from tests.support.polling import eventually
 from tests.support.scheduler.cluster import FakeCluster
 

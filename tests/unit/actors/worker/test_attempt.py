@@ -6,37 +6,47 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import io
+import json
 import pickle
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
-from actors.worker.attempt import AttemptLimits
-from actors.worker.engine_host import EngineState, EngineTaken, RunRequest
-from actors.worker.job_runner import RunOutcome
-from actors.worker.plan import Plan, planner
+from actors.scheduler.fairness import checkpoint_of
+from actors.worker.attempt import AttemptLimits, Plan, plan_of, plan_text
+from actors.worker.engine_process import EngineState, EngineTaken, RunRequest
+from actors.worker.job_actor import RunOutcome
 from cli.infotext import user_comment
 from engine.activity import ActivityKind
 from engine.errors import EngineError, MachineFailed, ModelsUnavailable, OutOfMemory
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.reports import EngineEvent, Errored, Finished
+from engine.graph.validation import validate
+from engine.reports import EngineEvent, Errored, Finished, ImageReady
 from events.decisions import Cancel
 from events.job import Job
-from events.types import Cancelled, Completed, Failed, Flavour
+from events.types import Cancelled, Completed, Failed, Flavour, Terms
+from settings.version import VERSION
 from storage.keys import JPEG, WEBP
 from tests.support.engine.diffusion_requests import compiled_members
 from tests.support.engine.workflows import text_to_image
+from tests.support.events import image, submitted
 from tests.support.polling import eventually
 from tests.support.runners import LIMITS, RunnersBench
 from tests.support.worker import ScriptedEngine, pictures
 
+PlanWith: TypeAlias = Callable[[Callable[[Job], Plan]], None]
 FULL = OSError(errno.EMFILE, "Too many open files")
 
 
@@ -53,11 +63,21 @@ async def failure(bench: RunnersBench, job_id: str) -> str:
     return end.message
 
 
+@pytest.fixture
+def plan_with(monkeypatch: pytest.MonkeyPatch) -> PlanWith:
+    """Have jobs planned by a function of the test."""
+    return lambda plan: monkeypatch.setattr(
+        "actors.worker.attempt.plan_of", lambda job, *_: plan(job)
+    )
+
+
 # What the machine does.
 
 
-def no_files(_: Job) -> Plan:
-    raise FULL
+class NoFiles(ScriptedEngine):
+    async def run(self, request: RunRequest) -> AsyncGenerator[EngineEvent]:
+        raise FULL
+        yield
 
 
 class NoThreads(ScriptedEngine):
@@ -66,18 +86,18 @@ class NoThreads(ScriptedEngine):
 
 
 class Taken(ScriptedEngine):
-    async def run(self, order: RunRequest) -> Any:
+    async def run(self, request: RunRequest) -> Any:
         raise EngineTaken("its node has died")
         yield
 
 
 @pytest.mark.parametrize(
-    ("engine", "options", "told"),
+    ("engine", "told"),
     [
-        (ScriptedEngine([]), {"plan": no_files}, "The machine failed: [Errno 24] Too many open"),
-        (NoThreads([Finished(0)], gated=True), {}, "The machine failed: can't start new thread"),
-        (ScriptedEngine([Errored(MachineFailed("No room"))]), {}, "No room"),
-        (Taken([]), {}, "its node has died"),
+        (NoFiles([]), "The machine failed: [Errno 24] Too many open"),
+        (NoThreads([Finished(0)], gated=True), "The machine failed: can't start new thread"),
+        (ScriptedEngine([Errored(MachineFailed("No room"))]), "No room"),
+        (Taken([]), "its node has died"),
     ],
     ids=["no files", "no threads", "no room for the engine", "the engine was taken away"],
 )
@@ -85,11 +105,10 @@ async def test_what_the_machine_does_costs_a_job_nothing(
     bench: RunnersBench,
     job_id: str,
     engine: ScriptedEngine,
-    options: dict[str, Any],
     told: str,
 ) -> None:
     for _ in range(4):
-        assert await bench.run(engine, **options, max_attempts=1) is RunOutcome.RETRY
+        assert await bench.run(engine, max_attempts=1) is RunOutcome.RETRY
     job = await bench.job(job_id)
     assert (job.blamed_attempts, job.bystander_attempts, job.is_suspect) == (0, 4, False)
     assert told in str(job.last_failure)
@@ -129,7 +148,7 @@ async def test_memory_that_ran_out_beside_others_is_tried_alone(
     assert await bench.run(full) is RunOutcome.RETRY
     again = ScriptedEngine(pictures(1))
     assert await bench.run(again) is RunOutcome.COMPLETED
-    assert again.orders[0].is_exclusive
+    assert again.requests[0].is_exclusive
     assert isinstance((await bench.job(job_id)).end, Completed)
 
 
@@ -174,12 +193,11 @@ def test_a_neighbour_is_told_of_in_the_error_that_travels() -> None:
 
 @pytest.mark.parametrize("extra_pnginfo", ["abc", [1], {"日本": 1}])
 async def test_texts_that_no_png_can_hold_end_the_job(
-    bench: RunnersBench, tmp_path: Path, extra_pnginfo: Any
+    bench: RunnersBench, extra_pnginfo: Any
 ) -> None:
     request = {"prompt": text_to_image(), "extra_data": {"extra_pnginfo": extra_pnginfo}}
     job = await bench.submit(flavour=Flavour.WORKFLOW, request=request)
-    plan = planner(ModelsFolder(tmp_path), Limits())
-    assert await bench.run(plan=plan) is RunOutcome.ENDED
+    assert await bench.run() is RunOutcome.ENDED
     assert "extra_data.extra_pnginfo" in await failure(bench, job.id)
 
 
@@ -193,27 +211,34 @@ async def test_texts_that_no_png_can_hold_end_the_job(
     ],
 )
 async def test_a_plan_that_fails_in_any_way_ends_the_job(
-    bench: RunnersBench, job_id: str, error: Exception
+    bench: RunnersBench,
+    job_id: str,
+    plan_with: PlanWith,
+    error: Exception,
 ) -> None:
     def plan(_: Job) -> Plan:
         raise error
 
-    assert await bench.run(plan=plan) is RunOutcome.ENDED
+    plan_with(plan)
+    assert await bench.run() is RunOutcome.ENDED
     message = await failure(bench, job_id)
     assert type(error).__name__ in message
     assert "Submit the job again" in message
 
 
 async def test_a_picture_that_cannot_be_written_ends_the_job(
-    bench: RunnersBench, job_id: str
+    bench: RunnersBench, job_id: str, plan_with: PlanWith
 ) -> None:
     texts: Any = {"日本": 1}
-    assert await bench.run(plan=lambda _: Plan({}, None, texts, Limits())) is RunOutcome.ENDED
+    plan_with(lambda _: Plan({}, None, texts, Limits()))
+    assert await bench.run() is RunOutcome.ENDED
     assert "UnicodeEncodeError" in await failure(bench, job_id)
 
 
 @pytest.mark.usefixtures("job_id")
-async def test_a_plan_waits_for_a_models_folder_that_does_not_answer(bench: RunnersBench) -> None:
+async def test_a_plan_waits_for_a_models_folder_that_does_not_answer(
+    bench: RunnersBench, plan_with: PlanWith
+) -> None:
     silences = [ModelsUnavailable("silent"), ModelsUnavailable("silent")]
 
     def plan(_: Job) -> Plan:
@@ -221,7 +246,8 @@ async def test_a_plan_waits_for_a_models_folder_that_does_not_answer(bench: Runn
             raise silences.pop()
         return Plan({}, None, {}, Limits())
 
-    assert await bench.run(plan=plan) is RunOutcome.COMPLETED
+    plan_with(plan)
+    assert await bench.run() is RunOutcome.COMPLETED
 
 
 @pytest.mark.usefixtures("job_id")
@@ -229,17 +255,17 @@ async def test_a_run_that_needs_a_silent_models_folder_is_tried_again_in_the_sam
     bench: RunnersBench,
 ) -> None:
     class SilentOnce(ScriptedEngine):
-        async def run(self, order: RunRequest) -> AsyncGenerator[EngineEvent]:
-            if not self.orders:
-                self.orders.append(order)
+        async def run(self, request: RunRequest) -> AsyncGenerator[EngineEvent]:
+            if not self.requests:
+                self.requests.append(request)
                 yield Errored(ModelsUnavailable("silent"))
                 return
-            async for event in super().run(order):
+            async for event in super().run(request):
                 yield event
 
     engine = SilentOnce(pictures(1))
     assert await bench.run(engine) is RunOutcome.COMPLETED
-    assert [order.attempt for order in engine.orders] == [1, 1]
+    assert [request.attempt for request in engine.requests] == [1, 1]
 
 
 async def test_a_job_whose_events_cannot_be_read_leaves_the_queue(
@@ -271,15 +297,129 @@ async def test_an_image_is_stored_in_the_format_that_its_job_says(
 ) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "example.safetensors").touch()
-    models = ModelsFolder(tmp_path / "models")
     request = {"prompt": "a red circle", "seed": 7}
-    asked = compiled_members(Catalogue(models), "example.safetensors", **request)
+    asked = compiled_members(Catalogue(bench.models), "example.safetensors", **request)
     quality = 80 if image_format else None
     job = await bench.submit(**asked, image_format=image_format, image_quality=quality)
-    assert await bench.run(plan=planner(models, Limits())) is RunOutcome.COMPLETED
+    assert await bench.run() is RunOutcome.COMPLETED
     [stored] = (await bench.job(job.id)).images
     assert (stored.media_type, stored.key.rpartition("/")[2]) == (media_type, f"0.{suffix}")
     made = Image.open(io.BytesIO(await bench.images.get(stored.key)))
     said = made.info["parameters"] if media_type is None else user_comment(made)
     assert said is not None
     assert said.startswith("a red circle\nSteps: 20")
+
+
+# What a job asks of the engine, and what its files say.
+
+
+CHECKPOINT = "example.safetensors"
+HASHED = "sshs_model_hash"
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path) -> Catalogue:
+    (tmp_path / CHECKPOINT).touch()
+    return Catalogue(ModelsFolder(tmp_path))
+
+
+def job_of(**fields: Any) -> Job:
+    return Job("j", 1, 1, submitted(**fields), datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def text_of(catalogue: Catalogue, index: int, **fields: Any) -> dict[str, str]:
+    """The PNG text of one image of a job."""
+    plan = plan_of(job_of(**fields), catalogue.models, Limits())
+    return plan_text(plan, ImageReady(index, "9", np.zeros((8, 8, 3), np.uint8), seed=7 + index))
+
+
+def test_a_diffusion_image_says_graph_seed_and_parameters(catalogue: Catalogue) -> None:
+    request = {"prompt": "a (red:1.2) circle", "seed": 7, "batch_size": 2, "n_iter": 2}
+    text = text_of(catalogue, 3, **compiled_members(catalogue, CHECKPOINT, **request))
+    assert text.keys() == {"prompt", "parameters", "seed"}
+    assert text["seed"] == "10"
+    assert "save-3" in json.loads(text["prompt"])
+    assert text["parameters"] == (
+        "a (red:1.2) circle\nSteps: 20, Sampler: Euler, Schedule type: Automatic, CFG scale: 7, "
+        f"Seed: 10, Size: 512x512, Model: example, Version: Darkroom {VERSION}"
+    )
+
+
+def test_the_parameters_tell_the_hashes_of_networks(catalogue: Catalogue, tmp_path: Path) -> None:
+    for kind in ("loras", "embeddings"):
+        (tmp_path / kind).mkdir()
+    save_file({"x": np.zeros(1)}, tmp_path / "loras" / "ink.safetensors", {HASHED: "AB" * 32})
+    save_file({"x": np.zeros(1)}, tmp_path / "embeddings" / "bad.safetensors")
+    request = {"prompt": "a <lora:ink:0.5> dog", "negative_prompt": "(bad:1.2)", "seed": 7}
+    text = text_of(catalogue, 0, **compiled_members(catalogue, CHECKPOINT, **request))["parameters"]
+    digest = hashlib.sha256((tmp_path / "embeddings" / "bad.safetensors").read_bytes()).hexdigest()
+    assert f'Lora hashes: "ink: abababababab", TI hashes: "bad: {digest[:12]}", Version' in text
+
+
+def test_a_workflows_image_has_no_parameters(catalogue: Catalogue) -> None:
+    request = {"prompt": text_to_image(), "extra_data": {"extra_pnginfo": {"workflow": {"a": 1}}}}
+    text = text_of(catalogue, 0, flavour=Flavour.WORKFLOW, request=request)
+    assert text.keys() == {"prompt", "seed", "workflow"}
+
+
+@pytest.mark.parametrize("flavour", Flavour)
+def test_an_image_of_a_bare_job_says_nothing(catalogue: Catalogue, flavour: Flavour) -> None:
+    asked = {"request": {"prompt": text_to_image()}}
+    if flavour is Flavour.DIFFUSION:
+        asked = compiled_members(catalogue, CHECKPOINT, prompt="a red circle", seed=1)
+    assert text_of(catalogue, 0, flavour=flavour, **asked, bare=True) == {}
+
+
+def test_images_that_are_stored_are_not_made_again(catalogue: Catalogue) -> None:
+    job = job_of(**compiled_members(catalogue, CHECKPOINT, prompt="x", seed=5, batch_size=3))
+    plan = partial(plan_of, models=catalogue.models, limits=Limits())
+    assert plan(job).first_index == {"save-0": 0, "save-1": 1, "save-2": 2}
+    later = plan(replace(job, images=(image(0), image(2))))
+    assert later.first_index == {"save-1": 1}
+    graph = validate(later.prompt, catalogue, Limits())
+    assert {node.id for node in graph.nodes} == later.prompt.keys()
+    samplers = {node.id for node in graph.nodes if node.class_type == "KSampler"}
+    assert samplers == {"sample-1"}
+    assert later.describe is not None
+    assert "Seed: 6," in later.describe(1)
+
+
+JUNK = [None, 5, "ckpt_name", [], ["ckpt_name"], {}, {"ckpt_name": ["a", 0]}, {"ckpt_name": 5}]
+
+
+class TestARequestOfAWrongShape:
+    """It may be on the log: no check of today was there when it was accepted."""
+
+    @pytest.mark.parametrize("junk", JUNK)
+    def test_names_no_checkpoint(self, junk: Any) -> None:
+        loader = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": CHECKPOINT}}
+        prompts = ({"1": junk}, {"1": {"inputs": junk}}, junk)
+        for request in ({"prompt": prompt} for prompt in prompts):
+            assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request=request)) is None
+        request = {"prompt": {"1": junk, "2": {"inputs": junk}, "3": loader}}
+        assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request=request)) == CHECKPOINT
+        request = {"override_settings": junk, "sd_model_checkpoint": junk}
+        assert checkpoint_of(job_of(request=request)) in {None, "ckpt_name"}
+        assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request={})) is None
+
+    @pytest.mark.parametrize("pnginfo", ["abc", [1], 5, {"日本": 1}, {"": 1}, {"a" * 80: 1}])
+    def test_cannot_be_planned(self, catalogue: Catalogue, pnginfo: Any) -> None:
+        request = {"prompt": text_to_image(), "extra_data": {"extra_pnginfo": pnginfo}}
+        with pytest.raises(EngineError, match=r"extra_data\.extra_pnginfo"):
+            text_of(catalogue, 0, flavour=Flavour.WORKFLOW, request=request)
+
+
+@pytest.mark.parametrize("flavour", Flavour)
+def test_a_job_has_the_limits_that_it_was_accepted_with(
+    catalogue: Catalogue, flavour: Flavour
+) -> None:
+    """Whatever its endpoint takes by now; a job that records none has those of its worker."""
+    asked = {"request": {"prompt": text_to_image()}}
+    if flavour is Flavour.DIFFUSION:
+        asked = compiled_members(catalogue, CHECKPOINT, prompt="a cat", seed=7)
+    of_worker = Limits(max_nodes=99, max_steps=5, max_pixels=16, max_cost=1.0)
+    terms = Terms(max_steps=20, max_pixels=2**20, max_cost=0.0)
+    plan = partial(plan_of, models=catalogue.models, limits=of_worker)
+    made = plan(job_of(flavour=flavour, **asked, terms=terms))
+    assert made.limits == Limits(max_nodes=99, max_steps=20, max_pixels=2**20, max_cost=0.0)
+    assert plan(job_of(flavour=flavour, **asked)).limits == of_worker

@@ -1,15 +1,20 @@
-"""A job that its dispatcher has folded already, and hands over with its entry."""
+"""A job actor: what it makes of the job that its dispatcher hands over, and what it loads."""
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+
 import pytest
 
-from actors.worker.job_runner import RunOutcome
+from actors.worker.job_actor import RunOutcome
 from engine.reports import Finished, Note
 from events.decisions import Cancel, Erase, FailAttempt, Start
 from events.log import utc_now
 from events.types import Cancelled, Completed, Started
 from telemetry.spans import TraceIds
+from tests.support.polling import eventually
 from tests.support.runners import RunnersBench
 from tests.support.worker import ScriptedEngine, picture, pictures
 
@@ -38,7 +43,7 @@ async def test_what_became_of_it_meanwhile_counts(
     job = await bench.submit()
     await bench.execute(job, command)
     assert await bench.run(engine, job=job) is RunOutcome.ENDED
-    assert engine.orders == []
+    assert engine.requests == []
     assert isinstance((await bench.job(job.id)).end, Cancelled)
     assert await bench.queue.job_ids() == set()
 
@@ -60,7 +65,7 @@ async def test_one_that_was_started_since_it_was_handed_out_is_left_to_who_did(
     if not runs:
         started = await bench.execute(started, FailAttempt(actor, "It broke.", final=False))
     assert await bench.run(engine, job=job, actor="a", after_attempts=0) is RunOutcome.LOST
-    assert engine.orders == []
+    assert engine.requests == []
     assert await bench.job(job.id) == started
     assert await bench.queue.job_ids() == {job.id}
 
@@ -80,10 +85,45 @@ async def test_its_events_say_for_its_trace_what_only_that_tells(
     assert completed.timing is not None
     assert completed.timing.steps == 20
     assert completed.notes == ("vae_tiled",)
-    [order] = engine.orders
+    [request] = engine.requests
     if is_traced:
-        assert order.name == TraceIds.of(job).attempt_link(1)
+        assert request.span_link == TraceIds.of(job).attempt_link(1)
         assert (started.given_at, completed.beside) == (given_at, beside)
     else:
-        assert order.name == ""
+        assert request.span_link == ""
         assert (started.given_at, completed.beside) == (None, None)
+
+
+async def test_a_job_actor_takes_one_job_at_a_time_and_none_once_it_has_retired(
+    bench: RunnersBench,
+) -> None:
+    """Two dispatchers may believe that it is theirs."""
+    job = await bench.submit()
+    entry = await bench.entry()
+    engine = ScriptedEngine(pictures(1), gated=True)
+    runner = bench.runner(engine)
+    run = asyncio.create_task(runner.run(job.id, entry.token))
+    await eventually(lambda: engine.requests)
+    assert await runner.state() == (job.id, 1)
+    assert await runner.run("another", "2") is RunOutcome.BUSY
+    assert not await runner.retire()
+    engine.advance(10)
+    assert await run is RunOutcome.COMPLETED
+    assert await runner.retire()
+    assert await runner.run("another", "2") is RunOutcome.BUSY
+    assert await runner.state() == (None, 1)
+
+
+# There are many of them, and they start while jobs wait.
+FORBIDDEN = ("diffusers", "fastapi", "httpx", "sqlalchemy", "torch", "transformers")
+
+
+def test_the_actors_load_neither_torch_nor_the_database() -> None:
+    code = (
+        "import sys, actors.worker.engine_process, actors.worker.job_actor;"
+        f"print([m for m in {FORBIDDEN} if m in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,21 @@
+"""Location: the process in which an actor runs. Tests and tools ask for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ray
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    pid: int
+    placement_group: str | None
+    resources: Mapping[str, float]
+
+
+def location() -> Location:
+    context = ray.get_runtime_context()
+    return Location(os.getpid(), context.get_placement_group_id(), context.get_assigned_resources())

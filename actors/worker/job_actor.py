@@ -1,0 +1,267 @@
+"""JobProcess: the job actor, a Ray actor that runs one job after another on a worker.
+
+Every event is appended at an expected sequence, and `Started` has the name of the actor. An actor
+may lose a job, for example if its process is stopped for longer than the lease. Its next append
+then fails. The actor reads the events, finds the name of another actor, and stops. It neither
+acknowledges nor renews the entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from datetime import datetime
+from enum import StrEnum
+
+import ray
+
+from actors.connections import connect
+from actors.job_error import give_up_after_error
+from actors.location import Location, location
+from actors.worker.attempt import Attempt, AttemptLimits, ReportProgress
+from actors.worker.config import WorkerConfig
+from actors.worker.engine_process import (
+    ENGINE_ANSWER_TIMEOUT_S,
+    MODEL_LOAD_TIMEOUT_S,
+    RemoteEngine,
+)
+from actors.worker.run_mark import remove_stale_marks
+from engine.interface import Limits, ModelsFolder
+from events.decisions import Start
+from events.errors import JobUnreadable, ServiceError
+from events.job import Job
+from events.log import EventLog, JobWriter, RetryingLog, utc_now
+from events.queue import JobQueue, QueueEntry
+from events.types import Completed
+from settings.constant import constant
+from settings.settings import forget_secrets
+from storage.images import ImageStore
+from telemetry.logs import about, set_up_logging
+from telemetry.spans import TraceIds
+
+logger = logging.getLogger(__name__)
+
+_MAX_ATTEMPTS_TOTAL = constant("MAX_ATTEMPTS_TOTAL", 100)
+"""Largest number of failed attempts at a job, not counting attempts as a bystander. The number is
+large, because a job that ends its engine also ends attempts at other jobs.
+"""
+
+
+class RunOutcome(StrEnum):
+    COMPLETED = "completed"
+    """All images are stored, and the entry is acknowledged."""
+    ENDED = "ended"
+    """The job ended in another way or is unknown, and the entry is acknowledged."""
+    RETRY = "retry"
+    """The attempt failed, and the entry is given back."""
+    LOST = "lost"
+    """Another actor has the job, or only a later version can read the job. The entry is neither
+    acknowledged nor given back.
+    """
+    BUSY = "busy"
+    """The actor runs another job or has retired. It did nothing for this job."""
+
+
+class JobRunner:
+    """A job actor without Ray and without a connection of its own."""
+
+    def __init__(
+        self,
+        *,
+        actor: str,
+        log: EventLog,
+        queue: JobQueue,
+        images: ImageStore,
+        engine: RemoteEngine,
+        models: ModelsFolder,
+        graph_limits: Limits,
+        report_progress: ReportProgress,
+        limits: AttemptLimits,
+        max_attempts: int,
+        max_attempts_total: int = _MAX_ATTEMPTS_TOTAL,
+        now: Callable[[], datetime] = utc_now,
+        is_traced: bool = False,
+    ) -> None:
+        """`actor` is the name under which events are written. `log` must wait until an outage is
+        over (`RetryingLog`).
+        """
+        self._actor = actor
+        self._log = log
+        self._writer = JobWriter(log)
+        self._queue = queue
+        self._images = images
+        self._engine = engine
+        self._models = models
+        self._graph_limits = graph_limits
+        self._report_progress = report_progress
+        self._limits = limits
+        self._max_attempts = max_attempts
+        self._max_attempts_total = max_attempts_total
+        self._now = now
+        self._is_traced = is_traced
+        self._job_id: str | None = None
+        self._attempt: Attempt | None = None
+        self._jobs_run = 0
+        self._is_retired = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def run(
+        self,
+        job_id: str,
+        token: str,
+        job_as_read: Job | None = None,
+        *,
+        after_attempts: int | None = None,
+        given_at: datetime | None = None,
+    ) -> RunOutcome:
+        """Run the job of the queue entry with this `token`.
+
+        `job_as_read` is the job as the dispatcher has read it, and saves a read. If it is stale,
+        the expected sequence of `Started` conflicts and the job is read again. The dispatcher gave
+        the job to this actor at `given_at`. The job had had `after_attempts` attempts at that time.
+
+        Raises ServiceError. Any other error ends the job.
+        """
+        if self._job_id is not None or self._is_retired:
+            return RunOutcome.BUSY  # Two jobs at once would write events under the same name.
+        self._job_id, self._jobs_run = job_id, self._jobs_run + 1
+        self._idle.clear()
+        entry = self._queue.entry(job_id, token)
+        try:
+            job = job_as_read or await self._writer.load(job_id)
+            if job is None:
+                await entry.ack()
+                return RunOutcome.ENDED
+            command = Start(
+                self._actor,
+                max_attempts=self._max_attempts,
+                max_attempts_total=self._max_attempts_total,
+                now=self._now(),
+                after_attempts=after_attempts,
+                given_at=given_at if self._is_traced else None,
+            )
+            outcome = await self._writer.execute(command, job)
+            job = outcome.job or job
+            with about(job):
+                if job.end is None:
+                    if not outcome.added:
+                        return RunOutcome.LOST  # `Started` was not stored: another actor has it.
+                    job, entry = await self._run_attempt(job, entry)
+                return await self._ack_or_nak(job, entry)
+        except Exception as error:
+            if isinstance(error, ServiceError) and not isinstance(error, JobUnreadable):
+                raise
+            if not await give_up_after_error(job_id, error, writer=self._writer, action="run"):
+                return RunOutcome.LOST
+            await entry.ack()
+            return RunOutcome.ENDED
+        finally:
+            self._job_id = None
+            self._idle.set()
+
+    async def take_delivery(self, job_id: str, token: str) -> bool:
+        """Continue with a new delivery of the entry. Returns False if this actor does not run the
+        job of the entry.
+        """
+        if self._attempt is None or self._job_id != job_id:
+            return False
+        self._attempt.entry = self._queue.entry(job_id, token)
+        return True
+
+    async def state(self) -> tuple[str | None, int]:
+        """The id of the running job or None, and the number of jobs that the actor was given."""
+        return self._job_id, self._jobs_run
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+    async def retire(self) -> bool:
+        """Refuse all further jobs. Returns False, and refuses nothing, if a job runs."""
+        self._is_retired = self._is_retired or self._job_id is None
+        return self._is_retired
+
+    async def _run_attempt(self, job: Job, entry: QueueEntry) -> tuple[Job, QueueEntry]:
+        """Returns the job after the attempt, and the latest delivery of its entry."""
+        fields = {"action": "start", "job_id": job.id, "attempt": job.attempts}
+        logger.info("attempt started", extra=fields)
+        self._attempt = attempt = Attempt(
+            job,
+            entry,
+            actor=self._actor,
+            log=self._log,
+            engine=self._engine,
+            images=self._images,
+            models=self._models,
+            graph_limits=self._graph_limits,
+            report_progress=self._report_progress,
+            limits=self._limits,
+            now=self._now,
+            span_link=TraceIds.of(job).attempt_link(job.attempts) if self._is_traced else "",
+        )
+        try:
+            return await attempt.run(), attempt.entry
+        finally:
+            self._attempt = None
+
+    async def _ack_or_nak(self, job: Job, entry: QueueEntry) -> RunOutcome:
+        """Acknowledge the entry of an ended job. Give back the entry of a job whose attempt by this
+        actor has failed.
+        """
+        if job.end is not None:
+            await entry.ack()
+            fields = {"action": "end", "job_id": job.id, "end": type(job.end).__name__}
+            logger.info("job ended", extra=fields)
+            is_completed = isinstance(job.end, Completed)
+            return RunOutcome.COMPLETED if is_completed else RunOutcome.ENDED
+        if job.actor == self._actor:
+            await entry.nak()
+            return RunOutcome.RETRY
+        return RunOutcome.LOST
+
+
+class JobProcess(JobRunner):
+    """One slot of a worker, as a Ray actor with its own connection to NATS."""
+
+    def __init__(self, config: WorkerConfig, engines: tuple[str, ...]) -> None:
+        """`engines` are the names of the engine processes of this worker."""
+        set_up_logging(log_format=config.log_format)
+        forget_secrets(os.environ)
+        remove_stale_marks()
+        # Ray's id of the actor is a part of the name, so an actor that replaces another actor has
+        # another name.
+        context = ray.get_runtime_context()
+        name = f"{context.get_actor_name()}@{context.get_actor_id()}"
+        self._connections = connect(config.log, name)
+        self._finding: asyncio.Task[None] | None = None
+        super().__init__(
+            actor=name,
+            log=RetryingLog(self._connections.log),
+            queue=self._connections.queue,
+            images=ImageStore(config.images_url),
+            engine=RemoteEngine(*engines),
+            # The folder is read again for each job, because a job may use a new file.
+            models=ModelsFolder(config.models_dir, ttl_s=0),
+            graph_limits=Limits(**config.endpoint.limits(config.graph)),
+            report_progress=self._connections.report_progress,
+            limits=AttemptLimits(start_s=MODEL_LOAD_TIMEOUT_S, silence_s=ENGINE_ANSWER_TIMEOUT_S),
+            max_attempts=config.workers.max_attempts,
+            is_traced=config.is_traced,
+        )
+
+    async def ready(self) -> str:
+        """Wait until the connection is made. Returns the name under which this actor writes
+        events.
+        """
+        await self._connections.connected()
+        if self._finding is None:
+            self._finding = asyncio.create_task(self._engine.find())
+        return self._actor
+
+    async def location(self) -> Location:
+        return location()
+
+
+JobProcessActor = ray.remote(JobProcess)

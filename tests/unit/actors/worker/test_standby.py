@@ -1,0 +1,117 @@
+"""Who has the device, and which devices a standby takes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+
+from actors.worker.standby import DeviceLock, Devices
+
+
+class Context:
+    """Of a process on a node."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def get_node_id(self) -> str:
+        return self._node
+
+
+@pytest.mark.parametrize(
+    ("visible", "node", "is_right"),
+    [("3", "a", True), ("3", "b", False), ("", "b", True)],
+    ids=["same node", "another node", "no devices"],
+)
+def test_a_process_takes_no_devices_of_another_node(
+    monkeypatch: pytest.MonkeyPatch, visible: str, node: str, is_right: bool
+) -> None:
+    """Ray starts it with what it was made with, wherever its place has gone."""
+    monkeypatch.setattr("actors.worker.standby.ray.get_runtime_context", lambda: Context(node))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "none")
+    devices = Devices("a", visible)
+    if is_right:
+        devices.adopt()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+        return
+    with pytest.raises(RuntimeError, match="another node"):
+        devices.adopt()
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such names")
+
+HOLD = """
+import sys
+from actors.worker.standby import DeviceLock
+turn = DeviceLock(sys.argv[1])
+assert turn.take()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@on_linux
+def test_one_at_a_time_has_it() -> None:
+    worker = str(uuid4())
+    first, second, other = DeviceLock(worker), DeviceLock(worker), DeviceLock(str(uuid4()))
+    assert first.take()
+    assert first.take(), "it has it still"
+    assert not second.take()
+    assert (first.is_held, second.is_held) == (True, False)
+    assert other.take()
+    first.give_back()
+    assert second.take()
+    for turn in (second, other):
+        turn.give_back()
+
+
+@on_linux
+def test_it_is_free_once_its_holder_was_killed() -> None:
+    worker = str(uuid4())
+    command = [sys.executable, "-c", HOLD, worker]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        turn = DeviceLock(worker)
+        waiting = threading.Thread(target=turn.wait, daemon=True)
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        holder.kill()
+        waiting.join(5)
+        assert turn.is_held
+        turn.give_back()
+
+
+def test_where_there_are_no_such_names_the_only_process_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(socket.socket, "bind", refuse(errno.EINVAL))
+    turn = DeviceLock(str(uuid4()))
+    assert turn.take()
+    turn.give_back()
+
+
+@on_linux
+def test_a_system_that_refuses_the_name_is_no_holder_to_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket.socket, "bind", refuse(errno.EPERM))
+    with pytest.raises(PermissionError):
+        DeviceLock(str(uuid4())).wait()
+
+
+def refuse(number: int) -> Callable[..., None]:
+    def bind(*_: object) -> None:
+        raise OSError(number, "refused")
+
+    return bind
