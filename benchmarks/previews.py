@@ -30,7 +30,7 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
-from engine.options import DeviceOptions
+from engine.options import DeviceOptions, RunOptions
 from engine.reports import EngineEvent, Errored, Finished, Progress
 
 MOST = 1.03
@@ -135,7 +135,7 @@ class Bench:
 
         prompt = graph(next(self._seeds), side=self._side, steps=self._steps)
         valid = validate(prompt, self._catalogue, Limits())
-        self._engine.submit(valid, on_event=take, has_previews=has_previews)
+        self._engine.submit(valid, RunOptions(has_previews=has_previews), on_event=take)
         return told
 
 

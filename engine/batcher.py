@@ -174,10 +174,13 @@ class Batcher:
         self._queue = sorted(left, key=lambda each: each.member in served)
         answers: dict[BatchedRun, list[Answer]] = {}
         call_rows = sum(each.rows for each in group)
-        names = {each.member.stages.name for each in group} - {""}
+        span_links = {each.member.stages.span_link for each in group} - {""}
         for waiting, result in zip(group, results, strict=True):
             waiting.member.stages.end(
-                waiting.request.stage, rows=waiting.rows, call_rows=call_rows, names=names
+                waiting.request.stage,
+                rows=waiting.rows,
+                call_rows=call_rows,
+                span_links=span_links,
             )
             answers.setdefault(waiting.member, []).append((waiting.request, result))
         return answers

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,13 +24,12 @@ from engine.errors import (
     OutOfMemory,
     is_machine_error,
 )
-from engine.executor import BODIES, execute
+from engine.executor import BODIES, Executor
 from engine.graph.declarations import NodeType
 from engine.graph.graph import Graph, Node
-from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.meter import TYPES, Meter
-from engine.options import DeviceOptions
+from engine.options import DeviceOptions, RunOptions
 from engine.reports import (
     EngineEvent,
     Errored,
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _Command: TypeAlias = Callable[[], None]
+OnEvent: TypeAlias = Callable[[EngineEvent], None]
 _STOP_TIMEOUT_S = 60.0
 _ADMIT_PERIOD_S = 1.0
 _MAX_ROWS = 32
@@ -66,9 +65,8 @@ class Engine:
     Creating an engine is cheap; `start` imports torch.
 
     `max_rows` is the largest number of rows in one UNet call. A call has fewer rows when memory is
-    short. `limits` are also checked during a run, because the sizes of files and outputs are not
-    known before. A run waits while the runs on the device and this run together would need more
-    than `job_memory_bytes`. Other runs wait for an exclusive run for at most `exclusive_s`. A run
+    short. A run waits while the runs on the device and this run together would need more than
+    `job_memory_bytes`. Other runs wait for an exclusive run for at most `exclusive_s`. A run
     reports `Progress` at most once in `progress_period_s`, and always at its last step.
     `more_nodes` are the node types of installed packages.
     """
@@ -82,27 +80,22 @@ class Engine:
         job_memory_bytes: int = JOB_MEMORY_BYTES,
         exclusive_s: float = math.inf,
         progress_period_s: float = 0.0,
-        limits: Limits | None = None,
         more_nodes: Sequence[NodeType] = (),
     ) -> None:
         self._models = models
         self._own_types = {each.class_type: each for each in more_nodes}
         self._own_bodies = {each.class_type: each.body for each in more_nodes}
         self._options = options
-        self._limits = limits or Limits()
         self._max_rows = max_rows
-        self._new_run = partial(
-            Run, on_cancel=self._cancel, on_take=self._take, progress_period_s=progress_period_s
-        )
+        self._progress_period_s = progress_period_s
         self._batcher = Batcher()
         self._device: Device | None = None
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._admission: Admission[Run] = Admission(job_memory_bytes, exclusive_s=exclusive_s)
-        self._waiting: dict[Run, Callable[[], None]] = {}
-        """The function that starts each waiting run."""
-        self._members: dict[Run, BatchedRun] = {}
-        self._open: dict[Run, Callable[[], None]] = {}
-        """The runs that have not ended, each with its `on_joined` callback."""
+        self._waiting: set[Run] = set()
+        """The runs that wait for the device."""
+        self._open: set[Run] = set()
+        """The runs that have not ended."""
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._submit_lock = threading.Lock()
@@ -126,49 +119,45 @@ class Engine:
     def submit(
         self,
         graph: Graph,
+        options: RunOptions = RunOptions(),  # noqa: B008 - frozen
         *,
-        on_event: Callable[[EngineEvent], None],
-        first_index: Mapping[str, int] | None = None,
-        is_unbatched: bool = False,
-        is_exclusive: bool = False,
-        input_files: Mapping[str, bytes] | None = None,
+        on_event: OnEvent,
         on_active: OnActive = ignore_active,
         on_joined: Callable[[], None] = lambda: None,
-        max_untaken: int = 0,
-        has_previews: bool = False,
-        limits: Limits | None = None,
-        name: str = "",
     ) -> Run:
         """Start a run of a graph. Any thread may call this method, which never waits.
 
-        `on_event` is called on the device thread, so it must not block. `first_index` has the index
-        of the first image of each output node. Without it, images are counted in the order of the
-        graph. `input_files` has the bytes of each file that the graph reads. `on_active` is also
-        called on the device thread; see `OnActive`.
-
-        A run that `is_unbatched` shares no device call with other runs. A run that `is_exclusive`
-        starts when no other run is left. No other run starts until the exclusive run has ended or
-        `exclusive_s` has passed. If another run then starts beside the exclusive run, the
-        `on_joined` of the exclusive run is called on the device thread.
-
-        While `max_untaken` results of the run are not yet taken by `Run.take_result`, none of its
-        nodes starts; 0 means no limit. A run that `has_previews` reports previews of its image.
-        `limits` replace the limits of the engine for this run. `StageClock` explains `name`.
+        The last event is Finished or Errored. `OnActive` explains `on_active`. `on_joined` is
+        called if this run is exclusive and another run starts beside it. All three are called on
+        the device thread, so they must not block.
 
         Raises EngineError if the engine has stopped.
         """
-        new = partial(self._new_run, first_index=first_index, max_untaken=max_untaken)
-        run = new(graph, limits or self._limits, on_event, has_previews=has_previews)
-        run.stages.name = name
+        run = Run(
+            graph,
+            options,
+            on_event,
+            on_active=on_active,
+            on_joined=on_joined,
+            progress_period_s=self._progress_period_s,
+        )
         with self._submit_lock:
             if self._stopped.is_set():
                 raise EngineError("the engine has stopped")
-            self._open[run] = on_joined
-            start = partial(
-                self._join, run, input_files or {}, on_active, is_unbatched=is_unbatched
-            )
-            self._inbox.put(partial(self._enter, run, start, is_exclusive=is_exclusive))
+            self._open.add(run)
+            self._inbox.put(lambda: self._enter(run))
         return run
+
+    def take_result(self, run: Run) -> None:
+        """Note that a result of the run was taken. Any thread may call this method."""
+        self._inbox.put(lambda: self._note_taken(run))
+
+    def cancel(self, run: Run) -> None:
+        """Cancel a run. Any thread may call this method.
+
+        The event Errored(Cancelled) follows unless the run has ended.
+        """
+        self._inbox.put(lambda: self._leave(run))
 
     @property
     def has_stopped(self) -> bool:
@@ -181,7 +170,7 @@ class Engine:
         return self._batcher.activity.now
 
     @property
-    def jobs(self) -> int:
+    def suggested_concurrency(self) -> int:
         """The number of runs that the engine should have at once.
 
         If no run waits, this is the result of `suggested_concurrency_for` for the number of rows
@@ -245,13 +234,13 @@ class Engine:
         """End every open run after the end of the loop."""
         self._close()
         for run in list(self._open):
-            if run in self._members:
-                self._batcher.leave(self._members[run])
+            if run.member is not None:
+                self._batcher.leave(run.member)
             self._end(run, Cancelled("the engine was stopped"))
 
-    def _enter(self, run: Run, start: Callable[[], None], *, is_exclusive: bool) -> None:
-        self._waiting[run] = start
-        self._admission.enter(run, run.graph.need_bytes, is_exclusive=is_exclusive)
+    def _enter(self, run: Run) -> None:
+        self._waiting.add(run)
+        self._admission.enter(run, run.graph.need_bytes, is_exclusive=run.options.is_exclusive)
         self._admit()
         if run in self._waiting:
             memory = self._admission.memory(self.model_use.held_bytes)
@@ -261,59 +250,61 @@ class Engine:
     def _admit(self) -> None:
         while not self._stopped.is_set() and (run := self._admission.admit()) is not None:
             for joined in self._admission.joined:
-                self._open[joined]()
+                joined.on_joined()
+            self._waiting.remove(run)
             try:
-                self._waiting.pop(run)()
+                self._join(run)
             except Exception as error:  # noqa: BLE001 - the run ends with the error
                 self._end(run, error)
 
-    def _join(
-        self, run: Run, input_files: Mapping[str, bytes], on_active: OnActive, *, is_unbatched: bool
-    ) -> None:
+    def _join(self, run: Run) -> None:
         assert self._device is not None
-        preview = self._on_preview(run)
-        context = self._device.context(
-            run.limits, run.report_steps, input_files, on_preview=preview, on_note=run.note
-        )
-        execution = execute(
+        options = run.options
+
+        def on_preview(jpeg: bytes) -> None:
+            self._inbox.put(lambda: run.report_preview(jpeg))
+
+        executor = Executor(
             run.graph,
-            context,
+            self._device.context(
+                options.limits,
+                run.report_steps,
+                options.input_files,
+                on_preview=on_preview if options.has_previews else None,
+                on_note=run.note,
+            ),
             on_output=run.report_images,
             on_node=self._batcher.activity.move,
             on_turn=run.note_node,
             is_full=lambda: run.is_full,
             bodies=BODIES | self._own_bodies,
-            meter=Meter(run.graph, run.limits, TYPES | self._own_types),
+            meter=Meter(run.graph, options.limits, TYPES | self._own_types),
         )
-        member = BatchedRun(execution, partial(self._end, run), is_unbatched, on_active, run.stages)
-        self._members[run] = member
-        self._batcher.join(member)
-
-    def _on_preview(self, run: Run) -> Callable[[bytes], None] | None:
-        put = self._inbox.put
-        return (lambda it: put(partial(run.report_preview, it))) if run.has_previews else None
-
-    def _take(self, run: Run) -> None:
-        self._inbox.put(partial(self._note_taken, run))
+        run.member = BatchedRun(
+            executor.run(),
+            lambda error: self._end(run, error),
+            options.is_unbatched,
+            run.on_active,
+            run.stages,
+        )
+        self._batcher.join(run.member)
 
     def _note_taken(self, run: Run) -> None:
         run.untaken -= 1
-        if run in self._members:
-            self._batcher.wake(self._members[run])
+        if run.member is not None:
+            self._batcher.wake(run.member)
 
-    def _cancel(self, run: Run) -> None:
-        self._inbox.put(lambda: self._leave(run, Cancelled()))
-
-    def _leave(self, run: Run, error: Cancelled) -> None:
-        if run in self._members:
-            self._batcher.leave(self._members[run])
-            self._end(run, error)
-        elif self._waiting.pop(run, None) is not None:
-            self._end(run, error)
+    def _leave(self, run: Run) -> None:
+        if run.member is not None:
+            self._batcher.leave(run.member)
+            self._end(run, Cancelled())
+        elif run in self._waiting:
+            self._waiting.remove(run)
+            self._end(run, Cancelled())
 
     def _end(self, run: Run, error: Exception | None) -> None:
-        self._open.pop(run, None)
-        self._members.pop(run, None)
+        self._open.discard(run)
+        run.member = None
         self._admission.leave(run)
         error = error and self._diagnosed(error)
         if isinstance(error, DeviceFailed) and error.is_lost:
@@ -327,7 +318,7 @@ class Engine:
         """Return the error of a run, or an error that names a cause outside the run."""
         if is_machine_error(error) and not isinstance(error, ModelsUnavailable):
             return MachineFailed(f"The machine failed: {error}")
-        if isinstance(error, OutOfMemory) and self._members:
+        if isinstance(error, OutOfMemory) and any(each.member for each in list(self._open)):
             return OutOfMemory(str(error), beside_others=True)
         return error if self._device is None else self._device.diagnosed(error)
 
@@ -336,68 +327,49 @@ def _wake() -> None:
     """An empty command. It only ends the wait for a command."""
 
 
-OnEvent: TypeAlias = Callable[[EngineEvent], None]
-
-
 class Run:
-    """A run of a graph. `on_event` is called on the device thread.
-
-    The last event is Finished or Errored.
-    """
+    """A run of a graph, as `Engine.submit` describes it."""
 
     def __init__(
         self,
         graph: Graph,
-        limits: Limits,
+        options: RunOptions,
         on_event: OnEvent,
         *,
-        on_cancel: Callable[[Run], None],
-        on_take: Callable[[Run], None],
-        first_index: Mapping[str, int] | None = None,
-        max_untaken: int = 0,
-        has_previews: bool = False,
+        on_active: OnActive = ignore_active,
+        on_joined: Callable[[], None] = lambda: None,
         progress_period_s: float = 0.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.graph = graph
-        self.limits = limits
-        self.has_previews = has_previews
+        self.options = options
+        self.on_active = on_active
+        self.on_joined = on_joined
+        self.member: BatchedRun | None = None
+        """The run in the batch while it is on the device."""
         self.untaken = 0
         """The number of reported results that are not yet taken. Only the device thread changes
         this number."""
         self.stages = StageClock()
         """The time of each stage of the run. Only the device thread changes this object."""
+        self.stages.span_link = options.span_link
         self._on_event = on_event
-        self._on_cancel = on_cancel
-        self._on_take = on_take
-        self._max_untaken = max_untaken
         self._progress_period_s = progress_period_s
         self._now = now
         self._next_progress_at = now()
         self._next_node_at = now() + progress_period_s
         self._node: Node | None = None
-        self._images = _ImageOrder(graph, first_index)
+        self._images = _ImageOrder(graph, options.first_index)
         self._steps_done = 0
         self._total_steps = graph.total_steps
         self._images_reported = 0
         self._notes: dict[Note, None] = {}
         self._ended = False
 
-    def cancel(self) -> None:
-        """Cancel the run. Any thread may call this method.
-
-        The event Errored(Cancelled) follows unless the run has ended.
-        """
-        self._on_cancel(self)
-
-    def take_result(self) -> None:
-        """Note that a result was taken. Any thread may call this method."""
-        self._on_take(self)
-
     @property
     def is_full(self) -> bool:
         """Whether the number of results that are not yet taken has reached its limit."""
-        return 0 < self._max_untaken <= self.untaken
+        return 0 < self.options.max_untaken <= self.untaken
 
     def report_steps(self, count: int) -> None:
         """Report that `count` more sampler steps are done, unless the last report is too recent.
@@ -467,7 +439,7 @@ class Run:
             stage_s,
             None if rows is None else round(rows, 2),
             steps=self._steps_done,
-            beside=tuple(sorted(self.stages.beside - {self.stages.name}))[:MOST_BESIDE],
+            beside=tuple(sorted(self.stages.beside - {self.stages.span_link}))[:MOST_BESIDE],
             notes=tuple(self._notes),
         )
 

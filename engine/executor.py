@@ -35,63 +35,10 @@ _TURN_S = 0.01
 BODIES: dict[str, Body] = {declared.class_type: declared.body for declared in NODE_TYPES}
 
 
-def execute(
-    graph: Graph,
-    context: Context,
-    *,
-    on_output: OnOutput,
-    on_node: Callable[[], None] = lambda: None,
-    on_turn: Callable[[Node], None] = lambda _node: None,
-    is_full: Callable[[], bool] = lambda: False,
-    bodies: Mapping[str, Body] = BODIES,
-    meter: Meter | None = None,
-) -> Execution:
-    """Yield the new requests of the nodes and receive the answers to them.
-
-    Closing the generator closes the nodes. `on_node` is called when a node starts and when a node
-    ends. `on_turn` is called with a node when the node starts and before the node gets an answer.
-    While `is_full` is true, no node starts. If no other node is running at that time, the generator
-    yields an empty list and waits for an empty list of answers.
-
-    Raises NodeFailed, the EngineError with which a node failed, or TooLarge if a node exceeds a
-    limit of the `meter`.
+class Executor:
+    """Runs one graph. It keeps the nodes that wait for the device, and the outputs that other nodes
+    still need.
     """
-    nodes = _Nodes(
-        graph,
-        context,
-        on_output=on_output,
-        on_node=on_node,
-        on_turn=on_turn,
-        is_full=is_full,
-        bodies=bodies,
-        meter=meter,
-    )
-    try:
-        requests = nodes.start_ready()
-        while nodes.are_left:
-            if nodes.has_startable:
-                requests += nodes.resume((yield from _next_turn()))
-            else:
-                requests = nodes.resume((yield requests))
-            requests += nodes.start_ready()
-    finally:
-        nodes.close()
-
-
-def _next_turn() -> Generator[list[Request], list[Answer], list[Answer]]:
-    """Yield until the requests that other runs have queued are served.
-
-    Returns the answers that arrive meanwhile.
-    """
-    turn = YieldRequest()
-    came = yield [turn]
-    while not any(request is turn for request, _ in came):
-        came += yield []
-    return [(request, result) for request, result in came if request is not turn]
-
-
-class _Nodes:
-    """The nodes that wait for the device, and the outputs that other nodes still need."""
 
     def __init__(
         self,
@@ -99,13 +46,17 @@ class _Nodes:
         context: Context,
         *,
         on_output: OnOutput,
-        on_node: Callable[[], None],
-        on_turn: Callable[[Node], None],
-        is_full: Callable[[], bool],
-        bodies: Mapping[str, Body],
-        meter: Meter | None,
+        on_node: Callable[[], None] = lambda: None,
+        on_turn: Callable[[Node], None] = lambda _node: None,
+        is_full: Callable[[], bool] = lambda: False,
+        bodies: Mapping[str, Body] = BODIES,
+        meter: Meter | None = None,
     ) -> None:
-        self.in_flight: dict[Request, tuple[Node, Work[Any]]] = {}
+        """`on_node` is called when a node starts and when a node ends. `on_turn` is called with a
+        node when the node starts and before the node gets an answer. While `is_full` is true, no
+        node starts.
+        """
+        self._in_flight: dict[Request, tuple[Node, Work[Any]]] = {}
         self._graph = graph
         self._context = context
         self._on_output = on_output
@@ -132,16 +83,27 @@ class _Nodes:
         self._sorter.prepare()
         self._find_ready()
 
-    @property
-    def are_left(self) -> bool:
-        """Whether there are nodes that have not ended."""
-        return self._reached < len(self._order)
+    def run(self) -> Execution:
+        """Yield the new requests of the nodes and receive the answers to them.
 
-    @property
-    def has_startable(self) -> bool:
-        return self._startable() is not None
+        Closing the generator closes the nodes. If `is_full` is true and no node is running, the
+        generator yields an empty list and waits for an empty list of answers.
 
-    def start_ready(self) -> list[Request]:
+        Raises NodeFailed, the EngineError with which a node failed, or TooLarge if a node exceeds a
+        limit of the `meter`.
+        """
+        try:
+            requests = self._start_ready()
+            while self._reached < len(self._order):
+                if self._startable() is not None:
+                    requests += self._answer((yield from _next_turn()))
+                else:
+                    requests = self._answer((yield requests))
+                requests += self._start_ready()
+        finally:
+            self._close()
+
+    def _start_ready(self) -> list[Request]:
         """Start ready nodes for at most some milliseconds. Returns the requests of these nodes."""
         requests: list[Request] = []
         give_way_at = time.monotonic() + _TURN_S
@@ -155,7 +117,7 @@ class _Nodes:
                 break
         return requests
 
-    def resume(self, answers: list[Answer]) -> list[Request]:
+    def _answer(self, answers: list[Answer]) -> list[Request]:
         """Give nodes their answers. Returns the next requests of the nodes.
 
         The answers are removed from the list, so that the list keeps no reference to them.
@@ -165,11 +127,11 @@ class _Nodes:
             requests += self._resume(*answers.pop(0))
         return requests
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Close the nodes that wait for the device. Raises NodeFailed if a node does not close."""
         failure: EngineError | None = None
-        while self.in_flight:
-            _, (node, work) = self.in_flight.popitem()
+        while self._in_flight:
+            _, (node, work) = self._in_flight.popitem()
             try:
                 work.close()
             except BaseException as error:  # noqa: BLE001 - the other nodes must be closed as well
@@ -200,7 +162,7 @@ class _Nodes:
                     raise _failure(node, error) from error
 
     def _resume(self, request: Request, result: Any) -> list[Request]:
-        node, work = self.in_flight.pop(request)
+        node, work = self._in_flight.pop(request)
         self._on_turn(node)
         return self._advance(node, work, result)
 
@@ -220,7 +182,7 @@ class _Nodes:
                 node.class_type,
                 f"the body yielded {type(request).__name__}, which is not a Request",
             )
-        self.in_flight[request] = (node, work)
+        self._in_flight[request] = (node, work)
         return [request]
 
     def _end(self, node: Node, result: Any) -> None:
@@ -263,6 +225,18 @@ class _Nodes:
             self._reached += 1
             if self._reached < len(self._order):
                 self._ahead_bytes.pop(self._order[self._reached].id, None)
+
+
+def _next_turn() -> Generator[list[Request], list[Answer], list[Answer]]:
+    """Yield until the requests that other runs have queued are served.
+
+    Returns the answers that arrive meanwhile.
+    """
+    turn = YieldRequest()
+    came = yield [turn]
+    while not any(request is turn for request, _ in came):
+        came += yield []
+    return [(request, result) for request, result in came if request is not turn]
 
 
 def _failure(node: Node, error: BaseException) -> EngineError:

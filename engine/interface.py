@@ -22,7 +22,7 @@ from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import input_file_refused, validate, with_cost
 from engine.graph.workflow_file import is_of_editor, workflow_members
-from engine.options import DeviceOptions
+from engine.options import DeviceOptions, RunOptions
 from engine.patient_reads import without_waiting
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
 from engine.webui.diffusion_request import CompiledDiffusion, compile_diffusion
@@ -57,6 +57,7 @@ __all__ = [
     "ParametersInvalid",
     "Progress",
     "Run",
+    "RunOptions",
     "Upscaler",
     "compile_diffusion",
     "container_memory",

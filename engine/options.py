@@ -1,9 +1,12 @@
-"""The options of an engine: its device, its memory and its UNets."""
+"""The options of an engine, for its device, its memory and its UNets, and those of one run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from engine.graph.limits import Limits
 
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -42,3 +45,35 @@ class DeviceOptions(UnetOptions):
     step_seed_offset: int = 0
     """The number that is added to the seed for the noise of a sampler's steps. With 0, the noise of
     the first step equals the noise at the start, as in ComfyUI up to 0.3 on a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options for one run of a graph."""
+
+    limits: Limits = field(default=Limits())
+    """The limits that are checked during the run, because the sizes of files and outputs are not
+    known before.
+    """
+    first_index: Mapping[str, int] | None = None
+    """The index of the first image of each output node. With None, images are counted in the order
+    of the graph.
+    """
+    input_files: Mapping[str, bytes] = field(default_factory=dict)
+    """The bytes of each file that the graph reads."""
+    is_unbatched: bool = False
+    """Whether the run shares no device call with other runs."""
+    is_exclusive: bool = False
+    """Whether the run starts when no other run is left. No other run starts until the exclusive run
+    has ended or the engine's `exclusive_s` has passed.
+    """
+    has_previews: bool = False
+    """Whether the progress of the run includes previews of the image."""
+    max_untaken: int = 0
+    """While this many results of the run are not yet taken by `Engine.take_result`, none of its
+    nodes starts. 0 means no limit.
+    """
+    span_link: str = ""
+    """The link of traces to the span of the run. The ends of runs that share device calls have the
+    links of each other.
+    """

@@ -72,7 +72,7 @@ class Finished:
     no call."""
     steps: int = field(default=0, compare=False)
     beside: tuple[str, ...] = field(default=(), compare=False)
-    """The names of the runs that shared device calls with this run; see `StageClock`."""
+    """The span links of the runs that shared device calls with this run."""
     notes: tuple[Note, ...] = field(default=(), compare=False)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 from enum import StrEnum
 
 MOST_BESIDE = 64
-"""The largest number of names of other runs that a clock keeps."""
+"""The largest number of span links of other runs that a clock keeps."""
 
 
 class Stage(StrEnum):
@@ -38,10 +38,10 @@ class StageClock:
         self.last_rows: int | None = None
         """The number of rows in the last denoising call, including rows of other runs. None before
         the first call."""
-        self.name = ""
-        """The name of the run in `beside` of other runs. An empty name is left out."""
+        self.span_link = ""
+        """See `RunOptions`. An empty link is left out."""
         self.beside: set[str] = set()
-        """The names of the runs in the calls of this run, including its own name."""
+        """The span links of the runs in the calls of this run, including its own link."""
 
     @property
     def rows_per_call(self) -> float | None:
@@ -60,17 +60,17 @@ class StageClock:
             self._open[stage] += 1
 
     def end(
-        self, stage: Stage | None, *, rows: int, call_rows: int, names: Set[str] = frozenset()
+        self, stage: Stage | None, *, rows: int, call_rows: int, span_links: Set[str] = frozenset()
     ) -> None:
         """Note that a request was answered.
 
-        The request had `rows` of the `call_rows` rows of the call. `names` are the names of the
+        The request had `rows` of the `call_rows` rows of the call. `span_links` are those of the
         runs in the call.
         """
         if stage is None:
             return
         if len(self.beside) < MOST_BESIDE:
-            self.beside |= names
+            self.beside |= span_links
         self._open[stage] -= 1
         if not self._open[stage]:
             took_s = self._now() - self._since[stage]

@@ -43,6 +43,7 @@ from engine.interface import (
     ModelsUnavailable,
     ParametersInvalid,
     Progress,
+    RunOptions,
     is_machine_error,
     pnginfo_of,
 )
@@ -92,6 +93,8 @@ class StopReason(StrEnum):
 
 _LEASE_RENEW_S = constant("LEASE_RENEW_S", 5.0)
 """Seconds between two renewals of the lease of a running job."""
+_MAX_UNTAKEN = 4
+"""The engine pauses a run while this many of its results are not yet stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,15 +218,18 @@ class Attempt:
             self._job.id,
             self._job.attempts,
             plan.prompt,
-            plan.first_index,
-            input_files=await self._read_input_files(),
-            mark=self._mark.path,
-            input_sizes=sizes_of(self._job.submitted.input_files),
-            is_unbatched=bool(self._job.submitted.alone),
-            is_exclusive=self._job.is_exclusive,
-            has_previews=bool(self._job.submitted.preview),
-            limits=plan.limits,
-            span_link=self._span_link,
+            self._mark.path,
+            RunOptions(
+                limits=plan.limits,
+                first_index=plan.first_index,
+                input_files=await self._read_input_files(),
+                is_unbatched=bool(self._job.submitted.alone),
+                is_exclusive=self._job.is_exclusive,
+                has_previews=bool(self._job.submitted.preview),
+                max_untaken=_MAX_UNTAKEN,
+                span_link=self._span_link,
+            ),
+            sizes_of(self._job.submitted.input_files),
         )
         async with aclosing(self._engine.run(request)) as events:
             async for event in events:

@@ -43,10 +43,10 @@ from engine.interface import (
     Graph,
     ImageReady,
     LatentReady,
-    Limits,
     ModelsFolder,
     ModelUse,
     Run,
+    RunOptions,
     installed_nodes,
     validate,
 )
@@ -73,8 +73,6 @@ After this time a job actor ends the engine, or the dispatcher ends it if no job
 _BROKEN_AFTER_RUNS = 3
 _BROKEN_AFTER_JOBS = 2
 _REMEMBERED_RUNS = 1000
-_MAX_UNTAKEN = 4
-"""A run pauses when the job actor has not yet taken this many of its results."""
 _PROGRESS_PERIOD_S = constant("PROGRESS_PERIOD_S", 0.25)
 """Shortest time in seconds between two progress messages of a job. Each message needs CPU time in
 three processes.
@@ -95,23 +93,11 @@ class RunRequest:
     attempt: int
     prompt: Any
     """Node graph. It is not validated yet."""
-    first_index: Mapping[str, int] | None
-    input_files: Mapping[str, bytes]
     mark: Path
     """The file of the `RunMark`."""
-    limits: Limits
+    options: RunOptions
     input_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Width and height in pixels of each input file whose size is known."""
-    is_unbatched: bool = False
-    """Whether the run must share no device call with other jobs."""
-    is_exclusive: bool = False
-    """Whether the run should be alone on the engine."""
-    has_previews: bool = False
-    """Whether the progress of the run includes previews of the image."""
-    span_link: str = ""
-    """The id of the attempt's span. Traces of jobs that shared device calls with this job link to
-    it.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,11 +347,11 @@ class EngineHost:
                     self._note_end(event, request)
                     yield event
                     if isinstance(event, ImageReady | LatentReady):
-                        run.take_result()
+                        self._engine.take_result(run)
                     if isinstance(event, Finished | Errored):
                         return
             finally:
-                run.cancel()
+                self._engine.cancel(run)
                 if self._runs.get(request.job_id) == (request.attempt, run):
                     del self._runs[request.job_id]
 
@@ -397,17 +383,10 @@ class EngineHost:
         try:
             run = self._engine.submit(
                 graph,
+                request.options,
                 on_event=take,
-                first_index=request.first_index,
-                input_files=request.input_files,
-                is_unbatched=request.is_unbatched,
-                is_exclusive=request.is_exclusive,
                 on_active=set_active,
                 on_joined=mark.note_joined,
-                limits=request.limits,
-                max_untaken=_MAX_UNTAKEN,
-                has_previews=request.has_previews,
-                name=request.span_link,
             )
         except EngineError as error:
             raise EngineDied(str(error)) from error
@@ -420,8 +399,8 @@ class EngineHost:
             del self._begun[next(iter(self._begun))]
 
     def _graph(self, request: RunRequest) -> Graph:
-        files, sizes = request.input_files, request.input_sizes
-        return validate(request.prompt, self._catalogue, request.limits, files, sizes=sizes)
+        limits, files = request.options.limits, request.options.input_files
+        return validate(request.prompt, self._catalogue, limits, files, sizes=request.input_sizes)
 
     def cancel(self, job_id: str, attempt: int) -> bool | None:
         """End a run. Returns whether the device had worked for the run, or None if unknown."""
@@ -431,7 +410,7 @@ class EngineHost:
 
     def _cancel(self, job_id: str) -> None:
         if job_id in self._runs:
-            self._runs.pop(job_id)[1].cancel()
+            self._engine.cancel(self._runs.pop(job_id)[1])
 
     def _note_end(self, event: EngineEvent, request: RunRequest) -> None:
         if isinstance(event, Finished):
@@ -446,7 +425,7 @@ class EngineHost:
         if self.is_broken:
             raise EngineDied("The engine is broken.")
         activity = self._engine.activity
-        jobs = min(self._engine.jobs, self._most_jobs)
+        jobs = min(self._engine.suggested_concurrency, self._most_jobs)
         return EngineState(
             activity.kind,
             self.time_limits.seconds_left(activity),
@@ -496,14 +475,12 @@ def _start_engine(config: EngineConfig, *, device: str, lock: DeviceLock) -> Eng
 def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
     # The folder is read again for each job, because a job may use a new file.
     models = ModelsFolder(config.models_dir, ttl_s=0)
-    limits = Limits(**config.endpoint.limits(config.graph))
     more_nodes = installed_nodes()
     engine = Engine(
         models=models,
         options=device_options(config.engine, config.endpoint, device=device),
         exclusive_s=_EXCLUSIVE_TIMEOUT_S,
         progress_period_s=_PROGRESS_PERIOD_S,
-        limits=limits,
         more_nodes=more_nodes,
     )
     engine.start()

@@ -25,6 +25,7 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.graph import Graph
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
+from engine.options import RunOptions
 from engine.reports import Errored, Finished, ImageReady, LatentReady
 from events.job import Job
 from events.store.records import Endpoint
@@ -62,7 +63,7 @@ def requests(catalogue: Catalogue) -> Requests:
 
 @pytest.fixture(scope="module")
 def engine(catalogue: Catalogue, compiler: RequestCompiler) -> Iterator[Engine]:
-    engine = Engine(models=catalogue.models, limits=compiler.limits)
+    engine = Engine(models=catalogue.models)
     engine.start()
     yield engine
     engine.stop()
@@ -97,7 +98,12 @@ def test_what_is_accepted_runs_or_fails_with_a_reason(
     if graph.cost.work > MOST_WORK or graph.cost.live_bytes > MOST_LIVE_BYTES:
         event("too large to be run here")
         return
-    watched = run(engine, graph, plan.first_index)
+    options = RunOptions(
+        limits=plan.limits,
+        first_index=plan.first_index,
+        input_files={name: picture() for name in graph.input_files},
+    )
+    watched = run(engine, graph, options)
     results = [each for each in watched.events if isinstance(each, ImageReady | LatentReady)]
     for result in results:
         assert encode_result(result, plan_text(plan, result)).content
@@ -111,14 +117,9 @@ def test_what_is_accepted_runs_or_fails_with_a_reason(
             assert str(error)
 
 
-def run(engine: Engine, graph: Graph, first_index: object) -> Watched:
-    watched = Watched()
-    watched.run = engine.submit(
-        graph,
-        on_event=watched.take,
-        first_index=first_index,
-        input_files={name: picture() for name in graph.input_files},
-    )
+def run(engine: Engine, graph: Graph, options: RunOptions) -> Watched:
+    watched = Watched(engine)
+    watched.run = engine.submit(graph, options, on_event=watched.take)
     watched.wait()
     return watched
 

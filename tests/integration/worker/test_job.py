@@ -129,7 +129,7 @@ async def test_the_engine_gets_the_files_that_were_recorded(bench: Bench) -> Non
     await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
     engine = ScriptedEngine(pictures(1))
     assert await bench.run(engine) is RunOutcome.COMPLETED
-    assert [request.input_files for request in engine.requests] == [{"cat.png": b"a cat"}]
+    assert [request.options.input_files for request in engine.requests] == [{"cat.png": b"a cat"}]
 
 
 @pytest.mark.parametrize("alone", [None, True])
@@ -137,7 +137,7 @@ async def test_the_engine_is_told_that_a_job_is_to_be_alone(bench: Bench, alone:
     await bench.submit(alone=alone)
     engine = ScriptedEngine(pictures(1))
     await bench.run(engine)
-    assert [request.is_unbatched for request in engine.requests] == [bool(alone)]
+    assert [request.options.is_unbatched for request in engine.requests] == [bool(alone)]
 
 
 async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) -> None:
@@ -171,7 +171,7 @@ async def test_a_job_that_breaks_its_engine_runs_alone_and_is_given_up(bench: Be
         engine = ScriptedEngine([None])
         assert await bench.run(engine, actor=f"a{attempt}") is RunOutcome.RETRY
         requests += engine.requests
-    assert [request.is_exclusive for request in requests] == [False, True, True, True]
+    assert [request.options.is_exclusive for request in requests] == [False, True, True, True]
     fresh = ScriptedEngine(pictures(1))
     assert await bench.run(fresh) is RunOutcome.ENDED
     assert fresh.requests == []
@@ -185,7 +185,7 @@ async def test_a_job_that_only_stood_by_is_not_charged_however_often(bench: Benc
     for attempt in range(5):
         engine = ScriptedEngine([None], active=False)
         assert await bench.run(engine, actor=f"a{attempt}") is RunOutcome.RETRY
-        assert not engine.requests[0].is_exclusive
+        assert not engine.requests[0].options.is_exclusive
     job = await bench.job(job_id)
     assert (job.attempts, job.blamed_attempts, job.end) == (5, 0, None)
     outcome = await bench.run(ScriptedEngine(pictures(1)), actor="b")

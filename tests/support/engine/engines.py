@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from engine.activity import OnActive, ignore_active
 from engine.engine import Engine
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import NodeType
@@ -14,6 +15,7 @@ from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
+from engine.options import RunOptions
 from tests.support.engine.workflows import Watched
 
 
@@ -26,13 +28,25 @@ class Running:
         self.engine = Engine(models=self.models, more_nodes=nodes, **options)
 
     def submit(
-        self, prompt: dict[str, Any] | Graph, *, within: Limits | None = None, **options: Any
+        self,
+        prompt: dict[str, Any] | Graph,
+        *,
+        within: Limits | None = None,
+        on_active: OnActive = ignore_active,
+        on_joined: Callable[[], None] = lambda: None,
+        **options: Any,
     ) -> Watched:
         """Submit a graph, or a prompt that is valid within these limits."""
         if not isinstance(prompt, Graph):
             prompt = validate(prompt, self.catalogue, within or Limits())
-        watched = Watched()
-        watched.run = self.engine.submit(prompt, on_event=watched.take, **options)
+        watched = Watched(self.engine)
+        watched.run = self.engine.submit(
+            prompt,
+            RunOptions(**options),
+            on_event=watched.take,
+            on_active=on_active,
+            on_joined=on_joined,
+        )
         return watched
 
     def pictures(self, *prompts: dict[str, Any]) -> list[Any]:

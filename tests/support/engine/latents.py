@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.batcher import BatchedRun, Batcher
-from engine.executor import BODIES, execute
+from engine.executor import BODIES, Executor
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import Body
 from engine.graph.limits import Limits
@@ -54,12 +54,12 @@ def recorded(
     errors: list[Exception | None] = []
     runs = [Recorded() for _ in prompts]
     for run, prompt in zip(runs, prompts, strict=True):
-        execution = execute(
+        execution = Executor(
             validate(prompt, catalogue, Limits()),
             device.context(Limits(), lambda _: None, input_files or {}),
             on_output=run.take,
             bodies={**bodies, "VAEDecode": run.decode},
-        )
+        ).run()
         batcher.join(BatchedRun(execution, on_end=errors.append))
     with torch.inference_mode():
         while not batcher.idle:

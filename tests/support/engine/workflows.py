@@ -76,6 +76,7 @@ def without_input(prompt: dict[str, Any], node_id: str, name: str) -> dict[str, 
 class Watched:
     """A run with the events that it reported, in order."""
 
+    engine: Engine
     events: list[EngineEvent] = field(default_factory=list)
     queue: SimpleQueue[EngineEvent] = field(default_factory=SimpleQueue)
     run: Run | None = None
@@ -111,7 +112,11 @@ class Watched:
 
     def cancel(self) -> None:
         assert self.run is not None
-        self.run.cancel()
+        self.engine.cancel(self.run)
+
+    def take_result(self) -> None:
+        assert self.run is not None
+        self.engine.take_result(self.run)
 
 
 Submit = Callable[..., Watched]

@@ -72,7 +72,7 @@ class Ends:
 
     def join(self, name: str, execution: Execution) -> BatchedRun:
         member = BatchedRun(execution, on_end=lambda error: self.ended.setdefault(name, error))
-        member.stages.name = name
+        member.stages.span_link = name
         self.batcher.join(member)
         return member
 
@@ -115,7 +115,7 @@ def test_a_run_keeps_no_more_than_so_many_names() -> None:
     clock = StageClock()
     for number in range(1000):
         clock.begin(Stage.DENOISE)
-        clock.end(Stage.DENOISE, rows=1, call_rows=2, names={str(number), "own"})
+        clock.end(Stage.DENOISE, rows=1, call_rows=2, span_links={str(number), "own"})
     assert len(clock.beside) <= MOST_BESIDE + 1
 
 

@@ -150,14 +150,13 @@ async def test_an_engine_takes_the_runs_that_meet_in_a_call_and_no_further_ones_
     tmp_path: Path,
 ) -> None:
     with running(tmp_path, max_rows=24) as rig:
-        assert rig.engine.jobs == 12
+        assert rig.engine.suggested_concurrency == 12
         lone = rig.submit(TWO, is_exclusive=True, max_untaken=1)
         others = [rig.submit(PROMPT) for _ in range(2)]
-        await eventually(lambda: rig.engine.jobs == 3)
-        assert lone.run is not None
-        lone.run.take_result()
+        await eventually(lambda: rig.engine.suggested_concurrency == 3)
+        lone.take_result()
         assert all(other.images() for other in others)
-        assert rig.engine.jobs == 12
+        assert rig.engine.suggested_concurrency == 12
 
 
 def test_others_join_an_exclusive_run_that_is_idle_once_its_time_is_over(tmp_path: Path) -> None:
@@ -169,8 +168,7 @@ def test_others_join_an_exclusive_run_that_is_idle_once_its_time_is_over(tmp_pat
     try:
         assert other.images()
         assert joined.is_set()
-        assert lone.run is not None
-        lone.run.take_result()
+        lone.take_result()
         assert lone.images()
     finally:
         rig.engine.stop()

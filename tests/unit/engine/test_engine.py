@@ -15,6 +15,7 @@ from engine.errors import Cancelled, CheckpointUnavailable, EngineError, NodeFai
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.validation import validate
+from engine.options import RunOptions
 from engine.reports import EngineEvent, Finished, ImageReady, Progress
 from tests.support.engine.diffusion_requests import compiled
 from tests.support.engine.engines import Running, running
@@ -230,14 +231,14 @@ def start(tiny: Running, told: Told) -> Start:
     """Submits a prompt under a name."""
 
     def start(name: str, prompt: Prompt, **options: Any) -> Watched:
-        watched = Watched()
+        watched = Watched(tiny.engine)
 
         def take(event: EngineEvent) -> None:
             told.append((name, event))
             watched.take(event)
 
         graph = graph_of(prompt, tiny.catalogue)
-        watched.run = tiny.engine.submit(graph, on_event=take, **options)
+        watched.run = tiny.engine.submit(graph, RunOptions(**options), on_event=take)
         return watched
 
     return start
@@ -289,12 +290,11 @@ def test_a_run_pauses_until_its_results_are_taken(start: Start) -> None:
     paused = start("paused", saved_images(40), max_untaken=3)
     assert start("other", text_to_image()).images()
     assert paused.queue.qsize() == 3
-    assert paused.run is not None
     for number in range(40):
         event = paused.next()
         assert isinstance(event, ImageReady)
         assert event.index == number
-        paused.run.take_result()
+        paused.take_result()
     assert paused.wait() == Finished(40)
 
 

@@ -12,7 +12,7 @@ import pytest
 from engine import executor
 from engine.batcher import Execution, Request, Work
 from engine.errors import NodeFailed, OutOfMemory
-from engine.executor import execute
+from engine.executor import Executor
 from engine.graph.graph import Graph, Node, Source
 
 CONTEXT = cast("Any", object())
@@ -73,7 +73,7 @@ def started(
     outputs: dict[str, Any] = {}
     every = cast("Any", {**BODIES, **bodies})
     given = cast("Any", context)
-    execution = execute(Graph(nodes), given, on_output=outputs.__setitem__, bodies=every)
+    execution = Executor(Graph(nodes), given, on_output=outputs.__setitem__, bodies=every).run()
     return execution, outputs
 
 
@@ -110,13 +110,13 @@ def test_a_graph_that_needs_no_device_ends_at_once() -> None:
 def test_each_start_and_end_of_a_node_is_told() -> None:
     told: list[None] = []
     nodes = (node("a", "Plain"), node("b", "Ask", "a"), node("s", "Save", "b"))
-    execution = execute(
+    execution = Executor(
         Graph(nodes),
         CONTEXT,
         on_output=lambda *_: None,
         on_node=lambda: told.append(None),
         bodies=cast("Any", BODIES),
-    )
+    ).run()
     (request,) = next(execution)
     assert len(told) == 3
     with pytest.raises(StopIteration):

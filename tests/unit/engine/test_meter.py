@@ -116,13 +116,8 @@ def test_a_value_has_the_shape_that_it_has(value: Any, estimated: Shape, found: 
     assert measured(value, estimated) == found
 
 
-@pytest.mark.parametrize(
-    ("of_engine", "of_run"), [(6.0, None), (2000.0, Limits(max_cost=6.0))], ids=["engine", "run"]
-)
-def test_a_run_that_goes_beyond_a_limit_ends_at_once(
-    tmp_path: Path, of_engine: float, of_run: Limits | None
-) -> None:
-    files = {"a.png": png(size=(2000, 1000))}
-    with running(tmp_path, limits=Limits(max_cost=of_engine)) as engine:
-        error = engine.submit(LOADED, input_files=files, limits=of_run).error(TooLarge)
+def test_a_run_that_goes_beyond_a_limit_ends_at_once(tmp_path: Path) -> None:
+    files, limits = {"a.png": png(size=(2000, 1000))}, Limits(max_cost=6.0)
+    with running(tmp_path) as engine:
+        error = engine.submit(LOADED, input_files=files, limits=limits).error(TooLarge)
     assert "node save (SaveImage): the job costs 9 megapixel-steps or more" in str(error)

@@ -10,7 +10,7 @@ from engine.engine import Run
 from engine.errors import NodeFailed
 from engine.graph.catalogue import Catalogue
 from engine.graph.graph import Graph, Node
-from engine.graph.limits import Limits
+from engine.options import RunOptions
 from engine.reports import EngineEvent, Progress
 from engine.stages import Stage, StageClock
 from tests.support.engine.engines import Running
@@ -39,9 +39,13 @@ class Told:
     def __init__(self, graph: Graph, period_s: float = 0.0) -> None:
         self.now_s = 0.0
         self.events: list[EngineEvent] = []
-        ignored: dict[str, Any] = dict.fromkeys(("on_cancel", "on_take"), lambda _: None)
-        options = {"progress_period_s": period_s, "now": lambda: self.now_s, **ignored}
-        self.run = Run(graph, Limits(), on_event=self.events.append, **options)
+        self.run = Run(
+            graph,
+            RunOptions(),
+            self.events.append,
+            progress_period_s=period_s,
+            now=lambda: self.now_s,
+        )
 
 
 def steps_told(graph: Graph, period_s: float) -> list[EngineEvent]:

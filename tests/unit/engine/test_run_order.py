@@ -10,7 +10,7 @@ import pytest
 
 from engine import executor
 from engine.batcher import Answer, BatchedRun, Batcher, Execution, Request, YieldRequest
-from engine.executor import execute
+from engine.executor import Executor
 from engine.graph.cost import Cost
 from engine.graph.graph import Graph, Node, Source
 
@@ -89,7 +89,9 @@ def _raise(error: Exception | None) -> None:
 
 
 def execution_of(graph: Graph, **options: Any) -> Execution:
-    return execute(graph, CONTEXT, **{"on_output": lambda *_: None, **options}, bodies=BODIES)
+    return Executor(
+        graph, CONTEXT, **{"on_output": lambda *_: None, **options}, bodies=BODIES
+    ).run()
 
 
 def run(graph: Graph) -> None:

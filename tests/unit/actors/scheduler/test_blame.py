@@ -72,7 +72,7 @@ class MortalEngine(RemoteEngine):
         run = Run(request)
         RunMarkWriter(request.mark).set_active(False)
         self._waiting.append(run)
-        self._admission.enter(run, 0, is_exclusive=request.is_exclusive)
+        self._admission.enter(run, 0, is_exclusive=request.options.is_exclusive)
         while True:
             event = await run.events.get()
             if event is None:

@@ -148,7 +148,7 @@ async def test_memory_that_ran_out_beside_others_is_tried_alone(
     assert await bench.run(full) is RunOutcome.RETRY
     again = ScriptedEngine(pictures(1))
     assert await bench.run(again) is RunOutcome.COMPLETED
-    assert again.requests[0].is_exclusive
+    assert again.requests[0].options.is_exclusive
     assert isinstance((await bench.job(job_id)).end, Completed)
 
 

@@ -38,14 +38,14 @@ from engine.activity import Activity, ActivityKind, ModelUse, OnActive
 from engine.engine import Engine
 from engine.errors import Cancelled, DeviceFailed, EngineError, NodeFailed
 from engine.graph.catalogue import Catalogue
-from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
+from engine.options import RunOptions
 from engine.reports import EngineEvent, Errored, Finished, Progress
 from tests.support.engine.workflows import node
 from tests.support.polling import eventually
 from tests.support.ray_handles import EngineHandle
 
-REQUEST = RunRequest("a", 1, {}, None, input_files={}, mark=Path("gone"), limits=Limits())
+REQUEST = RunRequest("a", 1, {}, Path("gone"), RunOptions())
 
 
 @pytest.fixture(params=[RaySystemError("away"), ValueError("no such actor")])
@@ -259,7 +259,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.has_stopped = False
         self.refuses = False
-        self.jobs = 16
+        self.suggested_concurrency = 16
         self.model_use = ModelUse(loaded=3)
         self.activity = Activity(0, ActivityKind.IDLE)
         self.on_active: OnActive | None = None
@@ -268,6 +268,7 @@ class FakeEngine:
     def submit(
         self,
         _graph: object,
+        _options: RunOptions,
         *,
         on_event: Callable[[EngineEvent], None],
         on_active: OnActive,
@@ -278,7 +279,7 @@ class FakeEngine:
         self._on_event, self.on_active = on_event, on_active
         return self
 
-    def cancel(self) -> None:
+    def cancel(self, _run: object) -> None:
         pass
 
     def report(self, event: EngineEvent) -> None:
@@ -302,7 +303,7 @@ class Bench:
         )
 
     async def run(self, job_id: str, mark: Path) -> EngineEvent:
-        request = RunRequest(job_id, 1, PROMPT, None, input_files={}, mark=mark, limits=Limits())
+        request = RunRequest(job_id, 1, PROMPT, mark, RunOptions())
         return [event async for event in self.host.run(request)][-1]
 
     async def runs(self, job_id: str, error: EngineError | None = None) -> EngineEvent:
@@ -367,7 +368,7 @@ async def test_a_run_is_marked_while_the_device_works_for_it(bench: Bench) -> No
 async def test_a_run_that_the_device_failed_is_marked_before_its_end_is_taken(bench: Bench) -> None:
     """Its job may be slow to take what it made before, and the process ends meanwhile."""
     with RunMark.new() as mark:
-        request = RunRequest("a", 1, PROMPT, None, input_files={}, mark=mark.path, limits=Limits())
+        request = RunRequest("a", 1, PROMPT, mark.path, RunOptions())
         events = bench.host.run(request)
         first = asyncio.create_task(anext(events))
         set_active = await eventually(lambda: bench.engine.on_active)

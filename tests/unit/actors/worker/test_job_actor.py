@@ -87,10 +87,10 @@ async def test_its_events_say_for_its_trace_what_only_that_tells(
     assert completed.notes == ("vae_tiled",)
     [request] = engine.requests
     if is_traced:
-        assert request.span_link == TraceIds.of(job).attempt_link(1)
+        assert request.options.span_link == TraceIds.of(job).attempt_link(1)
         assert (started.given_at, completed.beside) == (given_at, beside)
     else:
-        assert request.span_link == ""
+        assert request.options.span_link == ""
         assert (started.given_at, completed.beside) == (None, None)
 
 

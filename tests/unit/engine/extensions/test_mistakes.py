@@ -62,8 +62,8 @@ class Packages:
         """A run with the node, which has ended; another after it must end well."""
         nodes = self.nodes(body, **{"outputs": ("INT",)} | declaration)
         limits = Limits(max_side=1000)
-        with running(self._folder, nodes, limits=limits) as engine:
-            watched = engine.submit(prompt, within=limits)
+        with running(self._folder, nodes) as engine:
+            watched = engine.submit(prompt, within=limits, limits=limits)
             watched.wait()
             assert engine.submit(GOOD).images()
         return watched
