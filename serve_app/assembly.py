@@ -9,7 +9,7 @@ from typing import Any
 from engine.interface import Catalogue
 from events.callback_address import AddressRule, Resolve
 from events.history import History
-from events.log import LogContents
+from events.log import JobWriter, LogContents
 from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
 from events.store.database import Database
@@ -26,10 +26,9 @@ from serve_app.acceptance.abandoned_jobs import AbandonedJobs
 from serve_app.acceptance.acceptance import Acceptance, LogHealth
 from serve_app.acceptance.addresses import Addresses
 from serve_app.acceptance.inline_images import Fetch, InlineImageStore
-from serve_app.acceptance.request import IMAGE_QUALITY
 from serve_app.acceptance.resubmission import Resubmission
 from serve_app.access.authenticator import Authenticator
-from serve_app.access.owner_limits import OPEN_JOBS_PERIOD_S, OpenJobs, OwnedBytes, Waits
+from serve_app.access.owner_limits import OPEN_JOBS_PERIOD_S, OwnerLimits, Waits
 from serve_app.access.rates import Rates, TokenBuckets
 from serve_app.access.refusal_log import RefusalLog
 from serve_app.bodies import Bodies
@@ -69,6 +68,8 @@ _KEY_BURST = constant("KEY_BURST", 20)
 """The largest number of requests that a key may send at once after a pause, if the key has a rate
 but no burst.
 """
+_IMAGE_QUALITY = constant("KEY_IMAGE_QUALITY", 90)
+"""The quality of WebP and JPEG images if neither the request nor the key has one."""
 _OWNER_MAX_WAITS = constant("OWNER_MAX_WAITS", 512)
 """The largest number of requests of an owner that wait for a result in one HTTP process."""
 _OWNER_MAX_STREAMS = constant("OWNER_MAX_STREAMS", 256)
@@ -126,19 +127,22 @@ def assemble(
         max_bytes=http.max_body_bytes,
         max_upload_bytes=http.max_upload_bytes,
     )
-    jobs = Jobs(log=log, queue=outside.queue, read_model=read_model, removal=outside.removal)
-    authenticator = Authenticator(ApiKeys(database), defaults=_default_limits(settings.keys))
-    owned_bytes = OwnedBytes(read_model.usage, owners)
-    store = UploadStore(
-        rows=uploads,
-        images=outside.images,
-        owned_bytes=owned_bytes,
-        max_bytes_of_owner=owners.max_upload_bytes,
+    writer = JobWriter(log)
+    jobs = Jobs(
+        log=log,
+        writer=writer,
+        queue=outside.queue,
+        read_model=read_model,
+        removal=outside.removal,
     )
+    authenticator = Authenticator(ApiKeys(database), defaults=_default_limits(settings.keys))
+    owner_limits = OwnerLimits(read_model.usage, owners, open_jobs_period_s=open_jobs_period_s)
+    store = UploadStore(rows=uploads, images=outside.images, owner_limits=owner_limits)
     endpoint_cache = EndpointCache(endpoints, outside.endpoint_status)
-    abandoned_jobs = AbandonedJobs(log=log, writer=jobs.writer, queue=outside.queue)
+    abandoned_jobs = AbandonedJobs(log=log, writer=writer, queue=outside.queue)
     acceptance = Acceptance(
         jobs=jobs,
+        writer=writer,
         queue=outside.queue,
         health=outside.health,
         endpoints=endpoint_cache,
@@ -159,10 +163,7 @@ def assemble(
             outside.fetch if http.fetch_images else None,
             max_bytes=http.max_upload_bytes,
         ),
-        open_jobs=OpenJobs(
-            read_model.usage, max_of_owner=owners.max_open_jobs, period_s=open_jobs_period_s
-        ),
-        owned_bytes=owned_bytes,
+        owner_limits=owner_limits,
         abandoned_jobs=abandoned_jobs,
         job_timeout_s=settings.dispatch.job_timeout_s,
         secret=secret,
@@ -198,7 +199,11 @@ def assemble(
             refusal_log=refusal_log,
         ),
         submission=Submission(
-            acceptance=acceptance, bodies=bodies, uploads=store, catalogue=outside.catalogue
+            acceptance=acceptance,
+            owner_limits=owner_limits,
+            bodies=bodies,
+            uploads=store,
+            catalogue=outside.catalogue,
         ),
         reading=Reading(
             jobs=jobs,
@@ -240,7 +245,9 @@ def assemble(
         administration=Administration(
             jobs=jobs,
             read_model=read_model,
-            resubmission=Resubmission(jobs, endpoints=endpoints, uploads=uploads, secret=secret),
+            resubmission=Resubmission(
+                jobs, writer, endpoints=endpoints, uploads=uploads, secret=secret
+            ),
             keys=ApiKeys(database),
             authenticator=authenticator,
             endpoints=EndpointAdministration(
@@ -273,7 +280,7 @@ def _default_limits(settings: KeySettings) -> KeyLimits:
         max_cost=0,
         embed_metadata=settings.embed_metadata,
         image_format=settings.image_format,
-        image_quality=IMAGE_QUALITY,
+        image_quality=_IMAGE_QUALITY,
         endpoints=("*",),
         callback_hosts=settings.callback_hosts,
     )

@@ -24,10 +24,16 @@ class Jobs:
     """Reads a job from its database row, or from the log if the row is behind the log."""
 
     def __init__(
-        self, *, log: EventLog, queue: JobQueue, read_model: ReadModel, removal: Removal
+        self,
+        *,
+        log: EventLog,
+        writer: JobWriter,
+        queue: JobQueue,
+        read_model: ReadModel,
+        removal: Removal,
     ) -> None:
         self.log = log
-        self.writer = JobWriter(log)
+        self._writer = writer
         self._queue = queue
         self._read_model = read_model
         self._removal = removal
@@ -113,7 +119,7 @@ class Jobs:
 
         A running job ends shortly after Cancel, and at once after the other commands.
         """
-        outcome = await self.writer.execute(command, job)
+        outcome = await self._writer.execute(command, job)
         ended = job if outcome.job is None else outcome.job
         if job.end is None and ended.end is not None and not job.has_running_attempt:
             # The entry may remain, because the dispatcher also detects that the job has ended.

@@ -23,7 +23,7 @@ from events.types import CallbackAttempted
 from serve_app.acceptance.acceptance import Acceptance, LogHealth
 from serve_app.acceptance.resubmission import Resubmission
 from serve_app.access.authenticator import Authenticator
-from serve_app.access.owner_limits import Waits
+from serve_app.access.owner_limits import OwnerLimits, Waits
 from serve_app.access.rates import Rates, TokenBuckets
 from serve_app.access.refusal_log import RefusalLog
 from serve_app.bodies import Bodies
@@ -62,6 +62,7 @@ class Submission:
     """Accepts jobs and uploads."""
 
     acceptance: Acceptance
+    owner_limits: OwnerLimits
     bodies: Bodies
     uploads: UploadStore
     catalogue: Catalogue

@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 from events.ids import new_id
 from events.log import utc_now
 from events.store.records import Upload
-from serve_app.access.owner_limits import OwnedBytes
+from serve_app.access.owner_limits import OwnerLimits
 from serve_app.checks import Checks
 from serve_app.refusals import InvalidImage, InvalidLatent, InvalidUploadName, TooManyUploadBytes
 from settings.constant import constant
@@ -172,16 +172,13 @@ class UploadStore:
         *,
         rows: Uploads,
         images: ImageStore,
-        owned_bytes: OwnedBytes,
-        max_bytes_of_owner: int,
+        owner_limits: OwnerLimits,
     ) -> None:
-        """`max_bytes_of_owner` limits the bytes of all files of an owner; 0 means no limit."""
         self.rows = rows
         self._images = images
         self.max_pixels = _MAX_PIXELS
         """The largest number of pixels of an input image."""
-        self._owned_bytes = owned_bytes
-        self._max_bytes_of_owner = max_bytes_of_owner
+        self._owner_limits = owner_limits
         self.decodes = Checks(_DECODES)
 
     def stop(self) -> None:
@@ -233,10 +230,10 @@ class UploadStore:
 
         The first check uses a recent sum. The second check is in the database, and is exact.
         """
-        max_bytes = self._max_bytes_of_owner
-        used_bytes = (await self._owned_bytes.kept(upload.owner)).upload_bytes if max_bytes else 0
-        if max_bytes and used_bytes + upload.size_bytes > max_bytes:
-            raise TooManyUploadBytes(used_bytes, upload.size_bytes, max_bytes)
+        if max_bytes := self._owner_limits.settings.max_upload_bytes:
+            used_bytes = (await self._owner_limits.kept_bytes(upload.owner)).upload_bytes
+            if used_bytes + upload.size_bytes > max_bytes:
+                raise TooManyUploadBytes(used_bytes, upload.size_bytes, max_bytes)
         await self._images.put(upload.storage_key, data)
         kept_bytes = await self.rows.add(upload, max_bytes=max_bytes)
         if kept_bytes is not None:

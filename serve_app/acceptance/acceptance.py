@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic_core import to_json
 
@@ -21,27 +21,28 @@ from events.decisions import Submit
 from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
 from events.ids import derived_id, lane_of, new_id
 from events.job import Job, sizes_of
-from events.log import utc_now
+from events.log import JobWriter, utc_now
 from events.queue import JobQueue
 from events.store.records import ApiKey, Endpoint
-from events.types import InputFile, JobCost, Submitted
+from events.types import Flavour, InputFile, JobCost, Submitted, Terms
 from serve_app.acceptance.abandoned_jobs import AbandonedJobs
 from serve_app.acceptance.addresses import Addresses, require_images
-from serve_app.acceptance.compilation import CompiledRequest, RequestCompiler, compiler_for
+from serve_app.acceptance.compilation import CheckedBody, RequestCompiler
 from serve_app.acceptance.inline_images import InlineImageStore
-from serve_app.acceptance.request import GenerateRequest, recorded_image_format
-from serve_app.access.owner_limits import NoteStored, OpenJobs, OwnedBytes
-from serve_app.checks import Checks
-from serve_app.endpoints.cache import EndpointCache, job_timeout_s, terms_of
+from serve_app.access.owner_limits import OwnerLimits
+from serve_app.checks import QUICK_BYTES, Checks
+from serve_app.endpoints.cache import EndpointCache
 from serve_app.jobs import Jobs
 from serve_app.refusals import (
     IdempotencyConflict,
     ImageNotFetched,
     InvalidImage,
+    QualityOfPng,
     RequestRefused,
 )
 from settings.constant import constant
 from settings.graph import GraphSettings
+from settings.keys import ImageFormat
 from telemetry.exporter import SpanExporter
 from telemetry.logs import about
 from telemetry.spans import accept_spans
@@ -64,6 +65,11 @@ _LISTED_NAMES = 20
 """The largest number of the owner's newest uploads that are read for an error about a missing
 upload.
 """
+_LONG_BYTES = 2**20
+"""The largest body that is hashed without a thread."""
+_ESCAPE = b"\\u"  # This starts a JSON escape, which may encode any of the other marks.
+_TEXTS = (b"[", b"|", _ESCAPE)
+_TEXTS_OF_WORKFLOW = (b"WebUI", b"Expression", _ESCAPE)
 
 
 class LogHealth(Protocol):
@@ -76,14 +82,58 @@ class LogHealth(Protocol):
         """Return None if the log accepts writes, or the reason why it does not. Never raises."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Parsed:
-    """A compiled request whose uploads are not yet resolved."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """A request to submit a job. `content` is the parsed `body`, not yet validated."""
 
-    endpoint: Endpoint
-    compiler: RequestCompiler
-    compiled: CompiledRequest
-    presigned_uploads: tuple[str, ...] | None
+    flavour: Flavour
+    key: ApiKey
+    endpoint: str
+    body: bytes
+    content: Any
+    callback_url: str | None = None
+    callback_events: tuple[str, ...] | None = None
+    """The events before the end of the job for which callbacks are sent; None if there are none."""
+    alone: bool = False
+    preview: bool = False
+    image_format: ImageFormat | None = None
+    """None means the format of the key."""
+    image_quality: int | None = None
+    """1 to 100; None means the quality of the key."""
+    max_bytes: int | None = None
+    """The maximum size of the body without its inline images, in bytes. None means that the limit
+    was already applied while the body was read.
+    """
+    idempotency_key: str | None = None
+    job_id: str | None = None
+    """The job id that the caller chose. An existing job with this id must have the same request."""
+    client_id: str | None = None
+    """See `Submitted.client_id`."""
+    traceparent: str | None = None
+
+    @property
+    def excess_bytes(self) -> int:
+        """The number of bytes by which the body exceeds `max_bytes`.
+
+        At least this many bytes must be inline images.
+        """
+        return 0 if self.max_bytes is None else max(0, len(self.body) - self.max_bytes)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a repeated request gets the same job, so that the caller can find the job."""
+        return self.idempotency_key is not None or self.job_id is not None
+
+    @property
+    def is_quick_to_check(self) -> bool:
+        """Whether checking the request takes only some milliseconds.
+
+        A prompt in the WebUI's syntax that contains `[` or `|` counts as slow, because it may
+        describe many texts. Expression nodes count as slow, because many of them may link to one
+        long text.
+        """
+        marks = _TEXTS_OF_WORKFLOW if self.flavour is Flavour.WORKFLOW else _TEXTS
+        return len(self.body) <= QUICK_BYTES and not any(mark in self.body for mark in marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +150,7 @@ class Acceptance:
         self,
         *,
         jobs: Jobs,
+        writer: JobWriter,
         queue: JobQueue,
         health: LogHealth,
         endpoints: EndpointCache,
@@ -110,8 +161,7 @@ class Acceptance:
         default_checkpoint: str | None,
         uploads: Uploads,
         inline_images: InlineImageStore,
-        open_jobs: OpenJobs,
-        owned_bytes: OwnedBytes,
+        owner_limits: OwnerLimits,
         abandoned_jobs: AbandonedJobs,
         job_timeout_s: float,
         secret: bytes,
@@ -124,6 +174,7 @@ class Acceptance:
         of accepted requests.
         """
         self._jobs = jobs
+        self._writer = writer
         self._queue = queue
         self._health = health
         self.endpoints = endpoints
@@ -134,8 +185,7 @@ class Acceptance:
         self._default_checkpoint = default_checkpoint
         self._uploads = uploads
         self._inline_images = inline_images
-        self.open_jobs = open_jobs
-        self.owned_bytes = owned_bytes
+        self._owner_limits = owner_limits
         self._abandoned_jobs = abandoned_jobs
         self._job_timeout_s = job_timeout_s
         self._secret = secret
@@ -157,13 +207,14 @@ class Acceptance:
         DatabaseUnavailable.
         """
         job_id = self._job_id(request)
+        fingerprint = await fingerprint_of(request)
         try:
-            parsed = await self._compile(request)
+            body = await self._check_body(request)
             job = None
-            if request.is_repeatable and parsed.compiled.inline_images:
+            if request.is_repeatable and body.inline_images:
                 job = await self._jobs.current(job_id)
             if job is None:
-                event = await self._build_event(request, parsed)
+                event = await self._build_event(request, body, fingerprint)
                 job = await self._store(job_id, event, request)
         except _REFUSALS:
             repeatable = request.is_repeatable
@@ -175,7 +226,7 @@ class Acceptance:
             raise IdempotencyConflict("This id belongs to another request. Choose another id.")
         if job.erased:
             raise IdempotencyConflict("The job of this Idempotency-Key or id was erased.")
-        if job.submitted.fingerprint != request.fingerprint:
+        if job.submitted.fingerprint != fingerprint:
             raise IdempotencyConflict
         if self._exporter is not None and began is not None and job.submitted_at >= began:
             self._exporter.add(accept_spans(job, began=began, ended=utc_now()))
@@ -187,7 +238,9 @@ class Acceptance:
         Inline images are stored as uploads. Raises the errors of `accept`, except errors of storing
         the job.
         """
-        return (await self._build_event(request, await self._compile(request))).submitted
+        fingerprint = await fingerprint_of(request)
+        body = await self._check_body(request)
+        return (await self._build_event(request, body, fingerprint)).submitted
 
     def _job_id(self, request: GenerateRequest) -> str:
         if request.job_id is not None:
@@ -196,7 +249,7 @@ class Acceptance:
             return new_id()
         return derived_id(self._secret, request.key.owner, request.idempotency_key)
 
-    async def _compile(self, request: GenerateRequest) -> _Parsed:
+    async def _check_body(self, request: GenerateRequest) -> CheckedBody:
         """Check the endpoint and the URLs, then compile the body.
 
         Also check that the endpoint's queue and the log have room, before inline images are stored.
@@ -209,13 +262,13 @@ class Acceptance:
         )
         compiler = self._compiler(endpoint, request.key)
         compile_body = partial(compiler.compile, excess_bytes=request.excess_bytes)
-        compiled = await self._run(request, compile_body, request.flavour, content)
-        require_images(presigned_uploads, compiled.images)
+        body = await self._run(request, compile_body, request.flavour, content)
+        require_images(presigned_uploads, body.images)
         await self._require_room(endpoint)
-        return _Parsed(endpoint, compiler, compiled, presigned_uploads)
+        return replace(body, presigned_uploads=presigned_uploads)
 
     def _compiler(self, endpoint: Endpoint, key: ApiKey) -> RequestCompiler:
-        return compiler_for(
+        return RequestCompiler(
             endpoint,
             self._catalogue,
             self._graph_settings,
@@ -249,28 +302,30 @@ class Acceptance:
         if await self._health.fill() >= LOG_FULL_RATIO:
             raise LogFull
 
-    async def _build_event(self, request: GenerateRequest, parsed: _Parsed) -> _SubmittedEvent:
+    async def _build_event(
+        self, request: GenerateRequest, body: CheckedBody, fingerprint: str
+    ) -> _SubmittedEvent:
         """Store the inline images, find the input files, and return the event to append."""
-        endpoint, compiler = parsed.endpoint, parsed.compiler
-        compiled = await self._with_stored_images(request, compiler, parsed.compiled)
-        input_files = await self._input_files(request, compiler, compiled)
+        body = await self._with_stored_images(request, body)
+        input_files = await self._input_files(request, body)
         if input_files is not None:
-            sizes = sizes_of(input_files)
-            compiled = await self._run(request, compiler.with_cost, compiled, sizes)
+            body = await self._run(request, body.with_file_sizes, sizes_of(input_files))
         is_bare = request.key.limits.embed_metadata is False
-        graph = compiled.compiled
+        graph = body.recorded_graph
         if graph is not None and is_bare:
             graph = graph.model_copy(update={"infotext": None})
+        image_format, image_quality = recorded_image_format(request)
+        endpoint = body.compiler.endpoint
         submitted = Submitted(
             flavour=request.flavour,
             owner=request.key.owner,
             key_id=request.key.id,
             endpoint=endpoint.id,
             lane=lane_of(request.key.owner),
-            request=compiled.request,
+            request=body.recorded_request,
             compiled=graph,
-            fingerprint=request.fingerprint,
-            images=compiled.images,
+            fingerprint=fingerprint,
+            images=body.images,
             callback_url=request.callback_url,
             callback_events=request.callback_events,
             deadline_s=job_timeout_s(endpoint, self._job_timeout_s),
@@ -278,12 +333,13 @@ class Acceptance:
             alone=request.alone or None,
             preview=request.preview or None,
             bare=True if is_bare else None,
-            **recorded_image_format(request),
-            cost=JobCost(**asdict(compiled.graph.cost)),
+            image_format=image_format,
+            image_quality=image_quality,
+            cost=JobCost(**asdict(body.graph.cost)),
             terms=terms_of(endpoint, self._graph_settings),
             weight=request.key.limits.weight,
             priority=request.key.limits.priority,
-            image_puts=parsed.presigned_uploads,
+            image_puts=body.presigned_uploads,
             client_id=request.client_id,
         )
         size_bytes = len(to_json(submitted, exclude_none=True, inf_nan_mode="null"))
@@ -295,47 +351,45 @@ class Acceptance:
             raise GraphInvalid("too_large", "The request is too large", details)
         return _SubmittedEvent(submitted, size_bytes)
 
-    async def _with_stored_images(
-        self, request: GenerateRequest, compiler: RequestCompiler, compiled: CompiledRequest
-    ) -> CompiledRequest:
+    async def _with_stored_images(self, request: GenerateRequest, body: CheckedBody) -> CheckedBody:
         """Store the inline images as uploads, one by one, so that only one decoded image is in
         memory.
 
         Raises GraphInvalid or ParametersInvalid for an invalid image, TooManyUploadBytes, NoTurn,
         DatabaseUnavailable, ImageStoreUnavailable.
         """
-        if not compiled.inline_images:
-            return compiled
+        if not body.inline_images:
+            return body
         names: dict[str, str] = {}
         give_up_at = self._inline_images.give_up_at()
-        for inline in compiled.inline_images:
+        for inline in body.inline_images:
             try:
                 name = await self._inline_images.name(
                     request.key.owner, inline.image, give_up_at=give_up_at
                 )
             except (InvalidImage, ImageNotFetched) as error:
-                raise compiler.refusal_of(compiled, inline, str(error)) from error
+                raise body.refusal_of(inline, str(error)) from error
             names[inline.placeholder] = name
-        return compiler.with_uploads(compiled, names)
+        return body.with_uploads(names)
 
     async def _input_files(
-        self, request: GenerateRequest, compiler: RequestCompiler, compiled: CompiledRequest
+        self, request: GenerateRequest, body: CheckedBody
     ) -> dict[str, InputFile] | None:
         """Return the input files of the request by upload name; None if the request names no
         uploads.
 
         Raises GraphInvalid or ParametersInvalid if the owner has no upload of a name.
         """
-        if not compiled.input_files:
+        if not body.input_files:
             return None
         owner, uploads = request.key.owner, self._uploads
-        found = await uploads.use(owner, compiled.input_files, utc_now())
-        missing = set(compiled.input_files) - found.keys()
+        found = await uploads.use(owner, body.input_files, utc_now())
+        missing = set(body.input_files) - found.keys()
         if missing:
             newest = await uploads.page(owner, limit=_LISTED_NAMES)
             listed = dict.fromkeys([*found, *(upload.name for upload in newest)])
             known = [name for name in listed if name not in missing]
-            await self._run(request, compiler.require_files, compiled, known)
+            await self._run(request, body.require_files, known)
         return {
             name: InputFile(
                 key=upload.storage_key,
@@ -364,7 +418,12 @@ class Acceptance:
 
     async def _append(self, job_id: str, event: _SubmittedEvent, request: GenerateRequest) -> Job:
         try:
-            async with self._reserved(request.key, event) as note_stored:
+            cost = event.submitted.cost
+            async with self._owner_limits.reserve(
+                request.key,
+                log_bytes=event.size_bytes,
+                result_bytes=0 if cost is None else cost.result_bytes,
+            ) as reservation:
                 if request.is_repeatable:
                     # The job may be moved from the log to its history object at any time. Because
                     # of this read directly before the append, either the read or the append finds
@@ -372,13 +431,13 @@ class Acceptance:
                     earlier = await self._jobs.ended(job_id)
                     if earlier is not None:
                         return earlier
-                outcome = await self._jobs.writer.submit(
+                outcome = await self._writer.submit(
                     job_id, Submit(event.submitted), traceparent=request.traceparent
                 )
                 # The job was added by this or an earlier submission.
                 assert outcome.job is not None
                 if outcome.added:
-                    note_stored(outcome.job.position)
+                    reservation.stored_at(outcome.job.position)
         except OutcomeUnknown as error:
             if request.is_repeatable:
                 raise
@@ -392,27 +451,6 @@ class Acceptance:
             with about(outcome.job):
                 logger.info("job accepted", extra=fields)
         return outcome.job
-
-    @asynccontextmanager
-    async def _reserved(self, key: ApiKey, event: _SubmittedEvent) -> AsyncGenerator[NoteStored]:
-        """Reserve room for the job in its owner's limits.
-
-        The caller must call the yielded function after the append.
-        """
-        cost = event.submitted.cost
-        result_bytes = 0 if cost is None else cost.result_bytes
-        async with (
-            self.open_jobs.place(key) as note_job,
-            self.owned_bytes.room(
-                key.owner, event.size_bytes, result_bytes=result_bytes
-            ) as note_bytes,
-        ):
-
-            def note_stored(position: int) -> None:
-                note_job(position)
-                note_bytes(position)
-
-            yield note_stored
 
     def cancel_abandoned(self, job_id: str) -> None:
         """Cancel a job whose caller cannot find the job. Returns at once."""
@@ -432,3 +470,53 @@ class Acceptance:
         for append in appends:
             append.cancel()
         await asyncio.gather(*appends, return_exceptions=True)
+
+
+async def fingerprint_of(request: GenerateRequest) -> str:
+    """Return a hash of the body and the parameters as the caller sent them, before seeds are drawn.
+
+    A repeated request has the same fingerprint. A long body is hashed in a thread.
+    """
+    callback = "" if request.callback_url is None else f"={request.callback_url}"
+    asked = [name for name in ("alone", "preview") if getattr(request, name)]
+    asked += request.callback_events or ()
+    of_images = {"format": request.image_format, "quality": request.image_quality}
+    asked += [f"image_{name}={value}" for name, value in of_images.items() if value is not None]
+    text = "\0".join((request.flavour, request.endpoint, callback, *asked))
+
+    def digest() -> str:
+        content = text.encode("utf-8", "surrogatepass") + b"\0" + request.body
+        return hashlib.sha256(content).hexdigest()
+
+    return digest() if len(request.body) <= _LONG_BYTES else await asyncio.to_thread(digest)
+
+
+def recorded_image_format(request: GenerateRequest) -> tuple[str | None, int | None]:
+    """Return the image format and quality to record. Raises QualityOfPng.
+
+    Both are None for PNG. The quality is also None if neither the request nor the key has one.
+    """
+    limits = request.key.limits
+    image_format = request.image_format or limits.image_format or "png"
+    if image_format == "png":
+        if request.image_quality is not None:
+            raise QualityOfPng
+        return None, None
+    return image_format, request.image_quality or limits.image_quality
+
+
+def job_timeout_s(endpoint: Endpoint, longest_s: float) -> float:
+    """Return the time limit of a job in seconds, at most `longest_s`."""
+    return min(endpoint.job_timeout_s or longest_s, longest_s)
+
+
+def terms_of(endpoint: Endpoint, settings: GraphSettings) -> Terms:
+    limits = endpoint.limits(settings)
+    return Terms(
+        max_pixels=limits["max_pixels"],
+        max_steps=limits["max_steps"],
+        max_cost=limits["max_cost"],
+        max_attempts=endpoint.max_attempts,
+        queue_timeout_s=endpoint.queue_timeout_s,
+        compatibility=endpoint.compatibility or settings.compatibility,
+    )

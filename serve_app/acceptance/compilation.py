@@ -37,7 +37,7 @@ from serve_app.acceptance.inline_images import (
 )
 from serve_app.refusals import BodyTooLarge
 from settings.constant import constant
-from settings.graph import Compatibility, GraphSettings
+from settings.graph import GraphSettings
 
 _MAX_INLINE_IMAGES = constant("MAX_SENT_IMAGES", 16)
 """The largest number of inline images in one request."""
@@ -48,44 +48,34 @@ MAX_METADATA_BYTES = constant("MAX_METADATA_BYTES", 64 * 1024**2)
 _SHOWN_NAMES = 20
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledRequest:
-    """A valid request in the form that its job records. All seeds are drawn."""
-
-    request: dict[str, Any]
-    images: int
-    """The number of images of the job; 0 if the number is unknown before the run."""
-    graph: Graph = field(repr=False, compare=False)
-    """The valid graph. Until `with_cost` is called, the cost of the graph assumes small input
-    files.
-    """
-    input_files: tuple[str, ...] = ()
-    """Names of the uploads that the graph reads, and placeholders of inline images."""
-    inline_images: tuple[InlineImage, ...] = ()
-    """Inline images of the body that are not stored as uploads yet."""
-    compiled: Compiled | None = None
-    """The compiled graph of a diffusion request; None for a workflow."""
-    stored_names: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """The names of the uploads of stored inline images, by placeholder."""
-
-    @property
-    def prompt(self) -> Any:
-        """The graph to run, in ComfyUI's API format."""
-        return self.request["prompt"] if self.compiled is None else self.compiled.graph
-
-
-@dataclass(frozen=True, slots=True)
 class RequestCompiler:
-    """Compiles request bodies for one endpoint and one key."""
+    """Compiles the request bodies of one key for one endpoint."""
 
-    catalogue: Catalogue
-    limits: Limits
-    default_checkpoint: str | None
-    """If None, the default is the first checkpoint of the models folder."""
-    compatibility: Compatibility
-    """The compatibility of a diffusion request that does not set it."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        catalogue: Catalogue,
+        settings: GraphSettings,
+        *,
+        default_checkpoint: str | None,
+        max_cost: float = 0.0,
+    ) -> None:
+        """`default_checkpoint` is used if the endpoint has no checkpoint of its own and allows this
+        checkpoint. If there is no default, the first checkpoint of the models folder is used.
 
-    def compile(self, flavour: Flavour, body: Any, *, excess_bytes: int = 0) -> CompiledRequest:
+        `max_cost` is the limit of the key; 0 means no limit.
+        """
+        allowed = endpoint.checkpoints
+        if allowed is not None:
+            catalogue = catalogue.only(allowed)
+            default_checkpoint = default_checkpoint if default_checkpoint in allowed else None
+        self.endpoint = endpoint
+        self.catalogue = catalogue
+        self.limits = Limits(**endpoint.limits(settings)).narrowed(max_cost)
+        self._default_checkpoint = endpoint.checkpoint or default_checkpoint or None
+        self._compatibility = endpoint.compatibility or settings.compatibility
+
+    def compile(self, flavour: Flavour, body: Any, *, excess_bytes: int = 0) -> CheckedBody:
         """Compile and validate a body. At least `excess_bytes` bytes of the body must be inline
         images.
 
@@ -95,7 +85,7 @@ class RequestCompiler:
             return self._workflow(body, excess_bytes)
         return self._diffusion(body, excess_bytes)
 
-    def _workflow(self, body: Any, excess_bytes: int) -> CompiledRequest:
+    def _workflow(self, body: Any, excess_bytes: int) -> CheckedBody:
         """Compile a workflow. Members that no run needs, such as `client_id`, are dropped."""
         members = workflow_members(body, self.catalogue)
         taken = without_images(members.get("prompt"), self.catalogue, most=_MAX_INLINE_IMAGES)
@@ -103,12 +93,13 @@ class RequestCompiler:
         pnginfo = pnginfo_of(members.get("extra_data"))
         require_small_pnginfo(pnginfo, _MAX_EXTRA_DATA_BYTES)
         graph = validate(taken.rest, self.catalogue, self.limits, draw_seed=draw_seed)
-        self._require_metadata(graph, pnginfo)
+        _require_metadata(graph, pnginfo)
         recorded: dict[str, Any] = {"prompt": graph.prompt}
         if pnginfo:
             recorded["extra_data"] = {"extra_pnginfo": pnginfo}
         require_recordable(recorded)
-        return CompiledRequest(
+        return CheckedBody(
+            self,
             recorded,
             images=0,
             graph=graph,
@@ -116,105 +107,136 @@ class RequestCompiler:
             inline_images=_used(taken, graph),
         )
 
-    def with_uploads(self, checked: CompiledRequest, names: Mapping[str, str]) -> CompiledRequest:
-        """Return the request with uploads instead of inline images.
-
-        `names` maps placeholders to uploads.
-        """
-        prompt = with_names(checked.prompt, names)
-        files = tuple(dict.fromkeys(names.get(name, name) for name in checked.input_files))
-        if checked.compiled is None:
-            request, compiled = {**checked.request, "prompt": prompt}, None
-        else:
-            request = with_member_names(checked.request, names)
-            compiled = checked.compiled.model_copy(update={"graph": prompt})
-        return replace(
-            checked,
-            request=request,
-            compiled=compiled,
-            input_files=files,
-            inline_images=(),
-            stored_names=names,
-        )
-
-    def refusal_of(self, checked: CompiledRequest, sent: InlineImage, why: str) -> EngineError:
-        """Build the error for an unusable inline image of a valid request."""
-        if checked.compiled is not None:
-            return member_refused(sent, why)
-        return input_file_refused(checked.graph, self.catalogue, sent.placeholder, why)
-
-    def with_cost(
-        self, checked: CompiledRequest, sizes: Mapping[str, tuple[int, int]]
-    ) -> CompiledRequest:
-        """Return a valid request with its cost. `sizes` has each upload's width and height.
-
-        Raises GraphInvalid or ParametersInvalid if the request exceeds a limit of the endpoint.
-        """
-        placeholders = {
-            placeholder: sizes[name]
-            for placeholder, name in checked.stored_names.items()
-            if name in sizes
-        }
-        try:
-            sized = {**sizes, **placeholders}
-            graph = with_cost(checked.graph, self.catalogue, self.limits, sizes=sized)
-        except GraphInvalid as error:
-            if checked.compiled is None:
-                raise
-            raise error.of_parameters() from error
-        return replace(checked, graph=graph)
-
-    def require_files(self, checked: CompiledRequest, known: Collection[str]) -> None:
-        """Raise GraphInvalid or ParametersInvalid if a named file is not in `known`."""
-        if checked.compiled is None:
-            validate(checked.prompt, self.catalogue, self.limits, known)
-        else:
-            _require_known(checked.request, known)
-
-    def _diffusion(self, body: Any, excess_bytes: int) -> CompiledRequest:
+    def _diffusion(self, body: Any, excess_bytes: int) -> CheckedBody:
         taken = without_member_images(body, most=_MAX_INLINE_IMAGES)
         _require_small(taken, excess_bytes)
         compiled = compile_diffusion(
             taken.rest,
             self.catalogue,
             self.limits,
-            compatibility=self.compatibility,
-            default_checkpoint=self.default_checkpoint,
+            compatibility=self._compatibility,
+            default_checkpoint=self._default_checkpoint,
             draw_seed=draw_seed,
         )
-        self._require_metadata(compiled.graph)
+        _require_metadata(compiled.graph)
         require_recordable({"request": compiled.request, "graph": compiled.prompt})
-        return CompiledRequest(
+        return CheckedBody(
+            self,
             compiled.request,
             images=compiled.images,
             graph=compiled.graph,
             input_files=compiled.graph.input_files,
             inline_images=_used(taken, compiled.graph),
-            compiled=recorded_graph(compiled),
+            recorded_graph=recorded_graph(compiled),
         )
 
     def checkpoint(self) -> str | None:
         """Return the checkpoint for requests that name no checkpoint. Raises ModelsUnavailable."""
-        if self.default_checkpoint is not None:
-            return self.default_checkpoint
+        if self._default_checkpoint is not None:
+            return self._default_checkpoint
         return next(iter(self.catalogue.checkpoints()), None)
 
-    def _require_metadata(self, graph: Graph, pnginfo: Mapping[str, Any] | None = None) -> None:
-        """Raise GraphInvalid if all images of the job together have too many bytes of metadata.
 
-        Each image contains the graph and all texts of `pnginfo`, as JSON in ASCII.
+@dataclass(frozen=True, slots=True)
+class CheckedBody:
+    """A valid body in the form that its job records. All seeds are drawn."""
+
+    compiler: RequestCompiler = field(repr=False, compare=False)
+    recorded_request: dict[str, Any]
+    images: int
+    """The number of images of the job; 0 if the number is unknown before the run."""
+    graph: Graph = field(repr=False, compare=False)
+    """The valid graph, with the cost that `validate` computed. This cost assumes small input files,
+    so a body with uploads needs `with_file_sizes`.
+    """
+    recorded_graph: Compiled | None = None
+    """The graph of a diffusion request in the form of the event. None for a workflow, because its
+    recorded request has the graph.
+    """
+    presigned_uploads: tuple[str, ...] | None = None
+    """The encrypted URLs to which the images are sent."""
+    input_files: tuple[str, ...] = ()
+    """Names of the uploads that the graph reads, and placeholders of inline images."""
+    inline_images: tuple[InlineImage, ...] = ()
+    """Inline images of the body that are not stored as uploads yet."""
+    stored_names: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The names of the uploads of stored inline images, by placeholder."""
+
+    @property
+    def prompt(self) -> Any:
+        """The graph to run, in ComfyUI's API format."""
+        recorded = self.recorded_graph
+        return self.recorded_request["prompt"] if recorded is None else recorded.graph
+
+    def with_uploads(self, names: Mapping[str, str]) -> CheckedBody:
+        """Return the body with uploads instead of inline images.
+
+        `names` maps placeholders to uploads.
         """
-        images = graph.cost.outputs
-        texts = (graph.prompt, *(pnginfo or {}).values())
-        size_bytes = images * sum(len(json.dumps(text)) for text in texts)
-        if size_bytes > MAX_METADATA_BYTES:
-            details = (
-                f"{images} images have {size_bytes} bytes of metadata, but at most "
-                f"{MAX_METADATA_BYTES} are allowed: shorten the texts of the prompt, or save fewer "
-                "images"
-            )
-            message = "The images have too much metadata"
-            raise GraphInvalid("too_much_metadata", message, details)
+        prompt = with_names(self.prompt, names)
+        if self.recorded_graph is None:
+            request, graph = {**self.recorded_request, "prompt": prompt}, None
+        else:
+            request = with_member_names(self.recorded_request, names)
+            graph = self.recorded_graph.model_copy(update={"graph": prompt})
+        return replace(
+            self,
+            recorded_request=request,
+            recorded_graph=graph,
+            input_files=tuple(dict.fromkeys(names.get(name, name) for name in self.input_files)),
+            inline_images=(),
+            stored_names=names,
+        )
+
+    def with_file_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> CheckedBody:
+        """Return the body with the cost for input files of these widths and heights.
+
+        Raises GraphInvalid or ParametersInvalid if the cost exceeds a limit of the endpoint.
+        """
+        placeholders = {
+            placeholder: sizes[name]
+            for placeholder, name in self.stored_names.items()
+            if name in sizes
+        }
+        catalogue, limits = self.compiler.catalogue, self.compiler.limits
+        try:
+            graph = with_cost(self.graph, catalogue, limits, sizes={**sizes, **placeholders})
+        except GraphInvalid as error:
+            if self.recorded_graph is None:
+                raise
+            raise error.of_parameters() from error
+        return replace(self, graph=graph)
+
+    def require_files(self, known: Collection[str]) -> None:
+        """Raise GraphInvalid or ParametersInvalid if a named file is not in `known`."""
+        if self.recorded_graph is None:
+            validate(self.prompt, self.compiler.catalogue, self.compiler.limits, known)
+        else:
+            _require_known(self.recorded_request, known)
+
+    def refusal_of(self, sent: InlineImage, why: str) -> EngineError:
+        """Build the error for an unusable inline image."""
+        if self.recorded_graph is not None:
+            return member_refused(sent, why)
+        return input_file_refused(self.graph, self.compiler.catalogue, sent.placeholder, why)
+
+
+def _require_metadata(graph: Graph, pnginfo: Mapping[str, Any] | None = None) -> None:
+    """Raise GraphInvalid if all images of the job together have too many bytes of metadata.
+
+    Each image contains the graph and all texts of `pnginfo`, as JSON in ASCII.
+    """
+    images = graph.cost.outputs
+    texts = (graph.prompt, *(pnginfo or {}).values())
+    size_bytes = images * sum(len(json.dumps(text)) for text in texts)
+    if size_bytes > MAX_METADATA_BYTES:
+        details = (
+            f"{images} images have {size_bytes} bytes of metadata, but at most "
+            f"{MAX_METADATA_BYTES} are allowed: shorten the texts of the prompt, or save fewer "
+            "images"
+        )
+        message = "The images have too much metadata"
+        raise GraphInvalid("too_much_metadata", message, details)
 
 
 def recorded_graph(compiled: CompiledDiffusion) -> Compiled:
@@ -253,31 +275,6 @@ def _require_known(request: Mapping[str, Any], known: Collection[str]) -> None:
     ]
     if errors:
         raise ParametersInvalid(tuple(errors))
-
-
-def compiler_for(
-    endpoint: Endpoint,
-    catalogue: Catalogue,
-    settings: GraphSettings,
-    *,
-    default_checkpoint: str | None,
-    max_cost: float = 0.0,
-) -> RequestCompiler:
-    """Build the compiler of an endpoint for a key whose limit is `max_cost`; 0 means no limit.
-
-    `default_checkpoint` is used if the endpoint has no checkpoint of its own and allows this
-    checkpoint.
-    """
-    allowed = endpoint.checkpoints
-    if allowed is not None:
-        catalogue = catalogue.only(allowed)
-        default_checkpoint = default_checkpoint if default_checkpoint in allowed else None
-    return RequestCompiler(
-        catalogue=catalogue,
-        limits=Limits(**endpoint.limits(settings)).narrowed(max_cost),
-        default_checkpoint=endpoint.checkpoint or default_checkpoint or None,
-        compatibility=endpoint.compatibility or settings.compatibility,
-    )
 
 
 def draw_seed() -> int:

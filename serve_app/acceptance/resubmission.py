@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from events.decisions import Submit
 from events.ids import derived_id
 from events.job import Job
-from events.log import utc_now
+from events.log import JobWriter, utc_now
 from events.types import Failed
 from serve_app.endpoints.cache import require_open
 from serve_app.jobs import Jobs
@@ -20,9 +20,16 @@ if TYPE_CHECKING:
 
 class Resubmission:
     def __init__(
-        self, jobs: Jobs, *, endpoints: Endpoints, uploads: Uploads, secret: bytes
+        self,
+        jobs: Jobs,
+        writer: JobWriter,
+        *,
+        endpoints: Endpoints,
+        uploads: Uploads,
+        secret: bytes,
     ) -> None:
         self._jobs = jobs
+        self._writer = writer
         self._endpoints = endpoints
         self._uploads = uploads
         self._secret = secret
@@ -50,7 +57,7 @@ class Resubmission:
         retry_id = derived_id(self._secret, submitted.owner, f"\0retry of {job.id}")
         again = await self._jobs.ended(retry_id)
         if again is None:
-            outcome = await self._jobs.writer.submit(
+            outcome = await self._writer.submit(
                 retry_id, Submit(retry), traceparent=job.traceparent
             )
             assert outcome.job is not None  # The job was added by this or an earlier submission.

@@ -1,4 +1,4 @@
-"""Limits of an owner: open jobs, bytes of log and results, and waiting requests."""
+"""OwnerLimits: the open jobs and the kept bytes of owners. Waits: their waiting requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,13 +23,11 @@ from settings.keys import OwnerSettings
 if TYPE_CHECKING:
     from events.store.read_model import Usage
 
-NoteStored = Callable[[int], None]
-"""Takes the offset in the log at which the event was stored."""
 OPEN_JOBS_PERIOD_S = 1.0
 """The shortest time in seconds between two counts of the open jobs of all keys and owners, per
 replica.
 """
-KEPT_BYTES_PERIOD_S = 1.0
+_KEPT_BYTES_PERIOD_S = 1.0
 """The shortest time in seconds between two counts of the bytes of one owner, per replica."""
 _COUNTS_IN_TURN = 50
 """The pause after a count of an owner's bytes is at least this many times as long as the count, so
@@ -54,20 +52,14 @@ class Unprojected:
         self.total = 0
         """The sum of all amounts that the last count does not include."""
 
-    @contextmanager
-    def storing(self, amount: int) -> Generator[NoteStored]:
-        """Count `amount` until the context ends. Call the yielded function after the append."""
+    def settle(self, amount: int, position: int | None) -> None:
+        """Stop to count an amount, unless it was stored after the offset of the last count.
 
-        def note(position: int) -> None:
-            # The last count does not include an amount that was stored after its offset.
-            if position > self._offset:
-                self._stored.append((position, amount))
-                self.total += amount
-
-        self.total += amount
-        try:
-            yield note
-        finally:
+        `position` is its offset in the log; None if it was not stored.
+        """
+        if position is not None and position > self._offset:
+            self._stored.append((position, amount))
+        else:
             self.total -= amount
 
     def drop_until(self, offset: int) -> None:
@@ -78,99 +70,33 @@ class Unprojected:
         self.total -= passed
 
 
+class Reservation:
+    """The amounts of a job that is being stored. They count in the limits of its owner."""
+
+    def __init__(self) -> None:
+        self._amounts: list[tuple[Unprojected, int]] = []
+        self._position: int | None = None
+
+    def add(self, counted: Unprojected, amount: int) -> None:
+        counted.total += amount
+        self._amounts.append((counted, amount))
+
+    def stored_at(self, position: int) -> None:
+        """Keep the amounts until a count of the read model includes this offset of the log."""
+        self._position = position
+
+    def end(self) -> None:
+        for counted, amount in self._amounts:
+            counted.settle(amount, self._position)
+
+
 _Limit = tuple[Limited, str]
 """The kind of a limited object, and the id of the key or the name of the owner."""
 
 
-class OpenJobs:
-    """Counts the open jobs of each key and owner in the read model, and later jobs of this replica.
-
-    The count of the read model is at most `period_s` old. The jobs that this replica has stored are
-    added until a count includes them. Therefore one replica alone never exceeds a limit.
-
-    Jobs of other replicas are counted only after the projection has processed them. While the
-    projection runs, a limit is exceeded by at most the jobs that the other replicas accept in about
-    one second. While the projection is stopped, each replica can accept the number of jobs that was
-    free when the projection stopped.
-    """
-
-    def __init__(
-        self,
-        usage: Usage,
-        *,
-        max_of_owner: int,
-        period_s: float = OPEN_JOBS_PERIOD_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`max_of_owner` is the limit of each owner; 0 means no limit. A key has its own limit."""
-        self._usage = usage
-        self.max_of_owner = max_of_owner
-        self._period_s = period_s
-        self._clock = clock
-        self._counted_until = -float("inf")
-        self._counting = asyncio.Lock()
-        self._offset: int = 0
-        self._rows: Counter[_Limit] = Counter()
-        self._unprojected: dict[_Limit, Unprojected] = {}
-
-    @asynccontextmanager
-    async def place(self, key: ApiKey) -> AsyncGenerator[NoteStored]:
-        """Reserve one open job until the context ends. Call the yielded function after the append.
-
-        Raises TooManyOpenJobs if a limit is reached, and DatabaseUnavailable if the jobs cannot be
-        counted.
-        """
-        limits: dict[_Limit, int] = {
-            (Limited.KEY, key.id): key.limits.max_open_jobs or 0,
-            (Limited.OWNER, key.owner): self.max_of_owner,
-        }
-        limits = {account: most for account, most in limits.items() if most}
-        if limits:
-            await self._count()
-        for account, most in limits.items():
-            if self._rows[account] + self._of(account).total >= most:
-                raise TooManyOpenJobs(account[0], most)
-        with ExitStack() as stack:
-            notes = [stack.enter_context(self._of(account).storing(1)) for account in limits]
-
-            def note_all(position: int) -> None:
-                for note in notes:
-                    note(position)
-
-            yield note_all
-
-    async def of_owner(self, owner: str) -> int:
-        """Return the number of the owner's open jobs. Raises DatabaseUnavailable."""
-        await self._count()
-        account = (Limited.OWNER, owner)
-        return self._rows[account] + self._of(account).total
-
-    def _of(self, account: _Limit) -> Unprojected:
-        new = Unprojected(offset=self._offset)
-        return self._unprojected.setdefault(account, new)
-
-    async def _count(self) -> None:
-        """Count the open jobs of all keys and owners, with at most one query per period."""
-        if self._clock() < self._counted_until:
-            return
-        async with self._counting:
-            if self._clock() < self._counted_until:
-                return
-            self._offset, rows = await self._usage.open_jobs_by_caller()
-            self._rows = Counter()
-            for (owner, key_id), jobs in rows.items():
-                self._rows[Limited.OWNER, owner] += jobs
-                if key_id is not None:
-                    self._rows[Limited.KEY, key_id] += jobs
-            for unprojected in self._unprojected.values():
-                unprojected.drop_until(self._offset)
-            self._unprojected = {a: each for a, each in self._unprojected.items() if each.total}
-            self._counted_until = self._clock() + self._period_s
-
-
 @dataclass(slots=True)
 class _Account:
-    """The cached usage of one owner."""
+    """The bytes of one owner."""
 
     kept: KeptBytes = field(default_factory=KeptBytes)
     counted_until: float = -float("inf")
@@ -187,11 +113,18 @@ class _Account:
         )
 
 
-class OwnedBytes:
-    """Counts the bytes of each owner in the read model, and the later jobs of this replica.
+class OwnerLimits:
+    """Limits the open jobs of each key and owner, and the bytes that each owner keeps.
 
-    Jobs of other replicas are counted late, as in `OpenJobs`. An open job counts with the largest
-    size that its results may have. New uploads are included at the next count.
+    The counts of the read model are cached for a short time. The jobs that this replica has stored
+    are added until a count includes them. Therefore one replica alone never exceeds a limit of open
+    jobs. An open job counts with the largest size that its results may have. New uploads are
+    included at the next count.
+
+    Jobs of other replicas are counted only after the projection has processed them. While the
+    projection runs, a limit is exceeded by at most the jobs that the other replicas accept in about
+    one second. While the projection is stopped, each replica can accept the number of jobs that was
+    free when the projection stopped.
     """
 
     def __init__(
@@ -199,56 +132,109 @@ class OwnedBytes:
         usage: Usage,
         settings: OwnerSettings,
         *,
-        period_s: float = KEPT_BYTES_PERIOD_S,
+        open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
         max_owners: int = 10_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._usage = usage
-        self.limits = settings
-        self._period_s = period_s
+        self.settings = settings
+        """The limits of each owner; 0 means no limit. A key has its own limit of open jobs."""
+        self._open_jobs_period_s = open_jobs_period_s
         self._max_owners = max_owners
         self._clock = clock
+        self._counted_until = -float("inf")
+        self._counting = asyncio.Lock()
+        self._offset: int = 0
+        self._rows: Counter[_Limit] = Counter()
+        """The number of open jobs of each key and owner at the last count."""
+        self._unprojected: dict[_Limit, Unprojected] = {}
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
         """Accounts by owner, the least recently used first. If there are more than `max_owners`,
         the first account is removed.
         """
 
-    async def kept(self, owner: str) -> KeptBytes:
-        """Return the bytes that the owner keeps. Raises DatabaseUnavailable."""
-        return (await self._counted(owner)).total
-
     @asynccontextmanager
-    async def room(
-        self, owner: str, body_bytes: int, *, result_bytes: int = 0
-    ) -> AsyncGenerator[NoteStored]:
-        """Reserve space for a job of `body_bytes` and `result_bytes` until the context ends.
+    async def reserve(
+        self, key: ApiKey, *, log_bytes: int, result_bytes: int
+    ) -> AsyncGenerator[Reservation]:
+        """Reserve one open job and its bytes until the context ends.
 
-        Call the yielded function after the append. Raises TooManyLogBytes, TooManyResultBytes,
-        DatabaseUnavailable.
+        Call `stored_at` of the reservation after the append. Raises TooManyOpenJobs,
+        TooManyLogBytes, TooManyResultBytes, and DatabaseUnavailable if the counts cannot be read.
         """
-        max_log, max_results = self.limits.max_log_bytes, self.limits.max_result_bytes
+        reservation = Reservation()
+        try:
+            await self._reserve_open_job(reservation, key)
+            await self._reserve_bytes(
+                reservation, key.owner, log_bytes=log_bytes, result_bytes=result_bytes
+            )
+            yield reservation
+        finally:
+            reservation.end()
+
+    async def _reserve_open_job(self, reservation: Reservation, key: ApiKey) -> None:
+        limits: dict[_Limit, int] = {
+            (Limited.KEY, key.id): key.limits.max_open_jobs or 0,
+            (Limited.OWNER, key.owner): self.settings.max_open_jobs,
+        }
+        limits = {account: most for account, most in limits.items() if most}
+        if limits:
+            await self._count_open_jobs()
+        for account, most in limits.items():
+            if self._rows[account] + self._of(account).total >= most:
+                raise TooManyOpenJobs(account[0], most)
+        for account in limits:
+            reservation.add(self._of(account), 1)
+
+    async def _reserve_bytes(
+        self, reservation: Reservation, owner: str, *, log_bytes: int, result_bytes: int
+    ) -> None:
+        max_log, max_results = self.settings.max_log_bytes, self.settings.max_result_bytes
         if not (max_log or max_results):
-            yield lambda _position: None
             return
-        size_bytes = body_bytes + _EVENT_BYTES
-        account = await self._counted(owner)
+        log_bytes += _EVENT_BYTES
+        account = await self._account(owner)
         kept = account.total
-        if max_log and kept.log_bytes + size_bytes > max_log:
+        if max_log and kept.log_bytes + log_bytes > max_log:
             raise TooManyLogBytes(kept.log_bytes, max_log)
         if max_results and kept.result_bytes >= max_results:
             raise TooManyResultBytes(kept.result_bytes, max_results)
-        with (
-            account.log_bytes.storing(size_bytes) as note_log,
-            account.result_bytes.storing(result_bytes) as note_results,
-        ):
+        reservation.add(account.log_bytes, log_bytes)
+        reservation.add(account.result_bytes, result_bytes)
 
-            def stored(position: int) -> None:
-                note_log(position)
-                note_results(position)
+    async def open_jobs(self, owner: str) -> int:
+        """Return the number of the owner's open jobs. Raises DatabaseUnavailable."""
+        await self._count_open_jobs()
+        account = (Limited.OWNER, owner)
+        return self._rows[account] + self._of(account).total
 
-            yield stored
+    async def kept_bytes(self, owner: str) -> KeptBytes:
+        """Return the bytes that the owner keeps. Raises DatabaseUnavailable."""
+        return (await self._account(owner)).total
 
-    async def _counted(self, owner: str) -> _Account:
+    def _of(self, account: _Limit) -> Unprojected:
+        new = Unprojected(offset=self._offset)
+        return self._unprojected.setdefault(account, new)
+
+    async def _count_open_jobs(self) -> None:
+        """Count the open jobs of all keys and owners, with at most one query per period."""
+        if self._clock() < self._counted_until:
+            return
+        async with self._counting:
+            if self._clock() < self._counted_until:
+                return
+            self._offset, rows = await self._usage.open_jobs_by_caller()
+            self._rows = Counter()
+            for (owner, key_id), jobs in rows.items():
+                self._rows[Limited.OWNER, owner] += jobs
+                if key_id is not None:
+                    self._rows[Limited.KEY, key_id] += jobs
+            for unprojected in self._unprojected.values():
+                unprojected.drop_until(self._offset)
+            self._unprojected = {a: each for a, each in self._unprojected.items() if each.total}
+            self._counted_until = self._clock() + self._open_jobs_period_s
+
+    async def _account(self, owner: str) -> _Account:
         """Return the usage of an owner, with at most one query per period."""
         account = self._accounts.setdefault(owner, _Account())
         self._accounts.move_to_end(owner)
@@ -263,7 +249,7 @@ class OwnedBytes:
                 account.log_bytes.drop_until(offset)
                 account.result_bytes.drop_until(offset)
                 ended = self._clock()
-                pause_s = max(self._period_s, _COUNTS_IN_TURN * (ended - began))
+                pause_s = max(_KEPT_BYTES_PERIOD_S, _COUNTS_IN_TURN * (ended - began))
                 account.counted_until = ended + pause_s
         return account
 

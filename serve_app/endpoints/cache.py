@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from events.ids import ENDPOINT_ID
 from events.store.records import ENDPOINTS_PERIOD_S, ApiKey, Endpoint
-from events.types import Terms
 from serve_app.access.authenticator import may_see, require_endpoint
 from serve_app.access.ttl_cache import TtlCache
 from serve_app.refusals import EndpointDraining, EndpointNotFound, QueueFull
-from settings.graph import GraphSettings
 
 if TYPE_CHECKING:
     from events.store.endpoints import Endpoints
@@ -86,20 +84,3 @@ def require_open(endpoint: Endpoint | None) -> Endpoint:
     if endpoint.draining:
         raise EndpointDraining(endpoint.id)
     return endpoint
-
-
-def job_timeout_s(endpoint: Endpoint, longest_s: float) -> float:
-    """Return the time limit of a job in seconds, at most `longest_s`."""
-    return min(endpoint.job_timeout_s or longest_s, longest_s)
-
-
-def terms_of(endpoint: Endpoint, settings: GraphSettings) -> Terms:
-    limits = endpoint.limits(settings)
-    return Terms(
-        max_pixels=limits["max_pixels"],
-        max_steps=limits["max_steps"],
-        max_cost=limits["max_cost"],
-        max_attempts=endpoint.max_attempts,
-        queue_timeout_s=endpoint.queue_timeout_s,
-        compatibility=endpoint.compatibility or settings.compatibility,
-    )

@@ -8,7 +8,7 @@ from events.job import Job
 from events.log import utc_now
 from events.result import FailureCode
 from events.store.records import ApiKey
-from serve_app.acceptance.request import GenerateRequest
+from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.protocols.credentials import protocol_caller
 from serve_app.replica import Reading, Submission
 from serve_app.routes.results import job_at_end

@@ -1,30 +1,47 @@
-"""Routes that accept or check jobs of both flavours. Each flavour has two paths for submissions."""
+"""Routes that accept or check jobs of both flavours. Each flavour has two paths for submissions.
+
+`DirectRoute` computes the arguments of the handlers, including their dependencies.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from difflib import get_close_matches
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, Field
 
-from events.job import Job
+from events.delivery_steps import CallbackEvent
 from events.log import utc_now
-from events.result import ResultResponse, UrlFor, result_of
+from events.result import ResultResponse, result_of
 from events.types import Flavour, JobCost
-from serve_app.acceptance.request import (
-    checked_callback_events,
-    events_before_end,
-    generate_request,
-)
+from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.auth import GenerateKey
 from serve_app.openapi.document import callback_routes, documented, operation_id, request_body
+from serve_app.refusals import CallbackUrlMissing
 from serve_app.replica import ReadingDep, SubmissionDep
 from serve_app.routes.direct_route import DirectRoute
 from settings.keys import ImageFormat
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def _checked_callback_events(text: str | None) -> str | None:
+    """Return the text unchanged. Raises ValueError if it is not a valid list of callback events."""
+    if text is None:
+        return None
+    names = text.split(",")
+    for name in names:
+        if name not in set(CallbackEvent):
+            near = get_close_matches(name, list(CallbackEvent), n=1)
+            known = f"the events are {', '.join(CallbackEvent)}"
+            hint = f"did you mean {near[0]}?" if near else known
+            raise ValueError(f"{name[:40]!r} is not a callback event; {hint}")
+    if CallbackEvent.COMPLETED not in names:
+        raise ValueError("the events must include completed")
+    return text
+
 
 EndpointId = Annotated[str, Query(description="The endpoint that runs the job")]
 CallbackUrl = Annotated[
@@ -37,7 +54,7 @@ CallbackUrl = Annotated[
 ]
 CallbackEvents = Annotated[
     str | None,
-    AfterValidator(checked_callback_events),
+    AfterValidator(_checked_callback_events),
     Query(
         description="The events that send a callback, separated by commas: `started`, `image` "
         "(once for each stored image) and `completed`, which is required. Absent: "
@@ -84,8 +101,6 @@ IdempotencyKey = Annotated[
     ),
 ]
 
-Handler = Callable[..., Awaitable[Response]]
-
 
 class CheckAnswer(BaseModel):
     images: int = Field(description="The number of images; 0 if it is not known before the run")
@@ -100,9 +115,98 @@ router = APIRouter(
 )
 
 
+async def generate(
+    request: Request,
+    key: GenerateKey,
+    submission: SubmissionDep,
+    reading: ReadingDep,
+    *,
+    endpoint: EndpointId = "default",
+    callback_url: CallbackUrl = None,
+    callback_events: CallbackEvents = None,
+    alone: Alone = False,
+    preview: Preview = False,
+    image_format: Format = None,
+    image_quality: Quality = None,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    began = utc_now()
+    async with submission.bodies.json_with_images(request, key.owner) as (body, content):
+        job = await submission.acceptance.accept(
+            GenerateRequest(
+                flavour=_flavour_of(request),
+                key=key,
+                endpoint=endpoint,
+                body=body,
+                content=content,
+                max_bytes=submission.bodies.max_bytes,
+                callback_url=callback_url,
+                callback_events=_events_before_end(callback_events, callback_url),
+                alone=alone,
+                preview=preview,
+                image_format=image_format,
+                image_quality=image_quality,
+                idempotency_key=idempotency_key,
+                traceparent=traceparent_of(request),
+            ),
+            began=began,
+        )
+    result_path = request.scope["route"].path.removesuffix("generate") + "result"
+    headers = {"Location": f"{result_path}?request_id={job.id}"}
+    answer = result_of(job, reading.files.url_for).body()
+    return Response(answer, 202, headers, media_type="application/json")
+
+
+async def check(
+    request: Request,
+    key: GenerateKey,
+    submission: SubmissionDep,
+    *,
+    endpoint: EndpointId = "default",
+) -> Response:
+    async with submission.bodies.json_with_images(request, key.owner) as (body, content):
+        would_be = await submission.acceptance.check(
+            GenerateRequest(
+                flavour=_flavour_of(request),
+                key=key,
+                endpoint=endpoint,
+                body=body,
+                content=content,
+                max_bytes=submission.bodies.max_bytes,
+            )
+        )
+    assert would_be.cost is not None  # Every new job has a cost.
+    answer = CheckAnswer(images=would_be.images, cost=would_be.cost)
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _flavour_of(request: Request) -> Flavour:
+    """Return the flavour that the path names."""
+    is_workflow = "/workflow/" in request.scope["route"].path
+    return Flavour.WORKFLOW if is_workflow else Flavour.DIFFUSION
+
+
+def _events_before_end(text: str | None, callback_url: str | None) -> tuple[str, ...] | None:
+    """Return the events of `callback_events` that precede the end, in a fixed order.
+
+    `text` has been validated. Raises CallbackUrlMissing if there is no `callback_url`.
+    """
+    if text is None:
+        return None
+    if callback_url is None:
+        raise CallbackUrlMissing
+    before = (each for each in CallbackEvent if each is not CallbackEvent.COMPLETED)
+    return tuple(each.value for each in before if each in text.split(",")) or None
+
+
+def traceparent_of(request: Request) -> str | None:
+    """Return the `traceparent` header of the request if it is well-formed."""
+    given = request.headers.get("traceparent", "")
+    return given if _TRACEPARENT.fullmatch(given) else None
+
+
 def _add_generate(flavour: Flavour, description: str) -> None:
     """Add both paths of a flavour. `description` is for the OpenAPI document."""
-    generate = _generate(flavour)
     location = {"description": "Path of the job's result", "schema": {"type": "string"}}
     accepted = {
         "model": ResultResponse,
@@ -124,71 +228,10 @@ def _add_generate(flavour: Flavour, description: str) -> None:
         )
 
 
-def _generate(flavour: Flavour) -> Handler:
-    async def generate(
-        request: Request,
-        key: GenerateKey,
-        submission: SubmissionDep,
-        reading: ReadingDep,
-        *,
-        endpoint: EndpointId = "default",
-        callback_url: CallbackUrl = None,
-        callback_events: CallbackEvents = None,
-        alone: Alone = False,
-        preview: Preview = False,
-        image_format: Format = None,
-        image_quality: Quality = None,
-        idempotency_key: IdempotencyKey = None,
-    ) -> Response:
-        began = utc_now()
-        async with submission.bodies.json_with_images(request, key.owner) as (body, content):
-            job = await submission.acceptance.accept(
-                await generate_request(
-                    flavour=flavour,
-                    key=key,
-                    endpoint=endpoint,
-                    body=body,
-                    content=content,
-                    max_bytes=submission.bodies.max_bytes,
-                    callback_url=callback_url,
-                    callback_events=events_before_end(callback_events, callback_url),
-                    alone=alone,
-                    preview=preview,
-                    image_format=image_format,
-                    image_quality=image_quality,
-                    idempotency_key=idempotency_key,
-                    traceparent=traceparent_of(request),
-                ),
-                began=began,
-            )
-        return _accepted(request, job, reading.files.url_for)
-
-    return generate
-
-
-def traceparent_of(request: Request) -> str | None:
-    """Return the `traceparent` header of the request if it is well-formed."""
-    given = request.headers.get("traceparent", "")
-    return given if _TRACEPARENT.fullmatch(given) else None
-
-
-def _accepted(request: Request, job: Job, url_for: UrlFor) -> Response:
-    result_path = _result_path(request.scope["path"], job.submitted.flavour)
-    headers = {"Location": f"{result_path}?request_id={job.id}"}
-    return Response(result_of(job, url_for).body(), 202, headers, media_type="application/json")
-
-
-def _result_path(generate_path: str, flavour: Flavour) -> str:
-    """Return the path of the result, with the same prefix as the path of the request."""
-    if generate_path.startswith("/api/v1/"):
-        return f"/api/v1/{flavour}/result"
-    return f"/{flavour}/v1/result"
-
-
 def _add_check(flavour: Flavour, description: str) -> None:
     router.add_api_route(
         f"/{flavour}/v1/check",
-        _check(flavour),
+        check,
         methods=["POST"],
         name=f"check_{flavour}",
         description=description,
@@ -196,31 +239,6 @@ def _add_check(flavour: Flavour, description: str) -> None:
         responses={200: {"model": CheckAnswer, "description": "The request would be accepted now"}},
         openapi_extra={"requestBody": request_body(flavour)},
     )
-
-
-def _check(flavour: Flavour) -> Handler:
-    async def check(
-        request: Request,
-        key: GenerateKey,
-        submission: SubmissionDep,
-        *,
-        endpoint: EndpointId = "default",
-    ) -> Response:
-        async with submission.bodies.json_with_images(request, key.owner) as (body, content):
-            asked = await generate_request(
-                flavour=flavour,
-                key=key,
-                endpoint=endpoint,
-                body=body,
-                content=content,
-                max_bytes=submission.bodies.max_bytes,
-            )
-            would_be = await submission.acceptance.check(asked)
-        assert would_be.cost is not None  # Every new job has a cost.
-        answer = CheckAnswer(images=would_be.images, cost=would_be.cost)
-        return Response(answer.model_dump_json(), media_type="application/json")
-
-    return check
 
 
 _add_generate(Flavour.WORKFLOW, "Submit a node graph in ComfyUI's API format.")

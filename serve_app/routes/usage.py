@@ -49,15 +49,14 @@ class Usage(BaseModel):
 @router.get("")
 async def show_usage(key: ReadKey, submission: SubmissionDep) -> Usage:
     """Show the usage and the limits of the key's owner. The figures may be one second old."""
-    acceptance = submission.acceptance
-    limits = acceptance.owned_bytes.limits
-    kept = await acceptance.owned_bytes.kept(key.owner)
-    open_jobs = await acceptance.open_jobs.of_owner(key.owner)
+    limits = submission.owner_limits.settings
+    kept = await submission.owner_limits.kept_bytes(key.owner)
+    open_jobs = await submission.owner_limits.open_jobs(key.owner)
     return Usage(
         owner=key.owner,
         key_id=key.id,
         scopes=sorted(key.scopes),
-        open_jobs=Amount(used=open_jobs, limit=acceptance.open_jobs.max_of_owner or None),
+        open_jobs=Amount(used=open_jobs, limit=limits.max_open_jobs or None),
         log_bytes=Amount(used=kept.log_bytes, limit=limits.max_log_bytes or None),
         result_bytes=Amount(used=kept.result_bytes, limit=limits.max_result_bytes or None),
         upload_bytes=Amount(used=kept.upload_bytes, limit=limits.max_upload_bytes or None),

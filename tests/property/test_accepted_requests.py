@@ -35,9 +35,9 @@ from events.result import result_of
 from events.store.job_rows import from_state, job_row
 from events.store.records import Endpoint
 from events.types import Event, Flavour, Submitted
-from serve_app.acceptance.compilation import CompiledRequest, RequestCompiler, compiler_for
+from serve_app.acceptance.acceptance import terms_of
+from serve_app.acceptance.compilation import CheckedBody, RequestCompiler
 from serve_app.bodies import parse_json
-from serve_app.endpoints.cache import terms_of
 from serve_app.error_responses import ANSWERS, ApiError
 from settings.graph import GraphSettings
 from tests.support.engine.mutations import Requests
@@ -61,7 +61,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 
 @pytest.fixture(scope="module")
 def compiler(catalogue: Catalogue) -> RequestCompiler:
-    return compiler_for(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
+    return RequestCompiler(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_what_is_accepted_is_runnable(
     event(f"{flavour}: accepted")
     if checked.inline_images:
         names = {each.placeholder: f"{n}.png" for n, each in enumerate(checked.inline_images)}
-        checked = compiler.with_uploads(checked, names)
+        checked = checked.with_uploads(names)
     require_idempotent(checked, flavour, compiler)
     job = require_storable(checked, flavour)
     require_plannable(job, compiler)
@@ -106,21 +106,19 @@ def require_small_refusal(refusal: Exception) -> None:
     json.loads(bytes(answer.body).decode())
 
 
-def require_idempotent(
-    checked: CompiledRequest, flavour: Flavour, compiler: RequestCompiler
-) -> None:
+def require_idempotent(checked: CheckedBody, flavour: Flavour, compiler: RequestCompiler) -> None:
     """Check that the recorded request is accepted again and recorded in the same way."""
-    sent_again = parse_json(json.dumps(checked.request).encode())
+    sent_again = parse_json(json.dumps(checked.recorded_request).encode())
     assert compiler.compile(flavour, sent_again) == checked
 
 
-def require_storable(checked: CompiledRequest, flavour: Flavour) -> Job:
+def require_storable(checked: CheckedBody, flavour: Flavour) -> Job:
     """Check that the job can be stored in log and database, and return it as it is read back."""
     terms = terms_of(Endpoint("default"), GraphSettings())
     data = submitted(
         flavour=flavour,
-        request=checked.request,
-        compiled=checked.compiled,
+        request=checked.recorded_request,
+        compiled=checked.recorded_graph,
         images=checked.images,
         terms=terms,
     )

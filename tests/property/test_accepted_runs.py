@@ -30,8 +30,8 @@ from engine.reports import Errored, Finished, ImageReady, LatentReady
 from events.job import Job
 from events.store.records import Endpoint
 from events.types import Flavour
-from serve_app.acceptance.compilation import RequestCompiler, compiler_for
-from serve_app.endpoints.cache import terms_of
+from serve_app.acceptance.acceptance import terms_of
+from serve_app.acceptance.compilation import RequestCompiler
 from settings.graph import GraphSettings
 from tests.support.engine.mutations import Requests
 from tests.support.engine.workflows import TINY, Watched
@@ -53,7 +53,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 
 @pytest.fixture(scope="module")
 def compiler(catalogue: Catalogue) -> RequestCompiler:
-    return compiler_for(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
+    return RequestCompiler(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,12 @@ def test_what_is_accepted_runs_or_fails_with_a_reason(
         "j",
         1,
         1,
-        submitted(flavour=flavour, request=checked.request, compiled=checked.compiled, terms=terms),
+        submitted(
+            flavour=flavour,
+            request=checked.recorded_request,
+            compiled=checked.recorded_graph,
+            terms=terms,
+        ),
         START,
     )
     plan = plan_of(job, compiler.catalogue.models, compiler.limits)

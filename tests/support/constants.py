@@ -19,7 +19,7 @@ _PLACES = {
     "header_timeout_s": "local.haproxy:_HEADER_TIMEOUT_S",
     "idle_timeout_s": "local.haproxy:_IDLE_TIMEOUT_S",
     "key_cache_s": "serve_app.access.authenticator:_CACHE_S",
-    "key_image_quality": "serve_app.acceptance.request:IMAGE_QUALITY",
+    "key_image_quality": "serve_app.assembly:_IMAGE_QUALITY",
     "key_refusal_lines_per_s": "serve_app.access.refusal_log:_LINES_PER_S",
     "max_connections": "local.haproxy:_MAX_CONNECTIONS",
     "max_held_body_bytes": "serve_app.bodies:_MAX_HELD_BYTES",
@@ -44,7 +44,6 @@ _IMPORTED = {
     "adapter_max_user_file_bytes": ["serve_app.protocols.comfyui.user_files"],
     "adapter_max_user_files": ["serve_app.assembly"],
     "adapter_max_wait_s": ["serve_app.protocols.openai.images"],
-    "key_image_quality": ["serve_app.assembly"],
     "silence_timeout_s": ["serve_app.stored_file", "local.haproxy"],
     "stream_buffer_events": ["serve_app.live.streams"],
 }

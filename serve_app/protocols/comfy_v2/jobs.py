@@ -24,7 +24,7 @@ from events.log import utc_now
 from events.result import failure_code
 from events.store.records import ApiKey
 from events.types import Cancelled, Completed, Failed, Flavour, ImageStored
-from serve_app.acceptance.request import GenerateRequest
+from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.auth import key_check
 from serve_app.error_responses import ApiError
 from serve_app.live.listener import Listener

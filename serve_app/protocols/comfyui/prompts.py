@@ -12,7 +12,7 @@ from events.ids import is_job_id
 from events.log import utc_now
 from events.store.records import ApiKey
 from events.types import Flavour
-from serve_app.acceptance.request import GenerateRequest
+from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.protocols.comfyui.bodies import invalid, json_body, twin
 from serve_app.protocols.comfyui.job_lists import caught_up, remaining
 from serve_app.protocols.comfyui.records import number_of

@@ -15,7 +15,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from events.store.records import ApiKey, Upload
 from events.types import Flavour
-from serve_app.acceptance.request import GenerateRequest
+from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.bodies import files_in, read_files
 from serve_app.error_responses import ApiError
 from serve_app.protocols.graphs import node, whole_cells

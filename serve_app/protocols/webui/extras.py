@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from engine.interface import Catalogue, Upscaler, split_infotext
 from events.store.records import ApiKey, Upload
 from events.types import Completed, Flavour, ImageStored
-from serve_app.acceptance.request import GenerateRequest
+from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.bodies import validated
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.protocols.graphs import node, whole_cells

@@ -19,8 +19,8 @@ from events.job import Job
 from events.store.records import ApiKey, Upload
 from events.types import Cancelled, Completed, Flavour, ImageStored
 from serve_app.acceptance import inline_images
+from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.acceptance.inline_images import InlineForm, inline_form
-from serve_app.acceptance.request import GenerateRequest
 from serve_app.error_responses import ApiError
 from serve_app.protocols.credentials import GenerateProtocolKey
 from serve_app.protocols.waiting import ended_job

@@ -22,7 +22,7 @@ from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.records import ApiKey, Scope
 from events.types import CallbackDelivered, Event
-from serve_app.access.owner_limits import NoteStored, OpenJobs
+from serve_app.access.owner_limits import OwnerLimits, Reservation
 from storage.images import ImageStore
 from tests.support.edge import ACTOR, Client, Edge
 from tests.support.generate_bodies import diffusion_body
@@ -147,16 +147,18 @@ async def test_a_repeat_finds_a_job_that_leaves_the_log_while_room_is_reserved(
     first = await client.post(DIFFUSION, json=diffusion_body(), headers=KEY)
     job_id = first.json()["request_id"]
     await edge.run(job_id)
-    place = OpenJobs.place
+    reserve = OwnerLimits.reserve
 
     @asynccontextmanager
-    async def reserve_late(open_jobs: OpenJobs, key: ApiKey) -> AsyncGenerator[NoteStored]:
-        async with place(open_jobs, key) as note_stored:
+    async def reserve_late(
+        limits: OwnerLimits, key: ApiKey, **sizes: int
+    ) -> AsyncGenerator[Reservation]:
+        async with reserve(limits, key, **sizes) as reservation:
             await edge.project()
             await historian.round()
-            yield note_stored
+            yield reservation
 
-    monkeypatch.setattr(OpenJobs, "place", reserve_late)
+    monkeypatch.setattr(OwnerLimits, "reserve", reserve_late)
     again = await client.post(DIFFUSION, json=diffusion_body(), headers=KEY)
     assert (again.status_code, again.json()["status"]) == (202, 1)
     assert await edge.log.read(job_id) == []

@@ -12,8 +12,7 @@ from events.log import Appended, Conflict, utc_now
 from events.store.records import Scope
 from events.types import Cancelled, Event, Flavour
 from serve_app.acceptance.abandoned_jobs import AbandonedJobs
-from serve_app.acceptance.acceptance import Acceptance
-from serve_app.acceptance.request import GenerateRequest
+from serve_app.acceptance.acceptance import Acceptance, GenerateRequest
 from serve_app.access.api_keys import mint
 from serve_app.refusals import NameServerUnavailable
 from tests.support.edge import Edge

@@ -13,8 +13,8 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from events.store.records import Endpoint, StoredEndpoint
 from events.types import Flavour
-from serve_app.acceptance.compilation import RequestCompiler, compiler_for
-from serve_app.endpoints.cache import terms_of
+from serve_app.acceptance.acceptance import terms_of
+from serve_app.acceptance.compilation import RequestCompiler
 from serve_app.endpoints.schemas import EndpointInfo, NewEndpoint
 from settings.graph import Compatibility, GraphSettings
 from tests.support.generate_bodies import CHECKPOINT, diffusion_body, workflow_body
@@ -33,7 +33,7 @@ def compiler(
     catalogue: Catalogue, *allowed: str, own: str | None = None, usual: str | None = None
 ) -> RequestCompiler:
     endpoint = Endpoint("own", checkpoint=own, checkpoints=allowed or None)
-    return compiler_for(endpoint, catalogue, GraphSettings(), default_checkpoint=usual)
+    return RequestCompiler(endpoint, catalogue, GraphSettings(), default_checkpoint=usual)
 
 
 def test_a_job_may_use_those_that_are_allowed(catalogue: Catalogue) -> None:
@@ -73,7 +73,7 @@ def test_a_job_that_names_none_gets_the_usual_one_or_the_first_that_is_allowed(
     del body["sd_model_checkpoint"]
     del body["override_settings"]
     ours = compiler(catalogue, *allowed, own=own, usual=usual)
-    request = ours.compile(Flavour.DIFFUSION, body).request
+    request = ours.compile(Flavour.DIFFUSION, body).recorded_request
     assert request["sd_model_checkpoint"] == expected
 
 
@@ -99,9 +99,9 @@ def test_the_request_says_it_or_its_endpoint_or_the_service(
     endpoint = Endpoint("own", compatibility=of_endpoint)
     settings = GraphSettings(compatibility=of_service)
     catalogue = Catalogue(ModelsFolder(tmp_path))
-    compiler = compiler_for(endpoint, catalogue, settings, default_checkpoint="x.safetensors")
+    compiler = RequestCompiler(endpoint, catalogue, settings, default_checkpoint="x.safetensors")
     body: dict[str, Any] = {"prompt": "a dog", "width": 64, "height": 64, "compatibility": asked}
-    recorded = compiler.compile(Flavour.DIFFUSION, body).request
+    recorded = compiler.compile(Flavour.DIFFUSION, body).recorded_request
     # What the caller does not say is one of the job's terms: a worker of the version before, which
     # runs beside this one in a rolling update, would refuse a member that it does not know.
     assert recorded.get("compatibility") == asked

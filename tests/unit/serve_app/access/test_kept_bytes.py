@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, cast
 import httpx
 import pytest
 
-from events.store.records import KeptBytes
+from events.log import utc_now
+from events.store.records import ApiKey, KeptBytes, Scope
 from serve_app.access import owner_limits
-from serve_app.access.owner_limits import OwnedBytes
+from serve_app.access.api_keys import mint
+from serve_app.access.owner_limits import OwnerLimits
 from serve_app.refusals import TooManyLogBytes, TooManyResultBytes
 from settings.keys import OwnerSettings
 from tests.support.clock import Clock
@@ -46,18 +48,28 @@ def rows() -> Rows:
     return Rows(Clock())
 
 
-def owned(rows: Rows, **limits: int) -> OwnedBytes:
-    settings = OwnerSettings(**({"max_log_bytes": 0, "max_result_bytes": 0} | limits))  # type: ignore[arg-type]  # numbers all
-    return OwnedBytes(cast("Usage", rows), settings, clock=rows.clock)
+def limits(rows: Rows, **most: int) -> OwnerLimits:
+    none = {"max_open_jobs": 0, "max_log_bytes": 0, "max_result_bytes": 0}
+    settings = OwnerSettings(**(none | most))  # type: ignore[arg-type]  # numbers all
+    return OwnerLimits(cast("Usage", rows), settings, clock=rows.clock)
 
 
-async def store(owned: OwnedBytes, body_bytes: int, *, position: int) -> None:
-    async with owned.room("alice", body_bytes) as stored:
-        stored(position)
+def key_of(owner: str) -> ApiKey:
+    return mint(owner, "test", Scope, created_at=utc_now())[1]
+
+
+ALICE = key_of("alice")
+
+
+async def store(
+    limits: OwnerLimits, log_bytes: int, *, position: int, result_bytes: int = 0
+) -> None:
+    async with limits.reserve(ALICE, log_bytes=log_bytes, result_bytes=result_bytes) as reservation:
+        reservation.stored_at(position)
 
 
 async def test_what_was_stored_here_counts_until_it_is_projected(rows: Rows) -> None:
-    mine = owned(rows, max_log_bytes=10 * EVENT_BYTES)
+    mine = limits(rows, max_log_bytes=10 * EVENT_BYTES)
     for position in range(1, 6):
         await store(mine, EVENT_BYTES, position=position)
     for _ in range(3):
@@ -74,17 +86,17 @@ async def test_what_was_stored_here_counts_until_it_is_projected(rows: Rows) -> 
 
 
 async def test_what_is_being_stored_counts_and_what_failed_does_not(rows: Rows) -> None:
-    mine = owned(rows, max_log_bytes=3 * EVENT_BYTES)
-    async with mine.room("alice", EVENT_BYTES):
+    mine = limits(rows, max_log_bytes=3 * EVENT_BYTES)
+    async with mine.reserve(ALICE, log_bytes=EVENT_BYTES, result_bytes=0):
         with pytest.raises(TooManyLogBytes):
             await store(mine, EVENT_BYTES, position=1)
-        async with mine.room("bob", EVENT_BYTES):
+        async with mine.reserve(key_of("bob"), log_bytes=EVENT_BYTES, result_bytes=0):
             pass
     await store(mine, EVENT_BYTES, position=1)
 
 
 async def test_results_are_refused_once_there_are_enough(rows: Rows) -> None:
-    mine = owned(rows, max_result_bytes=1000)
+    mine = limits(rows, max_result_bytes=1000)
     rows.kept = KeptBytes(result_bytes=999)
     await store(mine, 1, position=1)
     rows.kept = KeptBytes(result_bytes=1000)
@@ -94,11 +106,9 @@ async def test_results_are_refused_once_there_are_enough(rows: Rows) -> None:
 
 
 async def test_results_of_open_jobs_count_for_the_most_they_may_take(rows: Rows) -> None:
-    mine = owned(rows, max_result_bytes=1000)
-    async with mine.room("alice", 1, result_bytes=600) as stored:
-        stored(1)
-    async with mine.room("alice", 1, result_bytes=600) as stored:
-        stored(2)
+    mine = limits(rows, max_result_bytes=1000)
+    await store(mine, 1, position=1, result_bytes=600)
+    await store(mine, 1, position=2, result_bytes=600)
     with pytest.raises(TooManyResultBytes, match="take 1,200 of 1,000 bytes"):
         await store(mine, 1, position=3)
     rows.checkpoint, rows.kept = 2, KeptBytes(result_bytes=700)  # one has ended
@@ -107,7 +117,7 @@ async def test_results_of_open_jobs_count_for_the_most_they_may_take(rows: Rows)
 
 
 async def test_an_owner_is_added_up_once_a_second_at_most(rows: Rows) -> None:
-    mine = owned(rows, max_log_bytes=2**30)
+    mine = limits(rows, max_log_bytes=2**30)
     for position in range(100):
         await store(mine, 1, position=position)
     assert rows.queries == ["alice"]
@@ -118,7 +128,7 @@ async def test_an_owner_is_added_up_once_a_second_at_most(rows: Rows) -> None:
 
 async def test_an_owner_of_very_many_jobs_is_added_up_less_often(rows: Rows) -> None:
     rows.takes_s = 0.5
-    mine = owned(rows, max_log_bytes=2**30)
+    mine = limits(rows, max_log_bytes=2**30)
     await store(mine, 1, position=1)
     rows.clock.now += 24
     await store(mine, 1, position=2)
@@ -129,14 +139,14 @@ async def test_an_owner_of_very_many_jobs_is_added_up_less_often(rows: Rows) -> 
 
 
 async def test_without_limits_nothing_is_asked(rows: Rows) -> None:
-    await store(owned(rows), 2**40, position=1)
+    await store(limits(rows), 2**40, position=1)
     assert rows.queries == []
 
 
 async def test_what_it_remembers_is_bounded(rows: Rows) -> None:
-    mine = OwnedBytes(cast("Usage", rows), OwnerSettings(), max_owners=10, clock=rows.clock)
+    mine = OwnerLimits(cast("Usage", rows), OwnerSettings(), max_owners=10, clock=rows.clock)
     for number in range(100):
-        await mine.kept(f"owner {number}")
+        await mine.kept_bytes(f"owner {number}")
         assert len(mine._accounts) <= 10
 
 

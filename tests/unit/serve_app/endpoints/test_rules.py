@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from engine.errors import ParametersInvalid
 from events.store.endpoints import Endpoints
 from events.store.records import Endpoint
+from serve_app.acceptance.acceptance import job_timeout_s, terms_of
 from serve_app.endpoints.administration import require_listed, require_sound, require_within_limits
-from serve_app.endpoints.cache import EndpointCache, job_timeout_s, terms_of
+from serve_app.endpoints.cache import EndpointCache
 from serve_app.endpoints.schemas import EndpointChanges, NewEndpoint
 from settings.dispatch import DispatchSettings
 from settings.graph import GraphSettings
