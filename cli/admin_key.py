@@ -1,7 +1,4 @@
-"""The admin key. The first start creates it in a file, and the command line reads this file.
-
-The file `admin.whsec` in the same folder contains the secret that signs the callbacks of the key.
-"""
+"""The file of the admin key, and the file of the secret that signs the callbacks of its jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _NO_KEY = (
     f"{ADMIN_KEY_FILE} contains no key. Remove the file, and the next start creates a new key."
 )
 _UNSEEN = "admin.key.unseen"
-"""A file that exists until a start has shown the key."""
+"""The name of a file that exists until a start has shown the key to the user."""
 
 T = TypeVar("T")
 
@@ -33,7 +30,7 @@ T = TypeVar("T")
 async def ensure_admin_key(settings: StoreSettings) -> str | None:
     """Create the admin key in `<data>/admin.key` if it does not exist.
 
-    Returns the text of the key, or None after `note_shown` was called.
+    Returns the key, or None if `note_shown` has already recorded it as shown.
     """
     path, unseen = settings.data_dir / ADMIN_KEY_FILE, settings.data_dir / _UNSEEN
     if path.exists():
@@ -48,7 +45,7 @@ async def ensure_admin_key(settings: StoreSettings) -> str | None:
 
 
 def note_shown(settings: StoreSettings) -> None:
-    """Record that the key was shown. `ensure_admin_key` does not return it again."""
+    """Record that the user has seen the key. `ensure_admin_key` then returns None."""
     (settings.data_dir / _UNSEEN).unlink(missing_ok=True)
 
 
@@ -66,10 +63,7 @@ def write_callback_secret(settings: StoreSettings) -> str:
 
 
 async def _ensure_row(settings: StoreSettings, text: str) -> None:
-    """Add the row of the key if the database has none, for example because the database is new.
-
-    A revoked key has a row, so it stays revoked.
-    """
+    """Add the key to the database if it is missing there. A revoked key is not missing."""
     parsed = parse(text)
     if parsed is None:
         fail(_NO_KEY)
@@ -88,16 +82,15 @@ async def _ensure_row(settings: StoreSettings, text: str) -> None:
 
     try:
         await with_keys(settings, add_missing)
-    # If the database is unavailable, the start continues, because the service waits for the
-    # database.
+    # The start continues without the database, because the service waits for the database.
     except DatabaseUnavailable as error:
         stderr.print(f"The admin key was not checked: {error}", style="yellow", markup=False)
 
 
 def replace_admin_key(settings: StoreSettings, old_id: str, text: str) -> bool:
-    """Write a new admin key and its callback secret, if the file of the admin key has the old key.
+    """Write a new admin key and its callback secret if the file contains the key `old_id`.
 
-    Returns False if the file has another key. `settings` must contain the secret of the service.
+    Returns False if it does not. `settings` must contain the secret of the service.
     """
     path = settings.data_dir / ADMIN_KEY_FILE
     parsed = parse(path.read_text().strip()) if path.exists() else None

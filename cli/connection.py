@@ -37,7 +37,7 @@ def open_client(url: str | None, key: str | None) -> Generator[Darkroom]:
     own_url, data_dir = _own_service()
     is_own = url is None or _is_own(url, own_url)
     url = url or own_url
-    key = key or _own_key(data_dir, is_sent=is_own)
+    key = key or _own_key(data_dir, is_own=is_own)
     # The proxies of the environment are not used, because most services are on this machine or in
     # its network.
     transport = httpx.HTTPTransport(trust_env=False)
@@ -52,7 +52,7 @@ def open_client(url: str | None, key: str | None) -> Generator[Darkroom]:
 
 
 def job_path(request_id: str, *, every_owner: bool = False) -> str:
-    """Return the path of a job of the key's owner, or of any owner for an admin key."""
+    """Return the path of a job. With `every_owner`, an admin key may name the job of any owner."""
     return f"{jobs_path(every_owner=every_owner)}/{quote(request_id, safe='')}"
 
 
@@ -61,7 +61,6 @@ def jobs_path(*, every_owner: bool) -> str:
 
 
 def _own_service() -> tuple[str, Path]:
-    """Return the URL and the data folder of this machine's service."""
     settings = Settings.load()
     return settings.http.effective_public_url, settings.stores.data_dir
 
@@ -71,10 +70,10 @@ def _is_own(url: str, own_url: str) -> bool:
     return host in {"localhost", "127.0.0.1", "::1"} or url.rstrip("/") == own_url.rstrip("/")
 
 
-def _own_key(data_dir: Path, *, is_sent: bool) -> str:
-    """Return the admin key of this machine's service. The key is sent to no other service."""
+def _own_key(data_dir: Path, *, is_own: bool) -> str:
+    """Return the admin key of this machine's service. Exits if another service is called."""
     path = data_dir / ADMIN_KEY_FILE
-    if not is_sent:
+    if not is_own:
         fail("no key for this service: set --key or DARKROOM_API_KEY", code=ExitCode.FORBIDDEN)
     if not path.exists():
         text = f"no key: set --key or DARKROOM_API_KEY, or run the command where {path} is"
@@ -93,7 +92,7 @@ def _explanation(error: Refused) -> str:
 
 
 def _members(error: Refused) -> dict[str, object]:
-    """Return the members of the service's error, without the message."""
+    """Return the members of the error body that have a value, except `message` and `code`."""
     members = error.body.get("error", {}) | {"node_errors": error.body.get("node_errors")}
     return {
         name: each for name, each in members.items() if each and name not in {"message", "code"}

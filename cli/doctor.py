@@ -81,7 +81,7 @@ def _show(findings: Sequence[Finding]) -> None:
 
 
 def setup_warnings(settings: Settings) -> tuple[str, ...]:
-    """Return the warnings of a start, about unknown variables and the models folder."""
+    """Return warnings about unknown environment variables and about the models folder."""
     stores = settings.stores
     models = ModelsFolder(stores.models_dir)
     return (

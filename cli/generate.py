@@ -110,7 +110,6 @@ def _request(workflow: Path | None, **parameters: Any) -> tuple[str, dict[str, A
 def _query(
     endpoint: str, callback_url: str | None, image_format: ImageFormat | None, quality: int | None
 ) -> dict[str, str]:
-    """Return the options of the job that are not in its body."""
     asked = {
         "endpoint": endpoint,
         "callback_url": callback_url,
@@ -128,7 +127,6 @@ def _run(
     *,
     is_kept: bool,
 ) -> dict[str, Any]:
-    """Run the job and return its result."""
     try:
         return run_job(
             client,
@@ -170,10 +168,7 @@ def _read_graph(path: Path) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any], client: Darkroom, out: Path) -> None:
-    """Save the images and print the result.
-
-    With `--json`, the member `files` has the paths of the images.
-    """
+    """Save the images and print the result. With `--json`, its member `files` has their paths."""
     if wants_json():
         show_json(result | {"files": [str(path) for path in save_images(client, result, out)]})
     else:
@@ -185,7 +180,7 @@ def _show(result: dict[str, Any], client: Darkroom, out: Path) -> None:
 
 
 def save_images(client: Darkroom, result: dict[str, Any], folder: Path) -> list[Path]:
-    """Download the finished images of `result`. Returns their paths. Raises DarkroomError."""
+    """Download the finished images of `result` to `folder`. Raises DarkroomError."""
     paths = []
     for image in Result.of(result).images:
         folder.mkdir(parents=True, exist_ok=True)

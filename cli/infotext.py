@@ -17,7 +17,7 @@ from engine.interface import ParametersInvalid, parse_parameters, read_infotext
 
 _BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"RIFF": "WEBP"}
 _USER_COMMENT_CODE = b"UNICODE\0"
-"""The character code before the text of a user comment in EXIF."""
+"""The bytes in front of a user comment in EXIF; they declare that its text is Unicode."""
 
 TextArgument = Annotated[
     Path | None,

@@ -27,8 +27,7 @@ RequestOption = Annotated[
 def inspect(request_id: str, with_request: RequestOption = False) -> None:
     """Show the history of a job, and what each store contains about it now.
 
-    Reads the log and the history objects beside the service, with its settings. Shows no prompts by
-    default.
+    Reads the stores directly, with the settings of the service. Shows no prompts by default.
     """
     if not is_job_id(request_id):
         fail(f"{printable(request_id)} is not a request id", code=ExitCode.USAGE)
@@ -56,7 +55,7 @@ async def _inspect(settings: Settings, job_id: str, *, with_request: bool) -> In
 def _gaps_s(found: Inspection) -> list[float]:
     """Return the seconds from the previous step to each step; 0 for the first step.
 
-    The times are from the clocks of the processes that wrote the events.
+    A value may be negative, because processes with different clocks write the events.
     """
     times = [step.at for step in found.steps]
     return [0.0, *((after - before).total_seconds() for before, after in pairwise(times))]

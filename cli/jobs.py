@@ -157,10 +157,7 @@ def resubmit_job(request_id: str, url: UrlOption = None, key: KeyOption = None) 
 
 
 def _table(jobs: list[dict[str, Any]], *, every_owner: bool) -> Table:
-    """Return a table of jobs.
-
-    Ids are not folded in a narrow terminal, so that they can be copied.
-    """
+    """Return a table in which ids are never folded, so that users can copy them."""
     owners, reasons = (("owner",), ("why it failed",)) if every_owner else ((), ())
     table = Table(Column("id", no_wrap=True, min_width=ID_LENGTH))
     for name in (*owners, "flavour", "endpoint", "state", "created", *reasons):

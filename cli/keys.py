@@ -127,7 +127,7 @@ def create_key(  # noqa: PLR0917 - typer makes the options from the arguments
 ) -> None:
     """Create a key, and print the key and the secret that signs its callbacks.
 
-    They are shown once.
+    Both are shown only once.
     """
     limits = _given(
         rate_per_s=rate,
@@ -164,7 +164,7 @@ def _checked(**members: Any) -> NewKey:
 
 
 def _member(location: tuple[int | str, ...]) -> str:
-    """Return the innermost named member of an error's location."""
+    """Return the innermost member name in `location`, which also has positions in lists."""
     return [each for each in location if isinstance(each, str)][-1]
 
 
@@ -222,7 +222,7 @@ def revoke_key(key_id: str, url: UrlOption = None, key: KeyOption = None) -> Non
 
 
 def _shown_limits(limits: dict[str, Any]) -> str:
-    """Return the limits of the key itself. For all other limits the settings apply."""
+    """Return the limits of the key itself as text. Settings determine its other limits."""
     return " ".join(
         f"{name}={','.join(value) if isinstance(value, list) else value}"
         for name, value in limits.items()
@@ -252,7 +252,7 @@ _KEYS = "/v1/keys"
 
 
 class Keyring(Protocol):
-    """A set of keys. The methods return the answers of the HTTP API."""
+    """The API keys of a service. The methods return what the HTTP API answers."""
 
     def create(self, body: NewKey) -> dict[str, Any]: ...
 

@@ -47,7 +47,7 @@ _MEMBERS = {
     "keys": "keys:app",
     "endpoints": "endpoints:app",
 }
-"""The module and the member of each command that is not a function in a module of the same name."""
+"""The function or group of a command as `module:member`. The default for a command `x` is `x:x`."""
 
 JsonOption = Annotated[
     bool,
@@ -89,7 +89,7 @@ class _Commands(TyperGroup):
 
 
 def load(name: str) -> Any:
-    """Return the command or the group of commands with this name, in the form of typer."""
+    """Import the command or the command group with this name, and add the option `--json`."""
     module, _, member = _MEMBERS.get(name, f"{name}:{name}").partition(":")
     found = getattr(import_module(f"cli.{module}"), member)
     group = found
@@ -97,15 +97,15 @@ def load(name: str) -> Any:
         group = typer.Typer(add_completion=False)
         group.command(name)(found)
     command = get_command(group)
-    _take_json(command)
+    _add_json_option(command)
     return command
 
 
-def _take_json(command: Any) -> None:
-    """Add the option `--json` to a command and its subcommands. `main` reads the option."""
+def _add_json_option(command: Any) -> None:
+    """Add `--json` to a command and its subcommands, which accept it but leave it to `main`."""
     command.params.append(_JSON)
     for each in getattr(command, "commands", {}).values():
-        _take_json(each)
+        _add_json_option(each)
 
 
 def _only_json(json: JsonOption = False) -> None:
@@ -151,7 +151,7 @@ def darkroom(
 
 
 def main() -> None:
-    """The console script. This function prints one line for each invalid setting."""
+    """Run the program, and print one line for each invalid setting."""
     try:
         app()
     except ValueError as error:

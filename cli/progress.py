@@ -67,13 +67,13 @@ def _follow(client: Darkroom, request_id: str, view: JobView) -> None:
             view.note(event)
     except Refused as error:
         if error.type != "too_many_streams":
-            raise  # If too many streams are open, the caller polls for the result instead.
+            raise  # Without a stream, `run_job` still polls for the result.
 
 
 _UPPER_HALF = "▀"
 _MOST_COLUMNS = 48
 _OTHER_ROWS = 6
-"""The number of rows of the terminal that are left for the text around the image."""
+"""Rows of the terminal for the text around the image."""
 _LONGEST_SIDE = 4096
 _COLOURFUL = {"256", "truecolor", "windows"}
 
@@ -154,7 +154,7 @@ class JobView:
     ) -> None:
         self._picture = None
         self._live.stop()
-        # Without a terminal, rich does not end its line, so the line is ended here.
+        # Without a terminal, rich writes no line break after the progress bar.
         if not self._console.is_interactive:
             self._console.print()
 

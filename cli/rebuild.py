@@ -27,7 +27,7 @@ _OTHER_REBUILD = "Another rebuild is running, or ended unexpectedly in the last 
 def rebuild() -> None:
     """Rebuild the read model from the log and the histories, and replace the old one.
 
-    The service may run meanwhile. Keys, endpoints and uploads do not change.
+    The service may run during the rebuild. Keys, endpoints and uploads do not change.
     """
     began = time.monotonic()
     try:

@@ -24,11 +24,11 @@ class ExitCode(IntEnum):
     NOT_FOUND = 4
     """There is no such job, key, endpoint or file for this API key."""
     FORBIDDEN = 5
-    """There is no API key, it is not valid, or it lacks the permission."""
+    """The API key is missing or invalid, or it lacks the permission."""
     UNAVAILABLE = 6
     """The service, or a part of it that the command needs, does not answer."""
     LIMITED = 7
-    """A limit is reached: rate, open jobs, a full queue. Try again later."""
+    """A limit is reached, such as the rate of requests, open jobs or a full queue."""
     INTERRUPTED = 130
     """Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
@@ -53,7 +53,7 @@ _is_json: ContextVar[bool] = ContextVar("is_json", default=False)
 
 
 def use_json(is_wanted: bool) -> None:
-    """Select the format. Call this once, before a command writes anything."""
+    """Select JSON or text for all output. Call this once, before a command writes anything."""
     _is_json.set(is_wanted)
 
 
@@ -80,7 +80,7 @@ def tell(text: str, data: Any) -> None:
 
 
 def write_error(message: str, *, code: ExitCode, **members: Any) -> None:
-    """Write an error to standard error. With `--json` it is an object with `members` in `error`."""
+    """Write an error to standard error. With `--json`, its object `error` includes `members`."""
     if wants_json():
         error = {"exit_code": int(code), "type": code.name.lower(), "message": message} | members
         typer.echo(json.dumps({"error": error}), err=True)
@@ -89,7 +89,6 @@ def write_error(message: str, *, code: ExitCode, **members: Any) -> None:
 
 
 def fail(message: str, *, code: ExitCode = ExitCode.FAILED, **members: Any) -> NoReturn:
-    """Write the error and exit with `code`."""
     write_error(message, code=code, **members)
     raise typer.Exit(code)
 

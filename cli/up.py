@@ -82,9 +82,7 @@ def up(port: PortOption = None, models: ModelsOption = None, log: LogOption = Fa
 
 
 async def _require_current_data(stores: StoreSettings) -> None:
-    """Raises OlderData if the database is too old. The roles wait for a database that does not
-    answer.
-    """
+    """Raise OlderData if the database is too old. A database that does not answer is no error."""
     if stores.database_url is None and not (stores.data_dir / SQLITE_FILE).exists():
         return
     database = Database(stores.effective_database_url)
@@ -99,13 +97,13 @@ def _run(settings: Settings, began: float, *, is_log_shown: bool) -> None:
     stop = threading.Event()
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        """Interrupt at the first signal. At a second signal the parts are already being stopped."""
+        """Interrupt the start at the first signal. At later signals it is already interrupted."""
         if not stop.is_set():
             stop.set()
             raise KeyboardInterrupt
 
     def show(part: str) -> None:
-        # The handlers are set again for each part, because Ray sets its own.
+        # The handlers are set again for each part, because Ray replaces them.
         _on_signals(interrupt)
         status.update(f"Starting {part}")
         if not (console.is_terminal or wants_json()):
@@ -122,7 +120,7 @@ def _run(settings: Settings, began: float, *, is_log_shown: bool) -> None:
             fresh_key = asyncio.run(ensure_admin_key(settings.stores))
             show_line = _show_line if is_log_shown else None
             embedded = Embedded(settings, on_part=show, show_line=show_line)
-            # The parts are closed also if a signal arrives during their start.
+            # This callback stops the parts even if a signal arrives while they start.
             stack.callback(embedded.close)
             running = stack.enter_context(embedded)
             show("to answer")
@@ -168,7 +166,7 @@ def _wait_ready(running: Running) -> None:
 def _print_screen(
     running: Running, fresh_key: str | None, took_s: float, *, nodes: Mapping[str, int]
 ) -> None:
-    """Print the addresses of the service. `nodes` has each package's number of node types."""
+    """Print the addresses of the service. `nodes` maps packages to their numbers of node types."""
     settings = running.settings
     stores, nats_url = settings.stores, settings.log.nats_url
     secret = write_callback_secret(stores)

@@ -29,8 +29,8 @@ SettleOption = Annotated[
 def verify(images: ImagesOption = False, settle_s: SettleOption = 5.0) -> None:
     """Check that log, histories, read model, queues and files agree. Nothing is changed.
 
-    Runs beside the service, with its settings. Exits with 0 if all agree, with 1 if something
-    disagrees, with 6 if not everything could be checked.
+    Reads the stores directly, with the settings of the service. Exits with 0 if all agree, with 1
+    if something disagrees, with 6 if not everything could be checked.
     """
     counts: Counter[str] = Counter()
     show = _JsonList() if wants_json() else _Lines()

@@ -44,7 +44,7 @@ def watch(  # noqa: PLR0917 - typer makes the options from the arguments
                 raise typer.Exit(ExitCode.FAILED)
             return
         filters = {"endpoint": endpoint, "status": state and STATUS[state], "cursor": since}
-        # This call ends the command if nothing answers.
+        # This call ends the command if the service does not answer.
         client.call("GET", "/v1/jobs", query={"limit": 1})
         _show_all(client.watch_all(**{k: v for k, v in filters.items() if v is not None}))
 

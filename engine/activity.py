@@ -1,6 +1,6 @@
-"""Records the current activity of the device thread, its current runs and the use of models.
+"""The current activity of the device thread, and the use of models.
 
-A watchdog reads the activity to see whether the device thread makes progress.
+A watchdog reads the activity to detect a device thread that makes no progress.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from typing import TypeAlias
 
 class ActivityKind(StrEnum):
     IDLE = "idle"
-    """No run needs the device thread."""
     NODE = "node"
-    """The device thread runs the body of a node."""
     CALL = "call"
     LOAD = "load"
-    """The device thread loads a model, or makes the first call of a kind and size. Such a first
-    call may compile kernels."""
+    """The device thread loads a model, or makes a call of a new kind, which may compile kernels."""
     ENDED = "ended"
 
 
@@ -28,20 +25,20 @@ class ActivityKind(StrEnum):
 class Activity:
     """The current activity of the device thread.
 
-    `count` grows with every call, with every load, and with every node that starts or ends.
+    `count` grows with every change, also between two activities of the same kind.
     """
 
     count: int
     kind: ActivityKind
     since: float = field(default_factory=time.monotonic, compare=False)
-    """The time at which the activity began, by the monotonic clock."""
+    """The start of the activity, by the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """The models that an engine has loaded since it started, and the memory that they take now.
+    """The use of models since the engine started.
 
-    Merged LoRAs, upscalers and everything else in the model cache count as models.
+    Everything in the model cache counts as a model, also merged LoRAs and upscalers.
     """
 
     loaded: int = 0
@@ -56,19 +53,19 @@ class ModelUse:
 
 
 OnActive: TypeAlias = Callable[[bool], None]
-"""A function that is called with True before the device thread works for a run, and with False
-before the device thread works for other runs.
+"""A callback of a run. The argument is True before the device thread works for the run, and False
+before the device thread works for other runs or becomes idle.
 """
 
 
 def ignore_active(_: bool) -> None:
-    """A callback that does nothing, for runs without a callback."""
+    """The default of `on_active`: does nothing."""
 
 
 class ActivityMonitor:
-    """The current activity of the device thread.
+    """Records the current activity in `now`, which any thread may read.
 
-    Only the device thread calls the methods. Any thread may read `now`.
+    Only the device thread calls the methods.
     """
 
     def __init__(self) -> None:
@@ -76,7 +73,7 @@ class ActivityMonitor:
         self._active: frozenset[OnActive] = frozenset()
 
     def begin(self, kind: ActivityKind, runs: Iterable[OnActive]) -> None:
-        """Note that the device thread begins to work for these runs and for no other runs."""
+        """Record a new activity, and call the callbacks of runs that become active or inactive."""
         active = frozenset(runs)
         if active != self._active:
             for on_active in self._active - active:
@@ -87,13 +84,12 @@ class ActivityMonitor:
         self.now = Activity(self.now.count + 1, kind)
 
     def move(self) -> None:
-        """Note that a node starts or ends."""
+        """Record progress within the current activity: a node starts or ends."""
         self.now = Activity(self.now.count + 1, self.now.kind)
 
     def rest(self) -> None:
-        """Note that no run needs the device thread now."""
         self.begin(ActivityKind.IDLE, ())
 
     def end(self) -> None:
-        """Note that the device thread has ended. No `OnActive` function is called."""
+        """Record that the device thread has ended. No callback is called."""
         self.now = Activity(self.now.count + 1, ActivityKind.ENDED)

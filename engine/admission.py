@@ -11,9 +11,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 JOB_MEMORY_BYTES = 2 * 2**30
-"""The largest estimated size of the images, latents and texts of all jobs on the device together.
-A job that does not fit waits. The memory of models and of their calls is not counted.
-"""
+"""The default budget for images, latents and texts of all jobs on the device, without models."""
 _MOST_OVERTAKES = 8
 
 
@@ -23,35 +21,29 @@ class EngineMemory:
 
     models_bytes: int
     running_bytes: int
-    """The needs of the runs on the device."""
     waiting_bytes: int
-    """The needs of the runs in the queue."""
     budget_bytes: int
-    """The largest memory that the runs on the device may need together; 0 means no limit."""
+    """The most memory that the runs on the device may need together; 0 means no limit."""
 
 
 @dataclass(slots=True)
-class _Place(Generic[T]):
-    """A run in the queue, or on the device."""
-
+class _RunState(Generic[T]):
     run: T
     need_bytes: int
     is_exclusive: bool
     overtakes: int = 0
-    """The number of runs that have overtaken this run in the queue."""
     started_at: float = 0.0
-    """The time at which the run started on the device, by the monotonic clock."""
 
 
 class Admission(Generic[T]):
-    """Admits runs in order of arrival, as long as their needs fit into `budget_bytes`.
+    """Admits runs in order of arrival, as long as the sum of their needs fits into `budget_bytes`.
 
-    If nothing runs, any run may start. 0 means no limit.
+    With a budget of 0, there is no limit. If no run is on the device, any run may start.
 
     A run that fits may overtake a run that does not fit. Each run is overtaken at most
     `_MOST_OVERTAKES` times, so that a large run does not wait without end. An exclusive run is
-    never overtaken, and starts when no other run is left. No other run starts until the exclusive
-    run has ended or `exclusive_s` has passed.
+    never overtaken, and starts when no other run is on the device. No other run starts until the
+    exclusive run has ended or `exclusive_s` has passed.
     """
 
     def __init__(
@@ -64,62 +56,58 @@ class Admission(Generic[T]):
         self._budget_bytes = budget_bytes
         self._exclusive_s = exclusive_s
         self._now = now
-        self._waiting: list[_Place[T]] = []
-        self._running: list[_Place[T]] = []
+        self._waiting: list[_RunState[T]] = []
+        self._running: list[_RunState[T]] = []
 
     def memory(self, models_bytes: int) -> EngineMemory:
-        """Return the memory that models take and the memory that the runs need."""
         return EngineMemory(
             models_bytes=models_bytes,
-            running_bytes=sum(place.need_bytes for place in self._running),
-            waiting_bytes=sum(place.need_bytes for place in self._waiting),
+            running_bytes=sum(state.need_bytes for state in self._running),
+            waiting_bytes=sum(state.need_bytes for state in self._waiting),
             budget_bytes=self._budget_bytes,
         )
 
     def enter(self, run: T, need_bytes: int, *, is_exclusive: bool = False) -> None:
-        """Add a run to the end of the queue."""
-        self._waiting.append(_Place(run, need_bytes, is_exclusive))
+        self._waiting.append(_RunState(run, need_bytes, is_exclusive))
 
     def leave(self, run: T) -> None:
-        """Remove a run that has ended, or that no longer waits."""
-        self._waiting = [place for place in self._waiting if place.run != run]
-        self._running = [place for place in self._running if place.run != run]
+        self._waiting = [state for state in self._waiting if state.run != run]
+        self._running = [state for state in self._running if state.run != run]
 
     @property
     def joined(self) -> list[T]:
         """The exclusive runs that now share the device with other runs."""
         if len(self._running) < 2:
             return []
-        return [place.run for place in self._running if place.is_exclusive]
+        return [state.run for state in self._running if state.is_exclusive]
 
     @property
     def has_exclusive(self) -> bool:
-        """Whether an exclusive run is on the device or in the queue."""
-        return any(place.is_exclusive for place in (*self._running, *self._waiting))
+        return any(state.is_exclusive for state in (*self._running, *self._waiting))
 
     def admit(self) -> T | None:
-        """Return the next run that may start, or None. The run counts as running from now on."""
-        passed: list[_Place[T]] = []
-        for place in self._waiting:
-            if self._fits(place):
+        """Return the next run that may start, or None. From now on, the run counts as running."""
+        passed: list[_RunState[T]] = []
+        for state in self._waiting:
+            if self._fits(state):
                 for other in passed:
                     other.overtakes += 1
-                self._waiting.remove(place)
-                place.started_at = self._now()
-                self._running.append(place)
-                return place.run
-            if place.is_exclusive or place.overtakes >= _MOST_OVERTAKES:
+                self._waiting.remove(state)
+                state.started_at = self._now()
+                self._running.append(state)
+                return state.run
+            if state.is_exclusive or state.overtakes >= _MOST_OVERTAKES:
                 return None
-            passed.append(place)
+            passed.append(state)
         return None
 
-    def _is_left_alone(self, place: _Place[T]) -> bool:
-        return place.is_exclusive and self._now() < place.started_at + self._exclusive_s
+    def _is_left_alone(self, state: _RunState[T]) -> bool:
+        return state.is_exclusive and self._now() < state.started_at + self._exclusive_s
 
-    def _fits(self, place: _Place[T]) -> bool:
+    def _fits(self, state: _RunState[T]) -> bool:
         if not self._running:
             return True
-        if place.is_exclusive or any(map(self._is_left_alone, self._running)):
+        if state.is_exclusive or any(map(self._is_left_alone, self._running)):
             return False
-        needed_bytes = sum(each.need_bytes for each in (*self._running, place))
+        needed_bytes = sum(each.need_bytes for each in (*self._running, state))
         return not self._budget_bytes or needed_bytes <= self._budget_bytes

@@ -1,8 +1,7 @@
-"""Continuous batching by step: one device call serves all requests that wait for the same weights.
+"""Continuous batching by step: one device call serves waiting requests with equal keys.
 
-Each member of the batch is a run: a generator that yields its new requests and receives their
-answers. After each call, the served runs advance. A run can join or leave between any
-two calls.
+Each run in the batch is a generator that yields its new requests and receives their answers. After
+each call, the served runs advance. A run can join or leave between any two calls.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ _MOST_CALLS_AHEAD = 4
 
 
 class Request(ABC):
-    """Device work that a node waits for."""
-
     activity: ClassVar[ActivityKind] = ActivityKind.CALL
     stage: ClassVar[Stage | None] = None
     rows: int
@@ -35,8 +32,8 @@ class Request(ABC):
     goes_ahead: bool = False
     """Whether the request is served before the steps of other runs.
 
-    This is true for the work before a run's first step, so that the run soon shares calls with
-    other runs. It is also true for the work after the last step.
+    This is true for most work before the first step of a run, so that the run soon shares calls
+    with other runs, and for its first image after the last step.
     """
 
     @property
@@ -49,13 +46,13 @@ class Request(ABC):
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Any]:
         """Return the result or the Exception of each request, in order.
 
-        An exception that is raised applies to all requests.
+        A raised exception concerns all requests. The batcher then makes smaller calls.
         """
 
 
 @dataclass(eq=False, slots=True)
 class YieldRequest(Request):
-    """A request without a device call, which is answered after the requests before it."""
+    """A request without device work. Its answer comes after the requests before it are served."""
 
     rows: int = 0
 
@@ -73,14 +70,14 @@ Answer: TypeAlias = tuple[Request, Any]
 Work: TypeAlias = Generator[Request, Any, T]
 """A generator that yields requests, receives their results and returns a T."""
 Execution: TypeAlias = Generator[list[Request], list[Answer], None]
-"""A run: it yields its new requests and receives the answers to earlier requests."""
+"""The generator of a run. It yields new requests and receives the answers to earlier requests."""
 
 
 @dataclass(eq=False, slots=True)
 class BatchedRun:
-    """One run in the batch.
+    """A run in the batch.
 
-    `on_end` is called once, with the error that ended the run, or with None.
+    `on_end` is called once when the run ends by itself, with the error that ended it or None.
     """
 
     execution: Execution
@@ -92,16 +89,15 @@ class BatchedRun:
 
 
 @dataclass(eq=False, slots=True, frozen=True)
-class _Waiting:
-    """A request in the queue, and its properties at the time when it was added."""
+class _QueuedRequest:
+    """A request in the queue, with the `key` and `rows` that it had when it was added."""
 
     member: BatchedRun
     request: Request
     key: Hashable
     rows: int
 
-    def may_join(self, other: _Waiting) -> bool:
-        """Whether one call may serve both requests."""
+    def may_join(self, other: _QueuedRequest) -> bool:
         if type(self.request) is not type(other.request) or self.key != other.key:
             return False
         return self.member is other.member or not (
@@ -111,43 +107,38 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Batcher:
-    """A queue of requests, which are served in device calls.
+    """Queues requests, and serves them in device calls.
 
-    A call serves requests with the first request's key. Served runs then go to the end of the
-    queue. Requests with `goes_ahead` come first, but for at most `_MOST_CALLS_AHEAD` calls in a row
-    while other requests wait.
+    A call serves requests with the key of the first request. The other requests of the served runs
+    then move to the end of the queue. Requests with `goes_ahead` come first, but for at most
+    `_MOST_CALLS_AHEAD` calls in a row while other requests wait.
     """
 
     limits: BatchLimits = field(default_factory=lambda: BatchLimits(32))
     activity: ActivityMonitor = field(default_factory=ActivityMonitor)
     free_memory: Callable[[Stage | None], bool] = lambda _stage: False
-    """Frees memory after a call of that stage ran out of memory. Returns whether memory was freed.
-    """
-    _queue: list[_Waiting] = field(default_factory=list)
+    """Frees memory after a call of this stage lacked memory, and returns whether it freed any."""
+    _queue: list[_QueuedRequest] = field(default_factory=list)
     _calls_ahead: int = 0
     """The number of calls in a row that began with a request with `goes_ahead`."""
     _denoise_key: Hashable = None
-    """The key of the last call of a denoising model."""
+    """The key of the last call with the stage DENOISE."""
 
     @property
     def denoise_rows(self) -> int:
-        """The number of rows that fit into a call like the last denoising call.
-
-        Any thread may read this number.
-        """
+        """The rows that fit into a call like the last denoising call. Any thread may read this."""
         return self.limits.fitting_rows(self._denoise_key)
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits."""
         return not self._queue
 
     def join(self, member: BatchedRun) -> None:
-        """Start a run. The next call may serve its requests."""
+        """Start a run. The next call may serve its first requests."""
         self._advance(member, None)
 
     def wake(self, member: BatchedRun) -> None:
-        """Advance a run that waits for something other than the device."""
+        """Advance a run that yielded no requests, because its caller has taken a result."""
         self._advance(member, [])
 
     def leave(self, member: BatchedRun) -> None:
@@ -164,7 +155,7 @@ class Batcher:
             self._advance(member, received)
 
     def _answers(self) -> dict[BatchedRun, list[Answer]]:
-        """Make the next call and return its answers by run. The batcher keeps no answer."""
+        """Make the next call and return its answers by run."""
         group = self._pick()
         results = self._run(group)
         if not results:
@@ -185,23 +176,23 @@ class Batcher:
             answers.setdefault(waiting.member, []).append((waiting.request, result))
         return answers
 
-    def _pick(self) -> list[_Waiting]:
+    def _pick(self) -> list[_QueuedRequest]:
         first = self._first()
         candidates = [each for each in self._queue if each.may_join(first)]
         wanted = sum(each.rows for each in candidates)
-        room = self.limits.max_rows(first.key, wanted)
-        if wanted <= room:
+        free_rows = self.limits.max_rows(first.key, wanted)
+        if wanted <= free_rows:
             return candidates
-        group: list[_Waiting] = []
+        group: list[_QueuedRequest] = []
         for waiting in _round_robin(candidates):
-            if group and waiting.rows > room:
+            if group and waiting.rows > free_rows:
                 break
-            room -= waiting.rows
+            free_rows -= waiting.rows
             group.append(waiting)
         return group
 
-    def _first(self) -> _Waiting:
-        """The request that determines the key of the next call."""
+    def _first(self) -> _QueuedRequest:
+        """Return the request whose key the next call has."""
         ahead = next((each for each in self._queue if each.request.goes_ahead), None)
         rest = next((each for each in self._queue if not each.request.goes_ahead), None)
         if ahead is not None and (rest is None or self._calls_ahead < _MOST_CALLS_AHEAD):
@@ -211,11 +202,11 @@ class Batcher:
         self._calls_ahead = 0
         return rest
 
-    def _run(self, group: list[_Waiting]) -> Sequence[Any]:
-        """Return the results in order.
+    def _run(self, group: list[_QueuedRequest]) -> Sequence[Any]:
+        """Make the call, and return its results in order.
 
-        If memory ran out and was freed, or the row limit was lowered, the result is empty. The
-        requests then stay in the queue for another call.
+        The result is empty if memory ran out and a new call may fit. The requests stay in the
+        queue.
         """
         requests = [waiting.request for waiting in group]
         if isinstance(requests[0], YieldRequest):
@@ -234,19 +225,19 @@ class Batcher:
             if is_full and self.free_memory(requests[0].stage):
                 return []
             if len(group) == 1:
-                return [_of_a_run(error)]
+                return [_as_exception(error)]
             if is_full:
                 self.limits.halve(key, rows)
                 return []
         return [self._run_singly(waiting) for waiting in group]
 
-    def _run_singly(self, waiting: _Waiting) -> Any:
+    def _run_singly(self, waiting: _QueuedRequest) -> Any:
         request = waiting.request
         self.activity.begin(request.activity, [waiting.member.on_active])
         try:
             (result,) = _results([request])
         except BaseException as error:  # noqa: BLE001 - the run ends with the error
-            return _of_a_run(error)
+            return _as_exception(error)
         return result
 
     def _advance(self, member: BatchedRun, answers: list[Answer] | None) -> None:
@@ -255,7 +246,7 @@ class Batcher:
             # Before its first yield, a generator accepts only None, so `answers` is None in the
             # first call.
             fresh = member.execution.send(answers)  # type: ignore[arg-type]
-            waiting = [_waiting(member, request) for request in fresh]
+            waiting = [_queued(member, request) for request in fresh]
         except StopIteration:
             member.on_end(None)
         except Exception as error:  # noqa: BLE001 - the run ends with the error, the others go on
@@ -270,22 +261,18 @@ class Batcher:
         self._queue = [each for each in self._queue if each.member is not member]
 
 
-def _waiting(member: BatchedRun, request: Request) -> _Waiting:
-    """Return the request as an entry of the queue.
-
-    Raises EngineError if the key of the request is not hashable, or the number of its rows is not
-    an integer.
-    """
+def _queued(member: BatchedRun, request: Request) -> _QueuedRequest:
+    """Return the request for the queue. Raises EngineError if its key or its rows are invalid."""
     try:
         key, rows = request.key, index(request.rows)
         hash(key)
     except BaseException as error:
         raise EngineError(f"{type(request).__name__}: {type(error).__name__}: {error}") from error
-    return _Waiting(member, request, key, rows)
+    return _QueuedRequest(member, request, key, rows)
 
 
 def _results(requests: Sequence[Request]) -> Sequence[Any]:
-    """Return the results of a call. Raises EngineError if a request has no result, or several."""
+    """Return the results of a call. Raises EngineError if their number is wrong."""
     kind = type(requests[0])
     results = kind.run_batch(requests)
     if len(results) != len(requests):
@@ -293,17 +280,14 @@ def _results(requests: Sequence[Request]) -> Sequence[Any]:
     return results
 
 
-def _of_a_run(error: BaseException) -> Exception:
-    """Return an error that ends only the run.
-
-    An error such as SystemExit would end the device thread, so it is replaced.
-    """
+def _as_exception(error: BaseException) -> Exception:
+    """Return the error as an Exception, because any other error would end the device thread."""
     if isinstance(error, Exception):
         return error
     return EngineError(f"{type(error).__name__}: {error}")
 
 
-def _round_robin(candidates: Iterable[_Waiting]) -> list[_Waiting]:
+def _round_robin(candidates: Iterable[_QueuedRequest]) -> list[_QueuedRequest]:
     """Order the requests: the first request of each run, then the second of each run, and so on."""
     turns: dict[BatchedRun, int] = {}
     placed = []

@@ -10,18 +10,18 @@ _FILES = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-"""The files with the limit and with the used memory, in versions 2 and 1 of control groups."""
+"""The files with the limit and with the used memory, for versions 2 and 1 of control groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerMemory:
     limit_bytes: int
-    """A huge number if there is no limit and the control group has version 1."""
+    """A huge number if the control group has version 1 and no limit."""
     used_bytes: int
 
 
 def container_memory(root: Path = _ROOT) -> ContainerMemory | None:
-    """The memory of the container; None without a control group or without a limit."""
+    """Return the memory of the container, or None if no limit can be read."""
     for limit, used in _FILES:
         try:
             return ContainerMemory(int((root / limit).read_text()), int((root / used).read_text()))

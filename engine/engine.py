@@ -52,15 +52,15 @@ _STOP_TIMEOUT_S = 60.0
 _ADMIT_PERIOD_S = 1.0
 _MAX_ROWS = 32
 _ROWS_OF_A_JOB = 2
-"""The rows of an image with guidance in a UNet call."""
+"""The rows that an image with guidance takes in a UNet call."""
 _FEWEST_JOBS = 4
-"""The smallest number of jobs to run at once. If a call has room for fewer jobs, the jobs are
-served in turns, so that a long job does not delay a short one.
+"""The smallest number of jobs to run at once. If one call has too few rows for all of them, the
+calls alternate between the jobs, so that a long job does not delay a short one.
 """
 
 
 class Engine:
-    """Runs all submitted graphs on one device at the same time.
+    """Runs submitted graphs on one device, several at the same time.
 
     Creating an engine is cheap; `start` imports torch.
 
@@ -111,7 +111,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread after its present device call. Open runs end as cancelled."""
+        """Stop the thread after its current device call. Open runs end as cancelled."""
         self._close()
         if self._thread is not None:
             self._thread.join(_STOP_TIMEOUT_S)
@@ -125,7 +125,7 @@ class Engine:
         on_active: OnActive = ignore_active,
         on_joined: Callable[[], None] = lambda: None,
     ) -> Run:
-        """Start a run of a graph. Any thread may call this method, which never waits.
+        """Start a run of a graph without blocking. Any thread may call this method.
 
         The last event is Finished or Errored. `OnActive` explains `on_active`. `on_joined` is
         called if this run is exclusive and another run starts beside it. All three are called on
@@ -161,21 +161,19 @@ class Engine:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the engine has stopped, for any reason."""
         return self._stopped.is_set()
 
     @property
     def activity(self) -> Activity:
-        """The current activity of the device thread."""
         return self._batcher.activity.now
 
     @property
     def suggested_concurrency(self) -> int:
         """The number of runs that the engine should have at once.
 
-        If no run waits, this is the result of `suggested_concurrency_for` for the number of rows
-        that fit into a call. If runs wait and one run is exclusive, it is the number of all runs.
-        If runs wait only for memory, it is the number of runs that do not wait, and at least 1.
+        If no run waits, the rows that fit into a call determine this number. If runs wait and one
+        run is exclusive, this is the number of all runs. If runs wait only for memory, this is the
+        number of runs that do not wait, and at least 1.
         """
         if self._waiting:
             ahead = 0 if self._admission.has_exclusive else len(self._waiting)
@@ -184,9 +182,9 @@ class Engine:
 
     @staticmethod
     def suggested_concurrency_for(rows: int = _MAX_ROWS) -> int:
-        """The number of jobs to run at once if a UNet call has `rows` rows.
+        """Return the number of jobs to run at once if a UNet call has `rows` rows.
 
-        These jobs share one call. Each further job would only delay the others.
+        The number is at least `_FEWEST_JOBS`. Further jobs would only delay the others.
         """
         return max(_FEWEST_JOBS, rows // _ROWS_OF_A_JOB)
 
@@ -210,7 +208,7 @@ class Engine:
             self._abandon()
 
     def _run_commands(self) -> None:
-        """Run all commands in the inbox. Wait for a command if no request waits for the device."""
+        """Run all commands in the inbox. If no run needs the device, first wait for a command."""
         if self._batcher.idle:
             self._batcher.activity.rest()
             try:
@@ -225,7 +223,6 @@ class Engine:
             command()
 
     def _close(self) -> None:
-        """Accept no more runs, and end the loop. After this call, `submit` raises EngineError."""
         with self._submit_lock:
             self._stopped.set()
         self._inbox.put(_wake)
@@ -315,7 +312,7 @@ class Engine:
             _log.exception("callback failed", extra={"action": "run_end"})
 
     def _diagnosed(self, error: Exception) -> Exception:
-        """Return the error of a run, or an error that names a cause outside the run."""
+        """Return the error of a run, or an error with a cause outside the run."""
         if is_machine_error(error) and not isinstance(error, ModelsUnavailable):
             return MachineFailed(f"The machine failed: {error}")
         if isinstance(error, OutOfMemory) and any(each.member for each in list(self._open)):
@@ -324,7 +321,7 @@ class Engine:
 
 
 def _wake() -> None:
-    """An empty command. It only ends the wait for a command."""
+    """A command without effect. It ends a blocking read of the inbox."""
 
 
 class Run:
@@ -348,8 +345,7 @@ class Run:
         self.member: BatchedRun | None = None
         """The run in the batch while it is on the device."""
         self.untaken = 0
-        """The number of reported results that are not yet taken. Only the device thread changes
-        this number."""
+        """The number of reported results that are not taken. Changed only by the device thread."""
         self.stages = StageClock()
         """The time of each stage of the run. Only the device thread changes this object."""
         self.stages.span_link = options.span_link
@@ -384,8 +380,8 @@ class Run:
     def note_node(self, node: Node) -> None:
         """Note that the node is running.
 
-        The node is reported if the last report is older than the progress period. No node is
-        reported if the progress period is 0.
+        Its name is reported if the last report is older than the progress period, and never if the
+        progress period is 0.
         """
         self._node = node
         if self._progress_period_s and (now := self._now()) >= self._next_node_at:
@@ -421,7 +417,6 @@ class Run:
             self._report(ready)
 
     def end(self, error: Exception | None) -> None:
-        """Report the end of the run: success if `error` is None."""
         if error is None:
             last: EngineEvent = self._finished()
         elif isinstance(error, EngineError):
@@ -449,17 +444,18 @@ class Run:
 
 
 class _ImageOrder:
-    """Gives images the same indexes in every attempt, although nodes may end in another order.
+    """Numbers the images of a run, with the same result in every attempt, in whatever order nodes
+    end.
 
     Without `first_index`, images are counted in the order of the graph's output nodes. The images
-    of a node are then kept until all earlier output nodes have their images.
+    of a node are then not reported until all earlier output nodes have their images.
     """
 
     def __init__(self, graph: Graph, first_index: Mapping[str, int] | None) -> None:
         self._graph = graph
         self._first_index = first_index
         self._expected = [node.id for node in graph.outputs]
-        self._held: dict[str, Sequence[Any]] = {}
+        self._unreported: dict[str, Sequence[Any]] = {}
         self._next_index = 0
         if first_index is not None and (missing := set(self._expected) - set(first_index)):
             raise ValueError(f"first_index lacks {sorted(missing)}")
@@ -468,11 +464,13 @@ class _ImageOrder:
         """Add the images of a node. Returns the events that can be reported now."""
         if self._first_index is not None:
             return self._numbered(node_id, images, self._first_index[node_id])
-        self._held[node_id] = images
+        self._unreported[node_id] = images
         ready: list[ImageReady | LatentReady] = []
-        while self._expected and self._expected[0] in self._held:
+        while self._expected and self._expected[0] in self._unreported:
             next_id = self._expected.pop(0)
-            ready += self._numbered(next_id, self._held.pop(next_id), self._next_index + len(ready))
+            ready += self._numbered(
+                next_id, self._unreported.pop(next_id), self._next_index + len(ready)
+            )
         self._next_index += len(ready)
         return ready
 

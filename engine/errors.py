@@ -42,7 +42,7 @@ SHOWN_FIELDS = 50
 _MAX_TEXT_CHARS = 500
 _INT_LIMIT = 2**64
 COST_TOO_HIGH = "cost_too_high"
-"""The type of the error of a graph that exceeds a limit."""
+"""The `type` of a GraphInvalid for a graph that exceeds a limit."""
 _FIELD_OF_LIMIT = {
     "max_cost": "steps",
     "max_live_bytes": "width",
@@ -70,10 +70,7 @@ class FieldError:
 
 
 class GraphInvalid(EngineError):
-    """The workflow is invalid. The error has ComfyUI's shape.
-
-    `type` and the types in `node_errors` are ComfyUI's names, so that its clients can read them.
-    """
+    """The workflow is invalid. The fields and types are ComfyUI's, for its clients."""
 
     code = "invalid_input"
 
@@ -97,7 +94,7 @@ class GraphInvalid(EngineError):
         return _encodable_text(f"{self.message}: {self.details}" if self.details else self.message)
 
     def body(self) -> dict[str, Any]:
-        """The body of the error response. The body is valid JSON for every request."""
+        """Return the body of the error response. It is valid JSON for every request."""
         error = {
             "type": self.type,
             "message": self.message,
@@ -108,7 +105,7 @@ class GraphInvalid(EngineError):
         return safe
 
     def of_parameters(self) -> EngineError:
-        """The error that names fields of a diffusion request in place of nodes of its graph."""
+        """Return a limit error as ParametersInvalid, and any other error unchanged."""
         if self.type != COST_TOO_HIGH:
             return self
         field = _FIELD_OF_LIMIT[self.extra_info["limit"]]
@@ -160,7 +157,7 @@ class OutOfMemory(EngineError):
     code = "out_of_memory"
 
     def __init__(self, message: str | None = None, beside_others: bool = False) -> None:
-        """`beside_others`: whether other runs were on the device and possibly used the memory."""
+        """`beside_others`: whether other runs were on the device and may have used the memory."""
         self.beside_others = beside_others
         super().__init__(message or type(self).__doc__, beside_others)
 
@@ -244,10 +241,10 @@ _NO_THREAD = "can't start new thread"
 
 def is_machine_error(error: BaseException | None) -> bool:
     """Whether the error itself, or an error in its chain of causes, is a failure of the machine."""
-    return is_caused_by(error, _is_of_the_machine)
+    return is_caused_by(error, _is_failure_of_machine)
 
 
-def _is_of_the_machine(error: BaseException) -> bool:
+def _is_failure_of_machine(error: BaseException) -> bool:
     match error:
         case MachineFailed():
             return True
@@ -275,9 +272,9 @@ class Cancelled(EngineError):
 
 
 def encodable(value: Any) -> Any:
-    """Return the value with text in place of values that strict JSON cannot hold.
+    """Return the value with text in place of values that strict JSON cannot represent.
 
-    These are NaN, infinity, integers of more than 64 bits and objects of other types. Lone
+    Such values are NaN, infinity, integers of more than 64 bits and objects of other types. Lone
     surrogates are escaped, and long texts are shortened.
     """
     match value:

@@ -1,12 +1,13 @@
 """Runs the nodes of a graph in order, and starts later nodes while a node waits for the device.
 
-Nodes run in the order of `run_order`, which is also the basis of the memory estimate of a graph.
-While the current node waits for the device, later nodes that are ready start as well, so that the
-nodes share device calls. The later nodes use at most `Graph.overlap_bytes`. The memory estimate
-assumes strict order, so the values alive at once never exceed the estimate plus `overlap_bytes`.
+Nodes run in the order of `run_order`, on which the memory estimate of a graph is based. While the
+current node waits for the device, later nodes that are ready start as well, so that the nodes share
+device calls. The later nodes use at most `Graph.overlap_bytes`, so the values alive at once never
+exceed the estimate plus `overlap_bytes`.
 
-Between nodes that need no device, other runs are served every few milliseconds. The requests of the
-run are yielded only after these nodes. So the requests that share a call do not depend on timing.
+After every `_TURN_S` seconds of nodes without device work, other runs are served. A run yields its
+requests only when no further node can start. Timing therefore does not decide which requests share
+a call.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ class Executor:
         for node in self._order:
             for source in node.sources:
                 self._consumers[source] = self._consumers.get(source, 0) + 1
-        self._places = {node.id: place for place, node in enumerate(self._order)}
+        self._index_of = {node.id: index for index, node in enumerate(self._order)}
         self._reached = 0
-        """The index in the order of the first node that has not ended."""
+        """The smallest index in `_order` of a node that has not ended."""
         self._ended: set[str] = set()
         self._ahead_bytes: dict[str, int] = {}
-        """The memory in bytes of each node that was started earlier than in the order."""
+        """The estimated bytes of each node that started before its turn in `_order`."""
         self._ready: list[int] = []
-        """The indices of the nodes that are ready, in ascending order."""
+        """The indices in `_order` of the nodes that are ready, ascending."""
         self._sorter = TopologicalSorter({node.id: node.sources for node in self._order})
         self._sorter.prepare()
         self._find_ready()
@@ -106,21 +107,21 @@ class Executor:
     def _start_ready(self) -> list[Request]:
         """Start ready nodes for at most some milliseconds. Returns the requests of these nodes."""
         requests: list[Request] = []
-        give_way_at = time.monotonic() + _TURN_S
-        while (place := self._startable()) is not None:
-            self._ready.remove(place)
-            node = self._order[place]
-            if place != self._reached:
+        turn_ends_at = time.monotonic() + _TURN_S
+        while (index := self._startable()) is not None:
+            self._ready.remove(index)
+            node = self._order[index]
+            if index != self._reached:
                 self._ahead_bytes[node.id] = self._graph.node_bytes.get(node.id, 0)
             requests += self._start(node)
-            if time.monotonic() >= give_way_at:
+            if time.monotonic() >= turn_ends_at:
                 break
         return requests
 
     def _answer(self, answers: list[Answer]) -> list[Request]:
         """Give nodes their answers. Returns the next requests of the nodes.
 
-        The answers are removed from the list, so that the list keeps no reference to them.
+        The answers are removed from the list, so that their memory can be freed.
         """
         requests: list[Request] = []
         while answers:
@@ -153,7 +154,7 @@ class Executor:
         return []
 
     def _call(self, node: Node, links: Mapping[str, Any]) -> Any:
-        """Call the body. If memory runs out, drop unused values and call the body again."""
+        """Call the body. If memory runs out and some can be freed, call the body again."""
         while True:
             try:
                 return self._bodies[node.class_type](self._context, **node.literals, **links)
@@ -205,19 +206,19 @@ class Executor:
         self._find_ready()
 
     def _startable(self) -> int | None:
-        """The place of the first ready node that may start."""
+        """Return the index of the first ready node that may start."""
         if not self._ready or self._is_full():
             return None
-        room = self._graph.overlap_bytes - sum(self._ahead_bytes.values())
-        for place in self._ready:
-            node_bytes = self._graph.node_bytes.get(self._order[place].id, 0)
-            if place == self._reached or node_bytes <= room:
-                return place
+        free_bytes = self._graph.overlap_bytes - sum(self._ahead_bytes.values())
+        for index in self._ready:
+            node_bytes = self._graph.node_bytes.get(self._order[index].id, 0)
+            if index == self._reached or node_bytes <= free_bytes:
+                return index
         return None
 
     def _find_ready(self) -> None:
         for node_id in self._sorter.get_ready():
-            insort(self._ready, self._places[node_id])
+            insort(self._ready, self._index_of[node_id])
 
     def _advance_order(self, ended: Node) -> None:
         self._ended.add(ended.id)
@@ -240,7 +241,7 @@ def _next_turn() -> Generator[list[Request], list[Answer], list[Answer]]:
 
 
 def _failure(node: Node, error: BaseException) -> EngineError:
-    """Return the error of the run after the body of a node raised `error`.
+    """Return the error of a run whose node raised `error`.
 
     An exception such as SystemExit, which would end the device thread, becomes NodeFailed.
     """

@@ -4,8 +4,8 @@ An entry point of the group `darkroom.nodes` names a module that declares nodes 
 does. docs/own-nodes.md describes the interface for such a module, and `API_VERSION` is the version
 of this interface.
 
-The results of a node from a package are compared with its declaration while the node runs. A
-mistake in the node ends the job with a message that names the node. Other jobs are not affected.
+While a node of a package runs, its results are compared with its declaration. A mistake ends the
+job with a message that names the node. Other jobs are not affected.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ SHAPES: dict[str, type] = {
 
 
 def checked(declared: NodeType, package: str) -> NodeType:
-    """Return the node of a package, with checks of the results of its body and estimate.
+    """Return the node with a body and an estimate whose results are checked.
 
-    Any error of its check becomes a ValueError.
+    Any error that the node's own check raises becomes a ValueError.
     """
     return replace(
         declared,
@@ -180,10 +180,10 @@ def _estimate_fault(declared: NodeType, estimate: Estimate) -> str:
 GROUP = "darkroom.nodes"
 API_VERSION = (1, 1)
 """The version of the interface for packages of nodes. A removal or a changed meaning raises the
-first number. An addition raises the second number.
+first number, and an addition raises the second.
 """
 _RESERVED = frozenset({"*", "COMBO", "GUIDER"})
-"""The types of outputs that are not allowed for nodes of packages."""
+"""Types that outputs of packages may not have."""
 _DEVICE_LIBRARIES = ("torch", "diffusers", "transformers")
 
 _log = logging.getLogger(__name__)
@@ -200,9 +200,10 @@ class Extension:
 
 
 def installed_extensions(found: Iterable[EntryPoint] | None = None) -> tuple[Extension, ...]:
-    """The installed packages of nodes, sorted by name. This imports their modules.
+    """Return the installed packages of nodes, sorted by name. This imports their modules.
 
-    `found` replaces the entry points of the installed packages. Raises ExtensionInvalid.
+    `found` replaces the installed entry points. Raises ExtensionInvalid if a package cannot be
+    used.
     """
     points = entry_points(group=GROUP) if found is None else found
     extensions = sorted(map(_load, points), key=lambda each: (each.package, each.version))
@@ -222,7 +223,7 @@ def installed_extensions(found: Iterable[EntryPoint] | None = None) -> tuple[Ext
 def installed_nodes(found: Iterable[EntryPoint] | None = None) -> tuple[NodeType, ...]:
     """Return the node types of `installed_extensions`, and write a log line for each package.
 
-    Raises ExtensionInvalid.
+    Raises ExtensionInvalid if a package cannot be used.
     """
     extensions = installed_extensions(found)
     for each in extensions:

@@ -12,9 +12,9 @@ _FIELD = "extra_data.extra_pnginfo"
 
 
 def pnginfo_of(extra_data: object) -> dict[str, Any]:
-    """Return the member `extra_pnginfo`, JSON values by PNG keyword. The default is empty.
+    """Return the JSON values of the member `extra_pnginfo` by PNG keyword. The default is empty.
 
-    Raises ParametersInvalid if the member is not an object, or if a name is not a PNG keyword.
+    Raises ParametersInvalid if a value is not an object, or if a name is not a PNG keyword.
     """
     if extra_data is None:
         return {}
@@ -33,10 +33,9 @@ def pnginfo_of(extra_data: object) -> dict[str, Any]:
 
 
 def _is_keyword(name: Any) -> bool:
-    """Whether `name` is a valid keyword of a PNG text chunk.
+    """Whether `name` is a keyword of a PNG text chunk: https://www.w3.org/TR/png-3/#11keywords.
 
-    https://www.w3.org/TR/png-3/#11keywords: 1 to 79 printable characters of Latin-1, with single
-    spaces between them. This applies to iTXt chunks too.
+    Spaces are allowed only one by one, and not at the ends. iTXt chunks have the same keywords.
     """
     return (
         isinstance(name, str)

@@ -1,4 +1,4 @@
-"""Checks the limits of a graph during its run, with the actual sizes of its values.
+"""Checks the limits of a graph during its run, with the measured sizes of its values.
 
 A graph is accepted with estimated sizes. The sizes of files, the factors of upscale models and the
 tokens of texts are known only during the run, so the cost is computed again.
@@ -36,10 +36,7 @@ TYPES = {declared.class_type: declared for declared in NODE_TYPES}
 
 
 class Meter:
-    """The cost of the nodes of one run so far.
-
-    Each method raises TooLarge if a limit is exceeded.
-    """
+    """Adds up the cost of a run. `start` and `end` raise TooLarge if a limit is exceeded."""
 
     def __init__(self, graph: Graph, limits: Limits, types: NodeTypes = TYPES) -> None:
         self._types = types
@@ -54,7 +51,7 @@ class Meter:
         self._require_limits()
 
     def end(self, node: Node, outputs: Sequence[Any]) -> None:
-        """Count the outputs of a node."""
+        """Add the measured sizes of the outputs of a node."""
         pairs = zip(self._types[node.class_type].outputs, self._ledger.shapes_of(node), strict=True)
         found = [
             measured(value, shape) if name in SIZED_TYPES else shape
@@ -64,7 +61,6 @@ class Meter:
         self._require_limits()
 
     def _require_ranges(self, node: Node) -> None:
-        """Check the linked values of a node against the ranges of its inputs."""
         declared = self._types[node.class_type]
         values = self._ledger.values(node)
         try:
@@ -81,7 +77,7 @@ class Meter:
 
 
 def require_range(name: str, declared: Input, value: Any, limits: Limits) -> None:
-    """Raise ValueError if the value is not in the range of the input."""
+    """Raise ValueError if a number is not in the range of the input, or if a text is too long."""
     least: float
     most: float
     match declared:

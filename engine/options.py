@@ -21,7 +21,7 @@ class UnetOptions:
     float32.
     """
     channels_last: bool = False
-    """Whether convolutions use the memory format that a GPU's tensor cores read best."""
+    """Whether convolutions use the channels-last memory format, which is faster on tensor cores."""
     compiler: str | None = None
     """The backend of torch.compile, for example `inductor`; None compiles nothing. With a backend,
     the first steps of each image size take about a minute. UNets that FreeU has changed are not
@@ -31,7 +31,7 @@ class UnetOptions:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions(UnetOptions):
-    """Options for the device of an engine, for the memory of its models, and for its UNets."""
+    """Options for the device of an engine, for the memory of its models and for its UNets."""
 
     device: str = "cpu"
     """torch's name of the device; `auto` is the first GPU, or the CPU if there is no GPU."""

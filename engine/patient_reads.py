@@ -1,7 +1,6 @@
-"""Reads files with a time-out, because a read of a network mount may hang without its server.
+"""Reads files with a time-out, because a read of a network mount hangs while its server is down.
 
-A thread in such a read cannot be ended. So there is at most one such thread, and callers wait only
-for a limited time for a read.
+A hanging thread cannot be ended, so each PatientReads makes all reads in one thread.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class PatientReads:
         clock: Callable[[], float] = time.monotonic,
         subject: str = "The models folder",
     ) -> None:
-        """`ttl_s` is the time for which a result is reused. `timeout_s` is the time that a read may
-        take before its previous result is used. `subject` is the subject of the error message.
+        """`ttl_s` is the time for which a result is reused. If a read takes longer than
+        `timeout_s`, its previous result is used. `subject` is the subject of the error message.
         """
         self._subject = subject
         self._ttl_s = ttl_s
@@ -63,7 +62,7 @@ class PatientReads:
         self._clock = clock
         self._lock = threading.Lock()
         self._values: dict[Hashable, tuple[float, Any]] = {}
-        """The time of each read and its result."""
+        """The time and the result of the last successful read of each key."""
         self._reads: OrderedDict[Hashable, _Read] = OrderedDict()
         """The current read, and the reads that wait for its end."""
         self._began_at: float | None = None
@@ -84,11 +83,10 @@ class PatientReads:
 
         `ttl_s` is the time for which the result is reused; None means the default of this reader.
 
-        If `function` does not return in time or raises an OSError, its previous result is
-        returned. FileNotFoundError is passed on, because it means that a file was removed.
-
-        Raises ModelsUnavailable if there is no previous result. Raises BlockingIOError inside
-        `without_waiting` if the call would wait.
+        If `function` needs too long or raises an OSError, its previous result is returned, and
+        ModelsUnavailable is raised if there is none. FileNotFoundError is passed on, because it
+        means that a file was removed. Raises BlockingIOError inside `without_waiting` if the call
+        would wait.
         """
         try:
             return self.read_now(key, function, ttl_s=ttl_s)
@@ -128,8 +126,8 @@ class PatientReads:
 
     def _begin(self, key: Hashable, function: Callable[[], Any]) -> Future[Any]:
         if self._began_at is None:
-            # The thread first waits for the lock, which the caller holds. If the thread cannot
-            # start, nothing has changed, so the next call starts a thread.
+            # The new thread waits for the lock, which the caller holds. If the thread cannot start,
+            # nothing has changed, so the next call tries again.
             threading.Thread(target=self._work, name="models-folder", daemon=True).start()
             self._began_at = self._clock()
         if key not in self._reads:
@@ -137,10 +135,7 @@ class PatientReads:
         return self._reads[key].done
 
     def _time_left_s(self) -> float:
-        """Return the seconds that callers may still wait for the current read.
-
-        The result is not positive if the read is overdue.
-        """
+        """Return the seconds until the current read is overdue, or less than 0 if it is overdue."""
         assert self._began_at is not None
         return self._began_at + self._timeout_s - self._clock()
 

@@ -16,18 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`done` of the `total` sampler steps of the graph are done."""
+    """Of the `total` sampler steps of the graph, `done` steps have ended."""
 
     done: int
     total: int
     node_id: str = field(default="", compare=False)
-    """The node that is running."""
     class_type: str = field(default="", compare=False)
     rows: int | None = field(default=None, compare=False)
     """The number of rows of the last denoising call, including rows of other runs. None before the
     first call."""
     images: int = field(default=0, compare=False)
-    """The number of results that were reported."""
     preview: bytes | None = field(default=None, compare=False, repr=False)
     """A preview of the image as a JPEG; None if there is no new preview."""
 
@@ -53,11 +51,10 @@ class LatentReady:
 
 
 class Note(StrEnum):
-    """A deviation from the request in a run that still made its results."""
+    """A deviation from the request in a run that succeeded."""
 
     VAE_TILED = "vae_tiled"
-    """Memory ran out, so an image was decoded or encoded tile by tile. Its pixels differ a little
-    from the pixels of an image that is decoded or encoded as a whole."""
+    """Memory ran out, so the VAE worked tile by tile, which changes the result a little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +75,6 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Errored:
-    """The run has failed or was cancelled."""
-
     error: EngineError
 
 
@@ -95,7 +90,7 @@ EngineEvent: TypeAlias = Progress | ImageReady | LatentReady | Finished | Errore
 
 @dataclass(slots=True)
 class PassedSigmas:
-    """Reports steps when a sampler passes the sigmas of its schedule."""
+    """Converts the progress in sigmas of a sampler to steps, and reports the steps."""
 
     on_steps: Callable[[int], None]
     steps: int

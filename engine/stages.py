@@ -22,12 +22,11 @@ class Stage(StrEnum):
 class StageClock:
     """Adds up, for each stage, the time in which a run waits for device work of that stage.
 
-    The time in which other runs are served is included. The common time of overlapping requests
-    counts once. Only the device thread uses the clock.
+    Time in which other runs are served counts too. Time in which requests overlap counts once. Only
+    the device thread uses the clock.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        """`now` returns a time in seconds."""
         self.seconds: dict[Stage, float] = {}
         """The seconds of each stage, in the order in which the stages first ended."""
         self._now = now
@@ -45,10 +44,9 @@ class StageClock:
 
     @property
     def rows_per_call(self) -> float | None:
-        """The mean number of rows in a denoising call of this run; None without a call.
+        """The mean number of rows in a denoising call of this run, with the rows of other runs.
 
-        The rows of other runs in the call are included. The mean is the harmonic mean, weighted by
-        the rows of this run.
+        This is the harmonic mean, weighted by the rows of this run; None without a call.
         """
         return self._rows / self._calls if self._calls else None
 
@@ -62,7 +60,7 @@ class StageClock:
     def end(
         self, stage: Stage | None, *, rows: int, call_rows: int, span_links: Set[str] = frozenset()
     ) -> None:
-        """Note that a request was answered.
+        """Note that a request was answered, which had `rows` of the `call_rows` rows of the call.
 
         The request had `rows` of the `call_rows` rows of the call. `span_links` are those of the
         runs in the call.

@@ -48,7 +48,7 @@ _DIRECT_ROUTERS = (generate.router, results.router)
 _ROUTERS = (
     jobs.router,
     events.router,
-    # This router is first, because `admin_jobs.router` would take `blocked` as an id.
+    # This router precedes `admin_jobs.router`, which would match `blocked` as a job id.
     admin_jobs.blocked_router,
     admin_jobs.router,
     callbacks.router,
@@ -119,20 +119,20 @@ def create_api(
     _add_error_handlers(app, replica, protocols)
     _add_routes(app)
     _add_pages(app, http, root_page=protocol_settings.root_page)
+    # These routes are last, so that Darkroom's own routes take precedence.
     for router in _routers_of(protocols):
         app.include_router(router)
     return app
 
 
 def _add_routes(app: FastAPI) -> None:
-    """Add Darkroom's own routes. They are matched in order, so frequent routes come first."""
+    """Add Darkroom's own routes. FastAPI tries them in this order, so frequent routes are first."""
     app.router.routes[:0] = [each for direct in _DIRECT_ROUTERS for each in direct.routes]
     for router in _ROUTERS:
         app.include_router(router)
 
 
 def _routers_of(protocols: Sequence[HttpProtocol]) -> list[APIRouter]:
-    """Return the routers of protocols. They are added last, so `/v1` routes have precedence."""
     return [router for each in protocols for router in each.routers]
 
 
@@ -181,8 +181,7 @@ def _add_middleware(app: FastAPI, *, cors_origins: Sequence[str]) -> None:
 def _has_slash(path: str) -> bool:
     """Return whether a slash at the end of the path must be removed.
 
-    Pages are excluded. They redirect from the path with a slash, because their relative links work
-    only without the slash.
+    Pages redirect to the path without the slash instead, so that their relative links work.
     """
     return path.endswith("/") and bool(path.strip("/")) and path[:-1] not in _PAGES
 
@@ -203,7 +202,7 @@ def _wrong_method(path: str, routers: Sequence[APIRouter]) -> ApiError:
 class _Api(FastAPI):
     def __init__(self, *, are_requests_logged: bool, is_in_serve: bool, **options: Any) -> None:
         super().__init__(**options)
-        # This middleware is outermost, so that answers with status 500 also have an id.
+        # This middleware is outside FastAPI's error handlers, so that all errors have an id.
         with_id = RequestIds(
             self._answer, are_requests_logged=are_requests_logged, is_in_serve=is_in_serve
         )
@@ -216,10 +215,9 @@ class _Api(FastAPI):
         await self._outermost(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request.
+        """Handle a request. An unexpected error is logged after the answer with status 500.
 
-        An unexpected error is logged here, after the answer with status 500. The error is not
-        raised again, because Serve would log it in another format.
+        The error is not raised again, because Serve would log it in another format.
         """
         try:
             await super().__call__(scope, receive, send)

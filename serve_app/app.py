@@ -110,7 +110,7 @@ def build_with(settings: Settings) -> Application:
 
 
 def _with_replicas(settings: Settings) -> Settings:
-    """Set the number of replicas. Each replica needs this number to compute its part of a rate."""
+    """Set the number of replicas, from which each replica computes its part of a rate limit."""
     if settings.http.replicas is not None:
         return settings
     replicas = min(_DEFAULT_REPLICAS, os.cpu_count() or 1)
@@ -129,7 +129,7 @@ def _role(name: str, main: str, settings: Settings) -> DeploymentActorConfig:
 
 
 def build_replica(settings: Settings) -> FastAPI:
-    """Build the ASGI application of a replica in its own process, and set up the process."""
+    """Set up the process of a replica, and build its ASGI application."""
     set_up_logging(log_format=settings.telemetry.log_format, filters=[RequestIdFilter()])
     listen_on_node_address()
     limit_websocket_messages(MAX_MESSAGE_BYTES)
@@ -142,10 +142,7 @@ def build_replica(settings: Settings) -> FastAPI:
 
 
 def build_asgi(settings: Settings, *, is_in_serve: bool = False) -> FastAPI:
-    """Build the ASGI application of one replica.
-
-    It answers requests before its connections are open.
-    """
+    """Build the ASGI application of one replica. It answers before its connections are open."""
     connections = open_connections(
         settings.log,
         f"api@{socket.gethostname()}",
@@ -263,7 +260,7 @@ def _catalogue(settings: StoreSettings) -> Catalogue:
 
 
 def _fetcher(settings: Settings, rule: AddressRule) -> Fetcher:
-    """Build the fetcher. Its look-ups do not delay callbacks, because it has its own resolver."""
+    """Build the fetcher with its own resolver, so that its look-ups do not delay callbacks."""
     proxy = settings.callbacks.proxy
     return Fetcher(
         rule,

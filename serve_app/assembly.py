@@ -111,11 +111,11 @@ def assemble(
     warnings: Sequence[str] = (),
     open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
 ) -> Replica:
-    """Build a replica. Its parts are not connected yet.
+    """Build a replica without opening connections.
 
-    `secret` is the key of ids, file tokens and webhook secrets. `default_endpoint` is the default
-    endpoint of the settings, from which the endpoint's database row may differ. `exporter` receives
-    the spans of accepted requests. `warnings` are known problems of the setup.
+    Ids, file tokens and webhook secrets are derived from `secret`. `default_endpoint` is as in the
+    settings; its database row may differ. `exporter` receives the spans of accepted requests.
+    `warnings` are known problems of the setup.
     """
     database, http, owners = outside.database, settings.http, settings.owners
     log, deliveries = outside.history.log, outside.history.delivery_log

@@ -21,31 +21,27 @@ _AUTHORIZATION = "authorization"
 
 
 async def caller(connection: HTTPConnection) -> ApiKey:
-    """Return the caller's current key. Call this again after a long wait, because the key may
-    change.
-
-    Raises KeyMissing, KeyInvalid.
-    """
+    """Return the caller's key in its current state. Raises KeyMissing, KeyInvalid."""
     return await replica_of(connection).access.authenticator.authenticate(
         authorization_of(connection)
     )
 
 
 def authorization_of(connection: HTTPConnection) -> str:
-    """Return the value of `Authorization`, or the value from `note_authorization`."""
+    """Return the header `Authorization`, or the value that `note_authorization` has set."""
     noted: str | None = getattr(connection.state, _AUTHORIZATION, None)
     return connection.headers.get("authorization", "") if noted is None else noted
 
 
 def note_authorization(connection: HTTPConnection, value: str) -> None:
-    """Set the value of `Authorization` for a request whose key is not in this header."""
+    """Set a value of `Authorization` for a request whose key is elsewhere, such as in the path."""
     setattr(connection.state, _AUTHORIZATION, value)
 
 
 def key_check(
     connection: HTTPConnection, key: ApiKey, scope: Scope = Scope.READ
 ) -> Callable[[], Awaitable[bool]]:
-    """Return a function that checks whether a long request may continue: its key is still valid."""
+    """Return a function that tells whether the key of a long request is still valid."""
 
     async def ask() -> bool:
         try:
@@ -54,8 +50,7 @@ def key_check(
         except KeyRefused:
             return False
         except DatabaseUnavailable:
-            # The key stays valid, because nobody can revoke a key while the database is
-            # unavailable.
+            # Nobody can revoke a key while the database is unavailable.
             return True
         return now.owner == key.owner
 
@@ -65,8 +60,8 @@ def key_check(
 class Requires(SecurityBase):
     """A FastAPI dependency that returns the caller's key after checking its scope and rate.
 
-    The query is checked after the key, so that errors about parameters are shown only to callers
-    with a key. Raises KeyMissing, KeyInvalid, RateExceeded, ScopeMissing, RequestValidationError.
+    Query parameters are checked last, so that only callers with a key see errors about them. Raises
+    KeyMissing, KeyInvalid, RateExceeded, ScopeMissing, RequestValidationError.
 
     The base class only describes the dependency in the OpenAPI document. FastAPI's `HTTPBearer` is
     not used, because it would be a second dependency that runs for every request.

@@ -23,26 +23,20 @@ from serve_app.error_responses import ApiError
 from settings.constant import constant
 
 MAX_DEPTH = 100
-"""The largest number of levels of nested arrays and objects in a body. An event contains the body,
-and may have up to 200 levels.
-"""
+"""The most levels of nested arrays and objects in a body. The event with the body may have 200."""
 
 _MAX_CONTAINERS = 2**16
-"""The largest number of arrays and objects in a body. No other Python thread runs while a body is
-parsed.
-"""
+"""The most arrays and objects in a body. No other Python thread runs while a body is parsed."""
 _MAX_COMMAS = 2**18
-"""The largest number of commas in a body. Commas separate values and keys, and each value or key
-costs time and up to hundreds of bytes of memory. The base64 of inline images contains no commas.
+"""The most commas in a body. Commas separate values and keys, each of which costs time and up to
+hundreds of bytes of memory. The base64 of inline images contains no commas.
 """
 _MAX_HELD_BYTES = constant("MAX_HELD_BODY_BYTES", 128 * 1024**2)
-"""The largest total size in bytes of the bodies that one replica holds at a time. One owner may use
-half of this amount.
-"""
+"""The most bytes of bodies in the memory of one replica. One owner may use half of them."""
 _MAX_IMAGE_BYTES = 16 * 1024**2
 """The largest size in bytes of a JSON body that may contain inline images."""
 _GRACE_S = constant("BODY_GRACE_S", 10.0)
-"""Seconds by which a body may be behind the lowest rate, also before its first byte."""
+"""Seconds that a body may take in addition to its time at the lowest rate."""
 _MIN_BYTES_PER_S = constant("MIN_BODY_BYTES_PER_S", 32.0 * 1024)
 """The lowest rate of a body in bytes per second. A slower body is refused with 408."""
 _SHOWN_CHARS = 100
@@ -61,7 +55,7 @@ _MAX_FORM_FIELDS = 32
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The lowest rate of a body. Reading stops once the body is `grace_s` behind this rate."""
+    """The lowest rate of a body. The body may take `grace_s` seconds longer than at this rate."""
 
     grace_s: float
     min_bytes_per_s: float
@@ -132,7 +126,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def require_json(request: Request) -> None:
-    """Raises ApiError 415 if the media type is not JSON, or if the body is encoded."""
+    """Raise ApiError 415 if the media type is not JSON, or if the body is compressed."""
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         message = "Send the body as Content-Type: application/json."
@@ -205,9 +199,7 @@ def too_large(max_bytes: int) -> ApiError:
 
 
 class Bodies:
-    """Reads request bodies, and limits the total size of the bodies that one replica holds at a
-    time.
-    """
+    """Reads request bodies, and limits the total size of all bodies in memory."""
 
     def __init__(self, checks: Checks, *, max_bytes: int, max_upload_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -223,7 +215,7 @@ class Bodies:
     async def chunks(
         self, request: Request, owner: str, *, max_bytes: int
     ) -> AsyncGenerator[AsyncGenerator[bytes]]:
-        """Read the body in chunks. Memory is reserved for the body until the context ends.
+        """Yield the body in chunks. Memory is reserved for the body until the context ends.
 
         Raises NoTurn, ApiError 413 as soon as the body is too large, and ApiError 408 as soon as
         it is too slow.
@@ -285,7 +277,7 @@ class Bodies:
 
 
 def validated(model: type[M], content: Any) -> M:
-    """Raises RequestValidationError."""
+    """Validate `content` as `model`. Raises RequestValidationError."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -355,7 +347,7 @@ async def file_of(form: FormData, field: str) -> tuple[str, bytes]:
 
 
 async def _parsed(parser: MultiPartParser) -> FormData:
-    """Raises ApiError 400, 408, 413."""
+    """Parse a form. Raises ApiError 400, 408, 413."""
     try:
         form = await parser.parse()
         _require_texts(form)
@@ -367,10 +359,9 @@ async def _parsed(parser: MultiPartParser) -> FormData:
 
 
 def _require_texts(form: FormData) -> None:
-    """Refuse texts that UTF-8 cannot encode. Such texts are possible, because a form can choose any
-    of Python's codecs for its texts.
+    """Raise UnicodeError for a text that UTF-8 cannot encode.
 
-    Raises UnicodeError.
+    Such texts are possible, because a form may name any of Python's codecs for its texts.
     """
     for name, each in form.multi_items():
         for text in (name, each.filename or "" if isinstance(each, UploadFile) else each):
@@ -378,7 +369,6 @@ def _require_texts(form: FormData) -> None:
 
 
 def _require_form(request: Request) -> None:
-    """Raises ApiError 415."""
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         message = "Send the image as a file of a form (multipart/form-data)."

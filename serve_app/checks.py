@@ -16,7 +16,7 @@ from serve_app.refusals import NoTurn
 from settings.constant import constant
 
 _WAIT_S = constant("BODY_WAIT_S", 10.0)
-"""Seconds that a caller waits for a turn before the request gets 503."""
+"""Seconds that a request waits for its turn before it is refused with 503."""
 _BODY_CHECKS = constant("BODY_CHECKS", 2)
 """The number of threads that check large request bodies. One owner cannot use all threads."""
 
@@ -29,31 +29,25 @@ class _Waiter:
 
 
 class FairSemaphore:
-    """Limits the total amount in use at a time. Other callers wait in order of arrival.
+    """A semaphore of `total` units, such as bytes or threads. Callers wait in order of arrival.
 
-    A caller that waits because of its owner's share does not block callers of other owners.
+    A caller whose owner already uses `per_owner` units does not block callers of other owners.
     """
 
     def __init__(self, total: int, *, per_owner: int, timeout_s: float | None = None) -> None:
-        """`per_owner` is the largest amount that one owner may use.
-
-        `timeout_s` is the longest wait of a caller; None means the default.
-        """
+        """A caller waits for at most `timeout_s` seconds; None means `_WAIT_S`."""
         self._free = total
         self._per_owner = per_owner
         self._timeout_s = _WAIT_S if timeout_s is None else timeout_s
-        self._taken: Counter[str] = Counter()
+        self._used: Counter[str] = Counter()
         self._waiting: list[_Waiter] = []
 
     @asynccontextmanager
     async def take(self, owner: str, size: int = 1) -> AsyncGenerator[None]:
-        """Reserve `size`, at most the share of one owner, until the context ends.
-
-        Raises NoTurn if too little becomes free in time.
-        """
+        """Reserve `size` units, but at most `per_owner`, until the context ends. Raises NoTurn."""
         turn = _Waiter(owner, min(size, self._per_owner))
         self._waiting.append(turn)
-        self._begin()
+        self._begin_turns()
         try:
             await self._wait(turn)
             yield
@@ -69,44 +63,39 @@ class FairSemaphore:
         except TimeoutError as error:
             raise NoTurn from error
 
-    def _begin(self) -> None:
-        """Begin waiting turns in order, until too little is free for a turn.
+    def _begin_turns(self) -> None:
+        """Begin waiting turns in order, up to the first turn for which too few units are free.
 
-        Turns whose owner has used its share are skipped.
+        Turns whose owner would exceed its limit are skipped.
         """
         for turn in list(self._waiting):
-            if self._taken[turn.owner] + turn.size > self._per_owner:
+            if self._used[turn.owner] + turn.size > self._per_owner:
                 continue
             if turn.size > self._free:
                 return
             self._waiting.remove(turn)
             self._free -= turn.size
-            self._taken[turn.owner] += turn.size
+            self._used[turn.owner] += turn.size
             turn.begun.set()
 
     def _end(self, turn: _Waiter) -> None:
         if turn.begun.is_set():
             self._free += turn.size
-            self._taken[turn.owner] -= turn.size
-            self._taken += Counter()  # This removes owners that use nothing.
+            self._used[turn.owner] -= turn.size
+            self._used += Counter()  # This removes owners that use no units.
         else:
             self._waiting.remove(turn)
-        self._begin()
+        self._begin_turns()
 
 
 T = TypeVar("T")
 
 QUICK_BYTES = 4096
-"""The largest body that is checked without a thread. Such a body is parsed in less than a
-millisecond.
-"""
+"""The largest body that is checked without a thread. It is parsed in less than a millisecond."""
 
 
 class Checks:
-    """Runs functions in its own thread pool.
-
-    If there are several threads, one owner cannot occupy all of them.
-    """
+    """Runs functions in a thread pool. If it has several threads, one owner cannot use them all."""
 
     def __init__(self, most: int, *, timeout_s: float | None = None) -> None:
         """`most` is the number of threads. `timeout_s` is the longest wait for a free thread."""
@@ -136,7 +125,7 @@ class Checks:
             try:
                 return await asyncio.shield(done)
             finally:
-                # A thread cannot be stopped, so the turn lasts until the thread ends.
+                # A thread cannot be stopped, so the turn lasts until the function returns.
                 await asyncio.wait([done])
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
-"""The HTTP responses to errors, with one table from error classes to responses.
+"""The HTTP responses to errors. The table ANSWERS maps each class of errors to its response.
 
-The format of a response is ComfyUI's, so that clients of ComfyUI can read it.
+The responses have ComfyUI's format, so that clients of ComfyUI can read them.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ApiError(Exception):
         return " ".join(filter(None, (self.message, self.details, *nodes[:_SHOWN_NODES])))
 
     def response_with(self, body: Mapping[str, Any]) -> Response:
-        """Build the response with another body."""
+        """Build the response with `body` instead of a body in ComfyUI's format."""
         text = json.dumps(body, ensure_ascii=False)
         # UTF-8 cannot encode half of a surrogate pair, so such a character is written as an escape.
         data = text.encode("utf-8", "backslashreplace")
@@ -154,7 +154,7 @@ _Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """Builds the response from the error's message."""
+    """Builds a response whose message is the text of the error."""
 
     status: int
     type: str
@@ -162,7 +162,6 @@ class _Plain:
     extra_info: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, error: Exception) -> ApiError:
-        """Build the response, with a Retry-After header for TryLater."""
         headers = retry_after(error.retry_after_s) if isinstance(error, TryLater) else self.headers
         message, more = str(error), self.extra_info
         return ApiError(self.status, self.type, message, extra_info=more, headers=headers)
@@ -208,7 +207,7 @@ def _refused_query(error: RequestValidationError) -> ApiError:
 
 
 def _refused_fields(fields: list[dict[str, str]], count: int) -> ApiError:
-    """Build the response for invalid fields. `count` is the number of all errors."""
+    """Build the response for invalid fields. There are `count` errors, of which some are shown."""
     shown = [{name: _cut(text) for name, text in each.items()} for each in fields]
     parts = [f"{each['field']}: {each['message']}" for each in shown[:_TOLD_FIELDS]]
     # The lists of known values are removed here, because `details` has them.
@@ -322,9 +321,9 @@ def install(
     note: Callable[[str], None],
     form_of: Callable[[Request], Callable[[ApiError], Response]],
 ) -> None:
-    """Add the handlers of all errors. `note` is called with the type of each error.
+    """Add the handlers of all errors. They call `note` with the type of each error.
 
-    `form_of` returns the function that builds the response of a request in its format.
+    For a request, `form_of` returns the function that builds responses in the request's protocol.
     """
 
     def handler(answer: Callable[[Any], ApiError]) -> _Handler:

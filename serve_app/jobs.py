@@ -39,7 +39,7 @@ class Jobs:
         self._removal = removal
 
     async def current(self, job_id: str, *, with_request: bool = True) -> Job | None:
-        """Return the job, up to the first event that this version cannot read; None if unknown.
+        """Return the job, up to the first event that this version cannot read, or None.
 
         With `with_request=False`, the request may be missing from the job. If the job has no row,
         raises LogUnavailable, ReadTimeout, JobUnreadable. Raises DatabaseUnavailable if the events
@@ -61,13 +61,11 @@ class Jobs:
         return fold_readable(events) or row or fold(events)
 
     async def ended(self, job_id: str) -> Job | None:
-        """Return the job with this id if its database row says that it has ended.
+        """Return the ended job with this id, or None. Call this before submitting a job by id.
 
-        If the database is unavailable, the log is read instead. Returns None if there is no such
-        job or the job has not ended. Call this directly before submitting a job under an id that
-        may have been used before. The events of an ended job may no longer be in the log, so the
-        log would accept another job with the id. Raises LogUnavailable, ReadTimeout, JobUnreadable,
-        and DatabaseUnavailable if the log does not have the job.
+        The events of an ended job may have left the log, so the log would accept another job with
+        the id. If the database is unavailable, the log is read instead. Raises LogUnavailable,
+        ReadTimeout, JobUnreadable, and DatabaseUnavailable if the log does not have the job either.
         """
         try:
             job = await self._read_model.job(job_id)
@@ -87,8 +85,8 @@ class Jobs:
     ) -> Job:
         """Return a job of this key's owner. `with_request` is as in `current`.
 
-        Raises JobNotFound for a job that is unknown, erased or of another owner, OtherFlavour, and
-        the errors of `current`.
+        Raises OtherFlavour, the errors of `current`, and JobNotFound for a job that is unknown,
+        erased or of another owner.
         """
         job = await self.owned_or_erased(job_id, key, with_request=with_request)
         if job.erased:
@@ -107,22 +105,22 @@ class Jobs:
         if job is None:
             raise JobNotFound
         if job.submitted.owner != key.owner:
-            # The answer must be the same as for an unknown job, also if the database or the log is
-            # unavailable.
+            # For an unknown job, `current` also makes these reads and may raise their errors. The
+            # answer must be the same, so that it does not show that the job exists.
             await self._read_model.job(job_id)
             await self.log.last(job_id)
             raise JobNotFound
         return job
 
     async def end(self, command: Cancel | Quarantine | Erase, job: Job) -> Job:
-        """Return the job after the command.
+        """Execute the command, and return the job after it.
 
         A running job ends shortly after Cancel, and at once after the other commands.
         """
         outcome = await self._writer.execute(command, job)
         ended = job if outcome.job is None else outcome.job
         if job.end is None and ended.end is not None and not job.has_running_attempt:
-            # The entry may remain, because the dispatcher also detects that the job has ended.
+            # The entry may remain after an error. The dispatcher removes entries of ended jobs.
             with suppress(LogUnavailable):
                 await self._queue.remove(job.submitted.endpoint, job.submitted.lane, job.id)
         return ended
@@ -135,7 +133,7 @@ class Jobs:
         try:
             return await self._read_model.job(job_id, with_request=with_request)
         except DatabaseUnavailable:
-            return None  # The caller `current` then reads the log.
+            return None  # `current` reads the log instead.
 
     async def _is_at_end_of_log(self, row: Job) -> bool:
         """Return whether the row includes every event of the job. Raises LogUnavailable."""

@@ -30,11 +30,7 @@ _MOST_MEMBERS = 100
 
 
 def _in_utc(time: datetime) -> datetime:
-    """Return the time in UTC.
-
-    Times after the year 2999 are refused, because times that are computed from them could be
-    outside the range of `datetime`.
-    """
+    """Convert a time to UTC. Times after 2999 are refused, because sums with them may overflow."""
     if time >= _LAST_EXPIRY:
         raise ValueError("must be before the year 3000; for a key that never expires, leave it out")
     try:
@@ -66,9 +62,7 @@ class Members(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_few(cls, content: Any) -> Any:
-        """Limit the number of members, because each unknown member causes an error in the
-        answer.
-        """
+        """Limit the members, because the answer has an error for each unknown member."""
         if isinstance(content, dict) and len(content) > _MOST_MEMBERS:
             raise ValueError(f"has more than {_MOST_MEMBERS} members")
         return content

@@ -33,15 +33,13 @@ _STATE = "rate_limits"
 HEADER = "X-Request-ID"
 _WELL_FORMED = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
 _UNREAD_BODY_S = constant("UNREAD_BODY_S", 3.0)
-"""The longest time in seconds for which the rest of an unread body is discarded before the
-connection closes. A caller that is still sending when the connection closes may lose the answer.
+"""Seconds for which an unread body is received and discarded before the connection closes. A caller
+that still sends when the connection closes may lose the answer.
 """
 _MAX_UNREAD_BODY_BYTES = constant("MAX_UNREAD_BODY_BYTES", 64 * 1024**2)
 """The largest number of bytes that are discarded of one body."""
 _MAX_UNREAD_BODIES = constant("MAX_UNREAD_BODIES", 100)
-"""The largest number of bodies that are discarded at a time. For further bodies, the connection
-closes at once.
-"""
+"""The most bodies that are discarded at a time. With more bodies, connections close at once."""
 _SMALL_BYTES = 32 * 1024
 """The largest answer whose end is delayed. Such an answer fits into the buffers of its connection,
 so sending it does not block.
@@ -49,10 +47,7 @@ so sending it does not block.
 
 
 def require_known_query(request: Request) -> None:
-    """Refuse unknown query parameters.
-
-    Raises RequestValidationError, which suggests the most similar known parameter.
-    """
+    """Raise RequestValidationError for unknown and repeated query parameters."""
     if not request.scope["query_string"]:
         return
     route: APIRoute = request.scope["route"]
@@ -89,7 +84,7 @@ def _error(name: str, known: Collection[str]) -> dict[str, Any]:
 
 
 class RateLimits:
-    """ASGI middleware that adds the headers of `note_limits` to the answer of the request."""
+    """ASGI middleware that adds the headers from `note_limits` to answers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -109,7 +104,7 @@ class RateLimits:
 
 
 def note_limits(request: Request, standings: Iterable[Standing]) -> None:
-    """Store the rate limit headers for the response to this request."""
+    """Set the rate limit headers that `RateLimits` adds to the answer to this request."""
     policies, remaining = [], []
     for each in standings:
         name = each.limited.name.lower()
@@ -131,11 +126,7 @@ class RequestIds:
     """
 
     def __init__(self, app: ASGIApp, *, are_requests_logged: bool, is_in_serve: bool) -> None:
-        """`is_in_serve` is whether Ray Serve runs the application.
-
-        In this case Serve generates missing ids and adds the header to answers. A second header
-        could contradict the header of Serve.
-        """
+        """With `is_in_serve`, Ray Serve adds the header, which a second header could contradict."""
         self._app = app
         self._are_requests_logged = are_requests_logged
         self._is_in_serve = is_in_serve
@@ -189,9 +180,9 @@ class UnreadBodies:
     """ASGI middleware for answers that are sent before the whole request body was read.
 
     Such an answer gets the header `Connection: close`. The end of a small answer is delayed until
-    the rest of the body is discarded or a limit is reached. Thereby the client can receive the
-    answer before the connection closes. This middleware must be outside of all middleware that
-    changes the length of an answer, because a client finds the end of an answer by its length.
+    the rest of the request body is discarded or a limit is reached, so that the client receives the
+    answer before the connection closes. The client finds the end of the answer by its length, so
+    all middleware that changes the length of answers must be inside this middleware.
     """
 
     def __init__(
@@ -202,16 +193,12 @@ class UnreadBodies:
         max_bytes: int | None = None,
         max_bodies: int = _MAX_UNREAD_BODIES,
     ) -> None:
-        """`linger_s` and `max_bytes` limit the time and the bytes of discarding one body.
-
-        `max_bodies` is the largest number of bodies that are discarded at a time.
-        """
+        """`linger_s` and `max_bytes` limit each discarded body, `max_bodies` those at a time."""
         self._app = app
         self._linger_s = _UNREAD_BODY_S if linger_s is None else linger_s
         self._most_bytes = _MAX_UNREAD_BODY_BYTES if max_bytes is None else max_bytes
         self._most = max_bodies
-        self._taken = 0
-        """The number of bodies that are being read and discarded now."""
+        self._discarding = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not _has_body(Headers(scope=scope)):
@@ -245,10 +232,10 @@ class UnreadBodies:
         """Return whether to delay the end of an answer. `message` is the first part of its body."""
         is_whole = not message.get("more_body", False)
         is_small = len(message.get("body", b"")) <= _SMALL_BYTES
-        return is_whole and is_small and self._taken < self._most
+        return is_whole and is_small and self._discarding < self._most
 
     async def _discard_body(self, receive: Receive) -> None:
-        size_bytes, self._taken = 0, self._taken + 1
+        size_bytes, self._discarding = 0, self._discarding + 1
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._linger_s):
@@ -259,7 +246,7 @@ class UnreadBodies:
                             return
                         size_bytes += len(message.get("body", b""))
         finally:
-            self._taken -= 1
+            self._discarding -= 1
 
 
 def _has_body(headers: Headers) -> bool:

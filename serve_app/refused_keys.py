@@ -54,11 +54,7 @@ def _key_id(request: Request) -> str | None:
 
 
 def _peer(request: Request) -> str | None:
-    """Return the address of the caller, if it is valid.
-
-    The server takes the address from `X-Forwarded-For` if the header was sent, so the address may
-    be any text.
-    """
+    """Return the caller's address, if it is valid. It may be any text from `X-Forwarded-For`."""
     try:
         return None if request.client is None else str(ip_address(request.client.host))
     except ValueError:

@@ -128,7 +128,7 @@ class Callbacks:
     samples: TokenBuckets
     """Limits how often each owner may send a sample."""
     samples_per_minute: float
-    """This replica's part of the largest number of samples per minute and owner."""
+    """The most samples that this replica sends for one owner per minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,10 +172,7 @@ def replica_of(connection: HTTPConnection) -> Replica:
 
 
 def _part(name: str) -> Any:
-    """Return the dependency for a part.
-
-    The dependency is async, because FastAPI would run a synchronous dependency in a thread.
-    """
+    """Return the dependency for a part. It is async, because FastAPI runs others in threads."""
 
     async def part(request: Request) -> Any:
         return getattr(replica_of(request), name)

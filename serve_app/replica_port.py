@@ -1,6 +1,6 @@
 """Restricts the address of a replica's gRPC port and the size of its websocket messages.
 
-Ray Serve has no settings for this.
+Ray Serve has no settings for these restrictions.
 
 The gRPC server of a replica receives calls of other deployments as pickles, without a token.
 Anyone who can reach the server can therefore run code in the replica. By default the server
@@ -37,7 +37,7 @@ def limit_websocket_messages(max_bytes: int) -> None:
 
     async def start(*args: Any, **kwargs: Any) -> Any:
         task, server = await start_asgi_http_server(*args, **kwargs)
-        server.config.ws_max_size = max_bytes  # The server reads this for each connection.
+        server.config.ws_max_size = max_bytes  # The server reads this value for each connection.
         return task, server
 
     setattr(replica_module, start_asgi_http_server.__name__, start)

@@ -1,7 +1,4 @@
-"""The deployment that holds the role actors.
-
-The deployment has its own module because its replica needs no other part of the API.
-"""
+"""The deployment that holds the role actors. Its replica does not load the rest of the API."""
 
 from __future__ import annotations
 

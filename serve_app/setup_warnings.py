@@ -14,7 +14,7 @@ _PATIENCE_S = 0.2
 
 
 def variable_warnings(unknown: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return the warnings about variables. `unknown` maps them to the most similar settings."""
+    """Return the warnings about `unknown` variables, each with the most similar setting, if any."""
     return tuple(
         f"{name} is not a setting" + (f"; did you mean {nearest}?" if nearest else ".")
         for name, nearest in sorted(unknown.items())
@@ -34,7 +34,7 @@ def models_warnings(models: ModelsFolder) -> tuple[str, ...]:
 
 
 class SetupWarnings:
-    """The current warnings. The models folder is read every few seconds."""
+    """The current warnings. The models folder is read at most every `_PERIOD_S` seconds."""
 
     def __init__(self, models: ModelsFolder, variables: Sequence[str]) -> None:
         """`variables` are the warnings about environment variables."""

@@ -163,7 +163,7 @@ async def file_answer(
 
 
 async def _parts(first: bytes, rest: range, images: ImageStore, key: str) -> AsyncGenerator[bytes]:
-    """Yield the parts of a file, each read when it is needed. Raises ImageStoreError."""
+    """Yield `first`, then read and yield the `rest` part by part. Raises ImageStoreError."""
     yield first
     while rest:
         yield await images.get(key, rest[:PART_BYTES])
@@ -187,7 +187,7 @@ class PartedAnswer(TimedStream):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. If reading a file fails, the response stays incomplete.
 
-        The client can detect this, because Content-Length is not reached.
+        The client can detect this by the missing bytes or by the missing last chunk.
         """
         try:
             await super().__call__(scope, receive, send)
@@ -199,7 +199,7 @@ class PartedAnswer(TimedStream):
 
 
 async def parts_of(images: ImageStore, image: ImageStored) -> AsyncGenerator[bytes]:
-    """Yield the bytes of an image in parts, each read when it is needed. Raises ImageStoreError."""
+    """Read and yield the bytes of an image part by part. Raises ImageStoreError."""
     whole = range(image.size_bytes)
     for at in range(0, image.size_bytes, _BASE64_PART_BYTES):
         yield await images.get(image.key, whole[at : at + _BASE64_PART_BYTES])
@@ -221,7 +221,7 @@ async def base64_of(
 
 
 async def json_in_parts(parts: AsyncGenerator[bytes]) -> Response:
-    """Build a JSON answer from parts. Raises the errors of the first part.
+    """Build a JSON answer from parts. The first part is read here, and its errors are raised.
 
     An unavailable image store therefore causes an error response instead of a truncated answer.
     """

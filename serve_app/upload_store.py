@@ -1,5 +1,4 @@
-"""UploadStore: stores the files that callers upload. The names of these files are never used as
-paths.
+"""UploadStore: stores the files that callers upload. A file's name is never used as a path.
 
 The original file is never stored. An image is decoded, rotated by its EXIF data and encoded as a
 plain PNG. A latent is encoded again. Therefore stored files contain no metadata and no trailing

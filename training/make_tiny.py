@@ -63,8 +63,8 @@ TEXT_ENCODER: dict[str, Any] = {
 _LATENT_CHANNELS = 4
 _CHANNELS_PER_LATENT = 2
 """A latent channel passes through the UNet as x and -x, because silu(x) - silu(-x) = x."""
-_CARRIED = _LATENT_CHANNELS * _CHANNELS_PER_LATENT
-_CARRIED_GAIN = 0.93
+_COPIED_CHANNELS = _LATENT_CHANNELS * _CHANNELS_PER_LATENT
+_COPIED_GAIN = 0.93
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def write_checkpoint(out: Path) -> None:
 def _make_unet() -> nn.Module:
     torch.manual_seed(SEED)
     unet: Any = UNet2DConditionModel(**UNET)
-    _carry_latent_through(unet)
+    _copy_latent_through(unet)
     return stronger_prompt(unet)
 
 
@@ -109,29 +109,29 @@ def stronger_prompt(unet: Any) -> nn.Module:
     return made
 
 
-def _carry_latent_through(unet: Any) -> None:
+def _copy_latent_through(unet: Any) -> None:
     """Make the first channels copy the latent from input to output. Other channels stay random."""
     first = UNET["block_out_channels"][0]
     last = unet.up_blocks[-1]
     resnet, attention = last.resnets[-1], last.attentions[-1]
-    for channel in range(_CARRIED):
+    for channel in range(_COPIED_CHANNELS):
         sign = 1.0 if channel % 2 == 0 else -1.0
         unet.conv_in.weight[channel] = 0
         unet.conv_in.bias[channel] = 0
         unet.conv_in.weight[channel, channel // _CHANNELS_PER_LATENT, 1, 1] = sign
     for layer in (resnet.conv2, resnet.conv_shortcut, attention.proj_out):
-        layer.weight[:_CARRIED] = 0
-        layer.bias[:_CARRIED] = 0
-    for channel in range(_CARRIED):
+        layer.weight[:_COPIED_CHANNELS] = 0
+        layer.bias[:_COPIED_CHANNELS] = 0
+    for channel in range(_COPIED_CHANNELS):
         resnet.conv_shortcut.weight[channel, first + channel, 0, 0] = 1
     unet.conv_norm_out.weight.fill_(1)
     unet.conv_norm_out.bias.zero_()
     unet.conv_out.weight.mul_(0.4)
     for latent in range(_LATENT_CHANNELS):
-        unet.conv_out.weight[latent, :_CARRIED] = 0
+        unet.conv_out.weight[latent, :_COPIED_CHANNELS] = 0
         at = latent * _CHANNELS_PER_LATENT
-        unet.conv_out.weight[latent, at, 1, 1] = _CARRIED_GAIN
-        unet.conv_out.weight[latent, at + 1, 1, 1] = -_CARRIED_GAIN
+        unet.conv_out.weight[latent, at, 1, 1] = _COPIED_GAIN
+        unet.conv_out.weight[latent, at + 1, 1, 1] = -_COPIED_GAIN
 
 
 def _make_vae() -> nn.Module:

@@ -92,7 +92,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def packed(state: State, key_map: KeyMap) -> dict[str, Tensor]:
-    """Return the tensors by the keys of the file. Weights that are one tensor there are joined."""
+    """Return the tensors by the keys of the file, which joins some weights in one tensor."""
     thirds: dict[str, list[Tensor]] = {}
     rows: dict[str, dict[int, Tensor]] = {}
     found = {}

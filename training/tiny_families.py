@@ -102,10 +102,7 @@ UNCLIP = Tiny(
 
 
 def write_family(family: Family, single: Path, folder: Path, tiny: Tiny | None = None) -> None:
-    """Write the same weights as a single file with configurations, and as a diffusers folder.
-
-    `tiny` has the configurations; None means the configurations in `FAMILIES`.
-    """
+    """Write the same weights as a file and as a folder. `tiny` defaults to `FAMILIES[family]`."""
     tiny = tiny or FAMILIES[family]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED)

@@ -97,8 +97,10 @@ def write_z_image(root: Path, *, layers: int = 2) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED)
         made = {
-            "transformer": _livelier(ZImageTransformer2DModel(**{**Z_IMAGE, "n_layers": layers})),
-            "text_encoder": _livelier(Qwen3Model(Qwen3Config(**sizes))),
+            "transformer": _with_varied_weights(
+                ZImageTransformer2DModel(**{**Z_IMAGE, "n_layers": layers})
+            ),
+            "text_encoder": _with_varied_weights(Qwen3Model(Qwen3Config(**sizes))),
             "vae": AutoencoderKL(**VAE).eval(),
         }
     tokenizer = byte_tokenizer()
@@ -117,9 +119,9 @@ def write_flux(root: Path, name: str = "dev") -> dict[str, Any]:
         clip = with_large_weights(CLIPTextModel(CLIPTextConfig(**CLIP_L)), seed=SEED)
         clip.load_state_dict({key: each.half().float() for key, each in clip.state_dict().items()})
         made = {
-            "transformer": _livelier(FluxTransformer2DModel(**config)),
+            "transformer": _with_varied_weights(FluxTransformer2DModel(**config)),
             "text_encoder": clip.eval(),
-            "text_encoder_2": _livelier(T5EncoderModel(T5Config(**T5))),
+            "text_encoder_2": _with_varied_weights(T5EncoderModel(T5Config(**T5))),
             "vae": AutoencoderKL(**VAE).eval(),
         }
     tokenizer = letter_tokenizer()
@@ -161,7 +163,6 @@ def write_folder(path: Path, made: Mapping[str, Any]) -> None:
 
 
 def write_network(path: Path, family: Family, made: Mapping[str, Any]) -> None:
-    """Write a network in ComfyUI's layout."""
     state = made["transformer"].state_dict()
     joined = 7 * FLUX["attention_head_dim"] * FLUX["num_attention_heads"]
     shapes = {
@@ -173,7 +174,6 @@ def write_network(path: Path, family: Family, made: Mapping[str, Any]) -> None:
 
 
 def write_encoder(path: Path, state: Mapping[str, Tensor], tokenizer: Tokenizer) -> None:
-    """Write a text encoder, with its tokenizer beside it."""
     _save(state, path)
     folder = path.with_suffix(".config")
     folder.mkdir(exist_ok=True)
@@ -215,7 +215,7 @@ def letter_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _livelier(module: nn.Module) -> nn.Module:
+def _with_varied_weights(module: nn.Module) -> nn.Module:
     """Return the module with weights that make its output depend on texts, times and positions."""
     for name, weight in module.named_parameters():
         if weight.ndim == 2:

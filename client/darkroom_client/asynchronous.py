@@ -24,9 +24,9 @@ T = TypeVar("T")
 class AsyncDarkroom:
     """A client of one service with one API key.
 
-    Use it as `async with AsyncDarkroom(url, key) as darkroom:`. Every method may raise Refused,
-    AnswerInvalid and Unreachable. After a temporary error, every method except `call` repeats the
-    request for up to about half a minute.
+    Use it as `async with AsyncDarkroom(url, key) as darkroom:`. A request may raise Refused,
+    AnswerInvalid or Unreachable. After a temporary error, all methods except `call` repeat the
+    request a few times.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class AsyncDarkroom:
         return await self._run(core.downloaded(image))
 
     async def save(self, result: Result, folder: Path) -> list[Path]:
-        """Write the images to files `<request id>-<index>.<suffix>`. Returns their paths."""
+        """Write the images to files such as `<request id>-0.png`. Returns their paths."""
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         paths = []
         for image in result.images:
@@ -140,7 +140,7 @@ class AsyncDarkroom:
     ) -> Any:
         """Call any route of the service once. Returns the parsed JSON answer.
 
-        `path` begins with a slash, and its parts must be quoted.
+        `path` begins with a slash, and its segments must be percent-encoded.
         """
         call = Call(method, path, query or {}, json=json, timeout_s=core.LONG_TIMEOUT_S)
         return await self._run(core.called_once(call))

@@ -1,8 +1,8 @@
 """The operations of both clients as generators without I/O.
 
-A generator yields steps: calls, pauses and requests for the time. `AsyncDarkroom` and `Darkroom`
-perform each step and send the result back into the generator. The result of a call is an `Answer`,
-or `Lost` if the call got no answer. Both clients share the code for retries and waiting.
+A generator yields steps: calls, pauses and requests for the current time. `AsyncDarkroom` and
+`Darkroom` perform each step and send its result back into the generator. The result of a call is
+an `Answer`, or `Lost` if the service did not answer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ TIMEOUT_S = 30.0
 LONG_TIMEOUT_S = 120.0
 _LONGEST_WAIT_S = 60.0
 _SHORTEST_WAIT_S = 1.0
-"""The shortest time in seconds between two requests for a result. Without it, a service that
-answers at once although the job has not ended would get requests without a pause.
+"""If a request for a result takes fewer seconds, the next one follows after a pause. Otherwise a
+service that ignores `wait` would get requests without a pause.
 """
 _TRIES = 6
 _LONGEST_PAUSE_S = 30.0
-_PASSING = frozenset({429, 502, 503, 504})
+_TEMPORARY = frozenset({429, 502, 503, 504})
 _SECONDS = re.compile(r"[0-9]{1,6}")
 
 
@@ -39,7 +39,7 @@ _SECONDS = re.compile(r"[0-9]{1,6}")
 class Call:
     method: str
     path: str
-    """A path of the service, or a whole URL. A whole URL is called without the API key."""
+    """A path of the service, or a whole URL, which is called without the API key."""
     query: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     json: Any = None
@@ -54,7 +54,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A step that asks for the time. The client sends a `Now` back into the generator."""
+    """A step that requests the current time. Its result is a `Now`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Now:
 class Answer:
     status: int
     headers: Mapping[str, str]
-    """The headers by name, in lower case."""
+    """The names are in lower case."""
     body: bytes
 
     def json(self) -> Any:
@@ -85,7 +85,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A call got no answer; `why` is the reason."""
+    """The result of a call that got no answer; `why` is the reason."""
 
     why: str
 
@@ -101,11 +101,10 @@ def called(call: Call) -> Flow[Answer]:
     for number in range(_TRIES):
         answer = yield call
         if isinstance(answer, Answer):
-            # An answer with a redirect is an error, because the redirect may lead to another
-            # service.
+            # A redirect is an error, because it may lead to another service.
             if answer.status < 300:
                 return answer
-            if answer.status not in _PASSING:
+            if answer.status not in _TEMPORARY:
                 raise Refused(answer.status, answer.json())
             last = Refused(answer.status, answer.json())
             why = str(last)
@@ -148,7 +147,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 def submitted(
     flavour: Flavour, body: Mapping[str, Any], options: Options, idempotency_key: str | None
 ) -> Flow[Result]:
-    """Submit a job. Because of the idempotency key, repeated calls create only one job."""
+    """Submit a job. Because of the idempotency key, repeated requests create only one job."""
     key = idempotency_key or str(uuid.uuid4())
     path, headers = f"/{flavour}/v1/generate", {"Idempotency-Key": key}
     call = Call("POST", path, options.query(), headers, json=options.body(body))

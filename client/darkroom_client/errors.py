@@ -5,7 +5,7 @@ DarkroomError
 ├── AnswerInvalid      the answer does not come from Darkroom
 ├── Unreachable        the service did not answer
 ├── NotEnded           the job has not ended within the given time
-├── JobFailed          the job failed or was cancelled (in `values`)
+├── JobFailed          the job failed or was cancelled; defined in `values`
 └── SignatureInvalid   a callback has a wrong or an old signature
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class DarkroomError(Exception):
-    """The base class of the errors of the client."""
+    """The base class of all errors of the client."""
 
 
 class Refused(DarkroomError):
@@ -38,7 +38,7 @@ class Refused(DarkroomError):
 
 
 class AnswerInvalid(DarkroomError):
-    """The answer does not come from Darkroom. Another program may listen at this address."""
+    """The answer does not come from Darkroom. Another program may use this address."""
 
     def __init__(self, status: int) -> None:
         super().__init__(

@@ -16,9 +16,9 @@ def headers_of(key: str) -> dict[str, str]:
 
 
 def request_of(client: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
-    """Return the request of a call. The key is not sent to a whole URL.
+    """Build the request of a call, without the API key if the path is a whole URL.
 
-    A whole URL is the URL of an image. Such a URL needs no key and may be on another host.
+    A whole URL is the URL of an image. It needs no key and may be on another host.
     """
     more: dict[str, Any] = {}
     if call.file is not None:
@@ -39,7 +39,7 @@ def request_of(client: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Re
 
 
 def answer_of(response: httpx.Response) -> Answer:
-    """Return the answer in a response. `response` must have been read to its end."""
+    """Convert a response that has been read to its end."""
     headers = {name.lower(): value for name, value in response.headers.items()}
     return Answer(response.status_code, headers, response.content)
 

@@ -1,4 +1,4 @@
-"""Watching: the state of an event stream that continues over several connections, without I/O."""
+"""Watching: the state of an event stream that lasts for several connections, without I/O."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SILENCE_S = 60.0
 ten seconds.
 """
 _MOST_LOSSES = 12
-_PASSING = frozenset({429, 502, 503, 504})
+_TEMPORARY = frozenset({429, 502, 503, 504})
 
 
 class Watching:
-    """The state of one event stream.
+    """The state of one event stream, which the client updates.
 
-    Until `is_over` is True, a client makes `call()`, passes each message of the stream to `heard`,
-    and waits for `pause_s` seconds after each connection.
+    Until `is_over` is True, the client sends `call()`, passes each message of the stream to
+    `heard`, and sleeps for `pause_s` seconds after each connection.
     """
 
     def __init__(self, path: str, query: Mapping[str, Any], *, is_of_one_job: bool) -> None:
@@ -47,8 +47,8 @@ class Watching:
     def answered(self, answer: Answer) -> None:
         """Handle an answer that is no stream. Raises Refused, AnswerInvalid.
 
-        A temporary error is not raised, so that another connection is made. The error
-        `too_many_streams` is raised only before the first message of this stream.
+        A temporary error is not raised, so that the client connects again. `too_many_streams`
+        counts as temporary only after the first message of this stream.
         """
         if answer.status == 204:
             self.is_over = True
@@ -56,8 +56,8 @@ class Watching:
             raise AnswerInvalid(answer.status)
         elif answer.status >= 400:
             refused = Refused(answer.status, answer.json())
-            has_no_room = refused.type == "too_many_streams" and not self._has_begun
-            if has_no_room or answer.status not in _PASSING:
+            is_over_limit = refused.type == "too_many_streams" and not self._has_begun
+            if is_over_limit or answer.status not in _TEMPORARY:
                 raise refused
 
     def heard(self, sent: ServerSentEvent) -> Event | None:
@@ -77,7 +77,7 @@ class Watching:
         return event
 
     def pause_s(self, why: str) -> float:
-        """Return the seconds to wait before the next connection. Raises Unreachable."""
+        """Return the seconds before the next connection. Raises Unreachable after many losses."""
         self._losses += 1
         if self._losses > _MOST_LOSSES:
             raise Unreachable(why)

@@ -49,7 +49,7 @@ class Options:
     image_quality: int | None = None
     """1 to 100, for WebP and JPEG."""
     image_put_urls: Sequence[str] | None = None
-    """Presigned URLs of your bucket. The images are uploaded to them when the job has ended."""
+    """Presigned URLs of your bucket, to which the service uploads the images of the ended job."""
 
     def body(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the request with the options that are members of its body."""
@@ -114,12 +114,11 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The state of a job."""
+    """A job with its state, and with the images that were finished at the time of the answer."""
 
     request_id: str
     state: State
     images: tuple[Image, ...]
-    """The finished images."""
     message: str | None = None
     """The reason why the job failed."""
     error_code: str | None = None
@@ -175,7 +174,7 @@ def _image(index: int, item: Mapping[str, Any]) -> Image:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of a job. `id` is its offset in the log, or None for progress."""
+    """An event of a job. `id` is its offset in the log, or None for progress and previews."""
 
     name: str
     data: Mapping[str, Any]
@@ -208,9 +207,7 @@ class Callback:
     """A callback: the result of a job, and the event for which the callback is sent."""
 
     id: str
-    """The id is the same for every attempt to send this callback. Ignore a callback whose id was
-    received before.
-    """
+    """All attempts to send this callback have the same id. Ignore an id that you already know."""
     event: str
     """`completed` for every kind of end, or `started` or `image` before the end."""
     result: Result

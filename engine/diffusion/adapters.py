@@ -1,4 +1,4 @@
-"""LoRAs that are added to the outputs of layers for each row, not merged into the weights."""
+"""LoRAs that change the outputs of layers separately for each row, but not the weights."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ class LowRank:
 
     @property
     def size(self) -> int:
-        """The number of elements in both matrices."""
         return self.down.numel() + self.up.numel()
 
     def add_to(self, output: Tensor, x: Tensor, strength: float) -> None:
-        """Add the change for the input x, times `strength`, to the layer's output (…, out)."""
+        """Add the update for the layer's input `x`, times `strength`, to `output` (…, out)."""
         low = functional.linear(x, self.down).flatten(0, -2)
         output.view(-1, output.shape[-1]).addmm_(low, self.up.T, alpha=strength)
 
     def dense(self) -> Tensor:
-        """Return the change of the weight as (out, in * kernel size) float32."""
+        """Return the change of the layer's weight as a float32 matrix (out, in * kernel size)."""
         return self.up.float() @ self.down.float().flatten(1)
 
 
@@ -51,17 +50,14 @@ class Kronecker:
 
     @property
     def size(self) -> int:
-        """The number of elements in both factors."""
         return self.first.numel() + self.second.numel()
 
     def add_to(self, output: Tensor, x: Tensor, strength: float) -> None:
-        """Like `LowRank.add_to`."""
         blocks = x.unflatten(-1, (self.first.shape[1], self.second.shape[1]))
         found = self.first @ functional.linear(blocks, self.second)
         output.add_(found.flatten(-2), alpha=strength)
 
     def dense(self) -> Tensor:
-        """Like `LowRank.dense`."""
         return torch.kron(self.first.float(), self.second.float())
 
 
@@ -70,15 +66,12 @@ Update: TypeAlias = LowRank | Kronecker
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """The updates that a LoRA's file has for the denoising network, loaded into memory.
-
-    The same adapter is used for all strengths of the LoRA.
-    """
+    """The updates of the denoising network from one LoRA file, for any strength of the LoRA."""
 
     path: Path
     identity: Identity
     layers: Mapping[str, tuple[Update, ...]]
-    """The updates of each layer, by the layer's name in the network."""
+    """The updates of each layer, by its name in the network."""
 
     @property
     def size(self) -> int:
@@ -93,14 +86,11 @@ class AppliedAdapter:
 
 
 Adapters: TypeAlias = tuple[AppliedAdapter, ...]
-"""The adapters of one model. All of them apply to each row of the model."""
+"""The adapters of one model. Every row of the model uses all of these adapters."""
 
 
 def key_of(adapters: Adapters) -> Hashable:
-    """Return a key that is equal for the same adapters at the same strengths.
-
-    The key does not keep the adapters in memory.
-    """
+    """Return a key of the adapters and strengths that keeps no adapter in memory."""
     return tuple((weakref.ref(each.adapter), each.strength) for each in adapters)
 
 
@@ -108,7 +98,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class RowUpdate(NamedTuple):
-    """The part of one LoRA that is added to some rows of a layer's output."""
+    """An update that is added to some rows of a layer's output."""
 
     rows: slice
     update: Update
@@ -118,7 +108,7 @@ class RowUpdate(NamedTuple):
 class UpdatedLinear(nn.Linear):
     """A linear layer that shares the parameters of `layer` and adds `updates` to its output.
 
-    `updates` has the updates for the current call. The first axis of the input has the rows.
+    `updates` apply to the current call only. The first axis of the input has the rows.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -137,7 +127,7 @@ class UpdatedLinear(nn.Linear):
         return found
 
     def product(self, x: Tensor) -> Tensor:
-        """The output without updates."""
+        """Return the output without updates."""
         return functional.linear(x, self.weight, self.bias)
 
 
@@ -161,8 +151,7 @@ class UpdatedConv2d(nn.Conv2d):
         found = self._convolved(x, self.weight, self.bias)
         for rows, update, strength in self.updates:
             assert isinstance(update, LowRank)
-            # `down` has the kernel of the layer. `up` is a 1 x 1 convolution, which is a matrix
-            # product.
+            # `down` has the layer's kernel size. `up` is a 1 x 1 convolution: a matrix product.
             low = self._convolved(x[rows], update.down, None).flatten(2)
             planes = found[rows].view(len(low), self.out_channels, -1)
             planes.baddbmm_(update.up.expand(len(low), -1, -1), low, alpha=strength)
@@ -173,9 +162,10 @@ class UpdatedConv2d(nn.Conv2d):
 
 
 class RowUpdates:
-    """The updates of a network's layers, only for the thread that calls the network.
+    """The updates of a network's layers in the current call.
 
-    A deep copy of the network has `RowUpdates` of its own.
+    Only the thread that calls the network may use this object. A deep copy of the network has
+    `RowUpdates` of its own.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -186,7 +176,7 @@ class RowUpdates:
         }
 
     def cover(self, layers: Iterable[str]) -> bool:
-        """Whether all of these layers can be updated by row."""
+        """Return whether all of these layers can be updated by row."""
         return all(name in self._by_layer for name in layers)
 
     @contextmanager
@@ -196,11 +186,11 @@ class RowUpdates:
         sizes: Sequence[int],
         joined: Mapping[str, Sequence[int]] | None = None,
     ) -> Iterator[None]:
-        """Within this context, a call of the network adds `adapters` to its rows.
+        """Add `adapters` to the rows of every network call within this context.
 
-        `adapters[i]` apply to the next `sizes[i]` rows. Equal adapters that follow one another are
-        added in one product. In some layers, a row spans several entries of the first axis.
-        `joined` has the number of entries of each row, by the name of the layer.
+        `adapters[i]` apply to `sizes[i]` rows, which follow the rows of `adapters[i - 1]`.
+        Consecutive equal adapters share one product. In some layers, a row spans several entries of
+        the first axis: `joined[name]` has the number of entries of each row in the layer `name`.
         """
         bounds = {name: [0, *accumulate(lengths)] for name, lengths in (joined or {}).items()}
         try:
@@ -225,7 +215,7 @@ def updated(
     sizes: Sequence[int],
     joined: Mapping[str, Sequence[int]] | None = None,
 ) -> AbstractContextManager[None]:
-    """Within this context, the network adds the adapters of each row; see `RowUpdates.of`."""
+    """Add the adapters of each row within this context; see `RowUpdates.of`."""
     if not any(adapters):
         return nullcontext()
     updates: RowUpdates = network.row_updates
@@ -243,10 +233,7 @@ def _row_slices(
 
 
 def use_row_updates(network: Any) -> None:
-    """Replace the layers of a network with layers that can be updated by row.
-
-    The network gets a `RowUpdates` as its attribute `row_updates`.
-    """
+    """Replace layers by layers that can be updated by row, and set `network.row_updates`."""
     for name, layer in list(network.named_modules()):
         if type(layer) is nn.Linear:
             network.set_submodule(name, UpdatedLinear(layer))

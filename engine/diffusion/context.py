@@ -54,11 +54,10 @@ T = TypeVar("T")
 
 
 class Context:
-    """The access of one run to models, device and files.
+    """Gives the nodes of one run access to models, the device and files.
 
-    `on_steps` is called with the number of new sampler steps. `images` and `latents` have the
-    operations on images and latents, within `limits`. `vision` has the operations that use pictures
-    as prompts instead of texts.
+    `on_steps` is called with the number of sampler steps since its previous call. `limits` apply to
+    `images` and `latents`. `vision` uses pictures as prompts instead of texts.
     """
 
     def __init__(
@@ -85,19 +84,16 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """The device that holds the models of the engine."""
         return self._store.device
 
     def free_memory(self) -> bool:
-        """Free memory after memory ran out in a node's body; see `ModelStore.free_memory`.
+        """Free memory after a node's body ran out of memory; see `ModelStore.free_memory`.
 
-        No model is streamed here: bodies use the memory of the machine, and a streamed model needs
-        more of this memory.
+        No model is streamed, because bodies use host memory and streaming needs more host memory.
         """
         return self._store.free_memory(may_stream=False)
 
     def load(self, name: str) -> Work[Checkpoint]:
-        """The checkpoint of that name."""
         store = self._store
         checkpoint: Checkpoint = yield Load(
             (CHECKPOINTS, name), lambda: load_checkpoint(store, name)
@@ -105,40 +101,36 @@ class Context:
         return checkpoint
 
     def model(self, kind: str, name: str, read: Read[T]) -> Work[T]:
-        """A model of another kind. `read` reads the model if it is not in memory."""
+        """Return a model of the folder `kind`. `read` reads the model if it is not in memory."""
         model: T = yield Load((kind, name, read), lambda: self._store.get(kind, name, read))
         return model
 
     def made(self, key: Hashable, make: Callable[[ModelStore], T]) -> Work[T]:
-        """The result of `make`, which is called once for all runs that wait for `key`."""
+        """Return the result of `make`, which is called once for all runs that wait for `key`."""
         made: T = yield Load(("made", key), lambda: make(self._store))
         return made
 
     def model_names(self, kind: str) -> tuple[str, ...]:
-        """The names of the models in a folder, sorted."""
+        """Return the sorted names of the models in the folder `kind`."""
         return self._store.models.names(kind)
 
     def input_file(self, name: str) -> bytes:
-        """The bytes of the job's input file of that name. Raises InputFileUnavailable."""
+        """Return the content of an input file of the job. Raises InputFileUnavailable."""
         try:
             return self._input_files[name]
         except KeyError as error:
             raise InputFileUnavailable(f"There is no input file {name!r}.") from error
 
     def image_file(self, name: str) -> tuple[Images, Mask]:
-        """The images in an input file of the job, and their masks; see `read_images`."""
         return read_images(self.input_file(name), name, self._limits)
 
     def mask_file(self, name: str, channel: str) -> Mask:
-        """A mask from an input file of the job; see `read_mask`."""
         return read_mask(self.input_file(name), name, channel=channel, limits=self._limits)
 
     def latent_file(self, name: str) -> Latent:
-        """The latent in an input file of the job; see `read_latent`."""
         return read_latent(self.input_file(name), name, self._limits)
 
     def load_vae(self, name: str) -> Work[Vae]:
-        """The VAE of that name."""
         vae: Vae = yield Load((VAES, name), lambda: load_vae(self._store, name))
         return vae
 
@@ -151,7 +143,6 @@ class Context:
         model_strength: float,
         clip_strength: float,
     ) -> Work[tuple[Model, Clips | None]]:
-        """The model and its text encoders, both changed by a LoRA."""
         if not model_strength and not clip_strength:
             return model, clip
         encoders = clip.networks if clip is not None else ()
@@ -171,19 +162,18 @@ class Context:
         return replace(model, unet=changed.unet, adapters=changed.adapters), clip
 
     def encode(self, clip: Clips, text: str) -> Work[Conditioning]:
-        """The conditioning of a prompt."""
         return clip.encode(text)
 
     def encode_pair(
         self, clip: Clip, first: str, second: str, *, size_conditioning: Sequence[float]
     ) -> Work[Conditioning]:
-        """The conditioning of a prompt for each of SDXL's text encoders."""
+        """Return the conditioning of two prompts, one for each text encoder of SDXL."""
         return encode_pair(clip, first, second, size_conditioning)
 
     def encode_webui(
         self, clip: Clips, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
     ) -> Work[tuple[Conditioning, Conditioning]]:
-        """The conditionings of two prompts in the WebUI's syntax, along a schedule."""
+        """Return the conditionings of two prompts in the WebUI's syntax for a schedule."""
         return webui_texts.encode(clip, positive, negative, sigmas=sigmas, options=options)
 
     def sigmas(
@@ -196,10 +186,7 @@ class Context:
         sampler: str | None = None,
         taken: int = 0,
     ) -> Tensor:
-        """The sigmas of a schedule for `sampler`.
-
-        If `taken` is not 0, only the sigmas of the last `taken` steps are returned.
-        """
+        """Return the sigmas of a schedule, or of its last `taken` steps if `taken` is not 0."""
         discards = sampler is not None and SAMPLER_OF[sampler].discards_penultimate_sigma
         sigmas = schedules.sigmas_for(
             model.levels, scheduler, steps, denoise, discards_penultimate_sigma=discards
@@ -221,7 +208,7 @@ class Context:
         adds_noise: bool = True,
         third: Third | None = None,
     ) -> Work[tuple[Latent, Latent]]:
-        """Add noise of `seed` to a latent and remove the noise along `sigmas`.
+        """Sample a latent along `sigmas`. If `adds_noise`, noise of `seed` is added first.
 
         Returns the latent at the last sigma, and the last estimate of the latent without noise.
         `third` is a third conditioning. None: the third conditioning of the model is used.
@@ -248,9 +235,9 @@ class Context:
         noise: NoiseConfig,
         refiner: Refiner | None = None,
     ) -> Work[tuple[Latent, Latent]]:
-        """Like `sample`, with any noise and with an optional second model for the last sigmas.
+        """Like `sample`, but with all settings of the noise and an optional refiner.
 
-        Progress is reported as a number of `steps`, also if the number of sigmas is different.
+        Progress is scaled to `steps`, which may differ from the number of sigmas.
         """
         progress = PassedSigmas(self._on_steps, steps, sigmas=len(schedule.sigmas) - 1)
         found = yield from trajectory(
@@ -272,42 +259,30 @@ class Context:
         return partial(show_estimate, self._previews, model.family.traits, self._store.previews)
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
-        """The images of a latent.
-
-        If memory runs out, the latent is decoded tile by tile, and a note is added to the run.
-        """
+        """Decode a latent. If memory runs out, decode tile by tile and add a note to the run."""
         return decoded_within_memory(vae, latent, lambda: self._on_note(Note.VAE_TILED))
 
     def encode_images(self, vae: Vae, images: Images) -> Work[Latent]:
-        """The latent of images after cropping (see `cropped`).
-
-        If memory runs out, the images are encoded tile by tile, and a note is added to the run.
-        """
+        """Encode images, cropped to multiples of 8 pixels. Memory is handled as in `decode`."""
         return encoded_within_memory(vae, images, lambda: self._on_note(Note.VAE_TILED))
 
     def encode_for_inpainting(
         self, vae: Vae, images: Images, mask: Mask, *, grow_by: int
     ) -> Work[Latent]:
-        """The latent of images that are made grey where the mask is 1.
-
-        The latent also has the mask, which limits the sampling.
-        """
+        """Encode images, grey where the mask is 1. The grown mask is the latent's noise mask."""
         images, mask = prepared_for_inpainting(images, mask, grow_by)
         latent = yield from self.encode_images(vae, images)
         return replace(latent, noise_mask=mask)
 
     def upscale_model(self, name: str) -> Work[UpscaleNetwork]:
-        """The upscale model of that name."""
         return self.model(UPSCALE_MODELS, name, read_upscale_model)
 
     def upscaled(self, network: UpscaleNetwork, images: Images) -> Work[Images]:
-        """Images that an upscale model has enlarged tile by tile."""
         return upscaled(network, images, self._limits)
 
     def saved(self, latent: Latent) -> SavedLatent:
-        """The latent as a result of the run."""
         return SavedLatent(latent.samples.float().cpu().numpy())
 
     def pixels(self, images: Images) -> list[NDArray[np.uint8]]:
-        """Each image as an array (height, width, 3) of values 0..255."""
+        """Return each image as an array (height, width, 3) of values 0..255."""
         return latents.to_pixels(images)

@@ -1,4 +1,4 @@
-"""Calls of a denoising model. All rows that wait for the same weights share a call."""
+"""Calls of a denoising model. Rows of several requests share a call of the network."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _MAX_REPEATS = 4
 
 @dataclass(slots=True, eq=False)
 class Denoise(Request):
-    """One model call of a sampler: x0 of `x` (batch, channels, h, w) at `sigma`, guided by `cfg`.
+    """A sampler's request for x0 of `x` (batch, channels, h, w) at `sigma`, guided by `cfg`.
 
-    Every condition of `cond` and `uncond` is a row of the same model call. If `cfg` is exactly 1,
-    `uncond` is left out, unless the sampler or the `rule` needs it.
+    Each condition of `cond` and `uncond` is a row of a network call. If `cfg` is exactly 1,
+    `uncond` is left out, unless the sampler, self-attention guidance or the `rule` needs it.
     """
 
     stage: ClassVar[Stage | None] = Stage.DENOISE
@@ -45,22 +45,20 @@ class Denoise(Request):
     needs_uncond: bool = False
     """If true, the result is (2, batch, channels, h, w): the guided x0, then the x0 of `uncond`."""
     needs_parts: bool = False
-    """If true, the result is (n, batch, channels, h, w): the guided x0, then the x0 of each
-    conditioning.
-    """
+    """If true, the result is (n, batch, ...): the guided x0, then the x0 of each conditioning."""
     concat_latent: Tensor | None = None
-    """(batch, n, h, w): the UNet of an inpainting model gets these channels after those of x."""
+    """(batch, n, h, w): the channels that an inpainting model gets after the channels of `x`."""
     rule: Rule | None = None
-    """The rule of guidance that uses `third`."""
+    """A rule of guidance that also uses `third`."""
     third: PlacedConditioning = ()
     level: float = field(init=False)
-    """The value of `sigma` as a float."""
+    """`sigma` as a float."""
     conditionings: tuple[PlacedConditioning, ...] = field(init=False)
-    """The conditions of `cond`, `uncond` and `third`, in this order and as far as they are used.
-    Only conditions that apply at `sigma` are included.
+    """`cond`, then `uncond` and `third` if the call uses them. Each has only the conditions that
+    apply at `sigma`.
     """
     attended: Tensor | None = field(init=False, default=None)
-    """The UNet's attention map for the first condition of `uncond`, if the UNet keeps a map."""
+    """The attention map for the first condition of `uncond`, if the UNet keeps a map."""
 
     def __post_init__(self) -> None:
         self.level = sigma = float(self.sigma)
@@ -90,7 +88,6 @@ class Denoise(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
-        """The x0 of every request."""
         with memory_checked():
             batches = [
                 [request._rows(each) for each in request.conditionings] for request in requests
@@ -109,8 +106,8 @@ class Denoise(Request):
         """Return x0 of one conditioning: the weighted mean of the x0s of its conditions."""
         if len(rows) == 1 and rows[0].placed.weight is None:
             return next(x0s)
-        # The windows of the conditions may overlap. Each place gets the weighted mean of all x0s
-        # that cover it.
+        # The windows of the conditions may overlap. Each position gets the weighted mean of the x0s
+        # that cover the position.
         total, weights = torch.zeros_like(self.x), torch.full_like(self.x, _NO_WEIGHT)
         for row in rows:
             weight = 1.0 if row.placed.weight is None else row.placed.weight
@@ -138,7 +135,7 @@ class Denoise(Request):
         return x0
 
     def with_one(self, conditioning: PlacedConditioning, *, model: Model, x: Tensor) -> Denoise:
-        """Return the call for only one of the conditionings."""
+        """Return a request for `x` with only one conditioning."""
         return replace(
             self,
             model=model,
@@ -159,12 +156,12 @@ class Denoise(Request):
 
 
 _NO_WEIGHT = 1e-37
-"""The smallest sum of weights. Without it, x0 would be 0 / 0 where no condition applies."""
+"""The initial sum of weights. It prevents 0 / 0 at positions to which no condition applies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """A batch of latents, or a window of it, with one sigma and one condition."""
+    """A batch of latents, or a window of the batch, with one sigma and one condition."""
 
     request: Denoise
     placed: PlacedCondition
@@ -191,7 +188,7 @@ class _Row:
         return self.condition.tokens.shape[1]
 
     def in_call(self, levels: NoiseLevels) -> CallRows:
-        """Return the inputs of the network's call except latents and sigma."""
+        """Return the row's inputs of the network, without latents and sigma."""
         sigma = self.request.level
         controls = [each for each in self.condition.controls if each.applies_at(sigma, levels)]
         own = self.request.model.image_prompts
@@ -209,40 +206,37 @@ class _Row:
 def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
     """Return x0 of each row. Rows share calls as far as the sizes and text lengths allow."""
     found: dict[int, Tensor] = {}
-    for places, length in _calls(rows, by_length=model.family.repeats_texts):
-        x0s = _call(model, [rows[place] for place in places], length)
-        found.update(zip(places, x0s, strict=True))
-    return [found[place] for place in range(len(rows))]
+    for indices, length in _calls(rows, by_length=model.family.repeats_texts):
+        x0s = _call(model, [rows[index] for index in indices], length)
+        found.update(zip(indices, x0s, strict=True))
+    return [found[index] for index in range(len(rows))]
 
 
 def _calls(rows: Sequence[_Row], *, by_length: bool) -> Iterator[tuple[list[int], int]]:
-    """Yield the indices of rows that share a call, and the length of their repeated texts.
+    """Yield the indices of the rows of each call, and the length to which their texts are repeated.
 
-    Rows with the same adapters follow one another. Rows with texts of different lengths share a
-    call unless the repeated texts would become too long. Without `by_length`, texts are not
-    repeated, and rows with texts of any length share calls.
+    Without `by_length`, texts are not repeated, and texts of any length share calls.
     """
-    # Equal adapters that follow one another are added in one product: see `RowUpdates.of`.
+    # Rows with equal adapters are sorted together to share one product: see `RowUpdates.of`.
     by_adapters: defaultdict[Adapters, list[int]] = defaultdict(list)
-    for place, row in enumerate(rows):
-        by_adapters[row.adapters].append(place)
+    for index, row in enumerate(rows):
+        by_adapters[row.adapters].append(index)
     by_size: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for place in chain.from_iterable(by_adapters.values()):
-        by_size[rows[place].x.shape[1:]].append(place)
-    for places in by_size.values():
+    for index in chain.from_iterable(by_adapters.values()):
+        by_size[rows[index].x.shape[1:]].append(index)
+    for indices in by_size.values():
         # Texts are repeated to the least common multiple of their lengths. The repetition does not
         # change the result of attention. If the multiple is too large, separate calls cost less.
-        lengths = {rows[place].length if by_length else 1 for place in places}
+        lengths = {rows[index].length if by_length else 1 for index in indices}
         common = math.lcm(*lengths)
         if common <= _MAX_REPEATS * min(lengths):
-            yield places, common
+            yield indices, common
             continue
         for length in lengths:
-            yield [place for place in places if rows[place].length == length], length
+            yield [index for index in indices if rows[index].length == length], length
 
 
 def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
-    """Return x0 of each row from one call of the network."""
     windows = [row.x for row in rows]
     sizes, x = [len(each) for each in windows], torch.cat(windows)
     requests = [row.request for row, size in zip(rows, sizes, strict=True) for _ in range(size)]

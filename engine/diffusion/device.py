@@ -25,10 +25,9 @@ _CPU_CACHE_BYTES = 8 * 2**30
 
 
 def cache_bytes(options: DeviceOptions, device: torch.device) -> int:
-    """The largest size of all loaded models together, in bytes.
+    """Return the largest size of all loaded models together, in bytes.
 
-    By default, a quarter of the engine's GPU memory is left for activations of calls and for
-    images.
+    The default leaves a quarter of the engine's GPU memory for activations and images.
     """
     if options.cache_bytes is not None:
         return options.cache_bytes
@@ -64,14 +63,14 @@ class Device:
         return self._store.use
 
     def _room(self) -> Room | None:
-        """The free memory of a GPU and of the machine. None on a CPU, which needs no streaming."""
+        """Return None for a CPU, which needs no streaming."""
         probe = self.memory_probe
         if self._device.type != "cuda" or probe is None:
             return None
         return Room(probe.available_bytes, HostMemoryProbe().available_bytes)
 
     def free_memory(self, stage: Stage | None = None) -> bool:
-        """Free memory after memory ran out in that stage; see `ModelStore.free_memory`.
+        """Free memory after `stage` ran out of memory; see `ModelStore.free_memory`.
 
         In the VAE stage no model is streamed, because a VAE can work tile by tile instead.
         """
@@ -79,7 +78,6 @@ class Device:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Within this context, torch has the settings of the device thread."""
         if self._options.threads is not None:
             torch.set_num_threads(self._options.threads)
         with torch.inference_mode():
@@ -94,11 +92,11 @@ class Device:
         on_preview: Callable[[bytes], None] | None = None,
         on_note: Callable[[Note], None] = lambda _note: None,
     ) -> Context:
-        """Return the access of one run to the device.
+        """Return the context of one run.
 
-        `on_steps` is called with the number of new sampler steps. `on_preview` is called in another
-        thread with JPEG previews of the samplers' estimates. None: no previews are made. `limits`
-        apply to the images and latents that the nodes of the run make.
+        `on_steps` is called with the number of sampler steps since its previous call. `on_preview`
+        is called in another thread with JPEG previews. None: no previews are made. `limits` apply
+        to the images and latents of the run.
         """
         return Context(
             self._store,
@@ -112,7 +110,6 @@ class Device:
 
 
 def _find(name: str) -> torch.device:
-    """Return the device of that name. `auto` means a GPU, or the CPU if torch finds no GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -18,11 +18,11 @@ _ARGUMENTS = (
     "STATUS_INVALID_VALUE",
     "STATUS_NOT_SUPPORTED",
 )
-"""Messages about wrong arguments of a call. After such an error, the device still works."""
+"""Messages about wrong arguments of a call. The device still works after such an error."""
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Whether `error`, or an error in its chain of causes, reports that the device failed."""
+    """Return whether `error`, or an error in its chain of causes, reports a failed device."""
     return is_caused_by(error, _is_of_the_device)
 
 
@@ -35,10 +35,7 @@ def _is_of_the_device(error: BaseException) -> bool:
 
 
 def is_lost(device: torch.device) -> bool:
-    """Whether this process can no longer use the device.
-
-    Some errors of CUDA persist: every later call in the process raises the same error again.
-    """
+    """Return whether the device is lost: after some CUDA errors, every later call fails."""
     if device.type != "cuda":
         return False
     try:

@@ -12,11 +12,11 @@ from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _GREY = (0.8223, -0.6876, 0.6364, 0.1380)
-"""The channels of the scaled latent of a grey image, encoded by the VAE of Stable Diffusion 1."""
+"""The channels of a grey image's latent in Stable Diffusion 1, scaled for the network."""
 
 
 def fitted_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """Return the mask as (batch, 1, h, w), scaled to the latent `like` (batch, channels, h, w).
+    """Return the mask as (batch, 1, h, w), resized to the latent `like` (batch, channels, h, w).
 
     If there are fewer masks than latents, the masks are repeated.
     """
@@ -28,12 +28,11 @@ def fitted_mask(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def concat_latent(mask: Tensor | None, clean: Tensor) -> Tensor:
-    """Return the further input channels of an inpainting model, (batch, 5, h, w).
+    """Return the additional input channels of an inpainting model, (batch, 5, h, w).
 
-    The model gets these channels after the channels of the noisy latent (Rombach et al. 2022,
-    arXiv:2112.10752, section 4.5). The first channel is the mask; it is 1 where the model paints.
-    The other four are the channels of the clean latent. Without a mask, the model paints everywhere
-    and the clean latent is the latent of a grey image.
+    The channels are in section 4.5 of Rombach et al. 2022 (arXiv:2112.10752). The first channel is
+    the mask, which is 1 where the model paints. The other four are the clean latent. Without a
+    mask, the model paints everywhere, and the clean latent is that of a grey image.
     """
     if mask is None:
         grey = torch.tensor(_GREY, device=clean.device, dtype=clean.dtype)[:, None, None]
@@ -43,10 +42,10 @@ def concat_latent(mask: Tensor | None, clean: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class MaskSteps:
-    """Interprets the grey levels of a mask as times: lighter positions are sampled earlier.
+    """Masks whose grey levels are times: sampling begins earlier at lighter positions.
 
-    This is section 3.2 of Levin and Fried 2023 (arXiv:2306.00950). A step uses
-    strength x (mask of that section) + (1 - strength) x (plain mask).
+    The method is in section 3.2 of Levin and Fried 2023 (arXiv:2306.00950). The mask of a step is
+    strength x (binary mask of that section) + (1 - strength) x (grey mask).
     """
 
     first: float
@@ -57,10 +56,7 @@ class MaskSteps:
 
     @classmethod
     def of(cls, sigmas: Tensor, levels: NoiseLevels, strength: float | None) -> MaskSteps | None:
-        """Return the steps for the sigmas of a schedule.
-
-        Return None if `strength` is None: the mask is then the same in all steps.
-        """
+        """Return None if `strength` is None: the mask is then the same in all steps."""
         if strength is None:
             return None
         ends = torch.stack([sigmas[0], torch.maximum(sigmas[-1], levels.sigma_min)])
@@ -68,7 +64,6 @@ class MaskSteps:
         return cls(first, last, levels, strength)
 
     def at(self, mask: Tensor, sigma: Tensor) -> Tensor:
-        """Return the mask for the step at that sigma."""
         left = self.levels.timestep_near(float(sigma)) - self.last
         whole = self.first - self.last
         sampled = (mask >= (left / whole if whole else float("inf"))).to(mask)
@@ -77,11 +72,11 @@ class MaskSteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptNoise:
-    """The noise in the part of the latent that is kept."""
+    """The noise of the part of a latent that is kept."""
 
     noise: Tensor
     is_renewed: bool = True
-    """If false, the model gets the sampler's latent in the kept part, as in the WebUI."""
+    """Whether each call replaces the kept part of the sampler's latent, unlike in the WebUI."""
 
 
 def inpainting(
@@ -96,8 +91,7 @@ def inpainting(
     """Run `sampling`, but change the latent only where `mask` is 1. Keep `clean` where it is 0.
 
     In the kept part, the model gets `clean` with noise of the current sigma, as in equation 8 of
-    Lugmayr et al. 2022 (arXiv:2201.09865). The replacement is made once in each call, always with
-    the same noise.
+    Lugmayr et al. 2022 (arXiv:2201.09865). All calls use the same noise.
     """
     whole = mask
     try:

@@ -1,4 +1,4 @@
-"""Probes that measure the memory of a device: how much is free, and the peak of a call."""
+"""Probes that measure a device's memory: the available bytes, and the peak of a call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CudaMemoryProbe:
 class HostMemoryProbe:
     """Measures the machine's memory through /proc of Linux.
 
-    Memory that a call has freed stays in the heap of this process, so it counts as available.
+    Memory that a call has freed stays in the heap of this process and counts as available.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class HostMemoryProbe:
 
     @staticmethod
     def works() -> bool:
-        """Whether a process can measure its own peak on this system."""
+        """Return whether a process can measure its own peak on this system."""
         try:
             (_PROC / "clear_refs").write_text(_RESET_PEAK)
             return _status_bytes("VmHWM") > 0
@@ -81,7 +81,7 @@ def _status_bytes(name: str) -> int:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Return the fields of a file in /proc that are in kB, converted to bytes."""
+    """Return the fields in kB of a file in /proc, converted to bytes."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
 

@@ -23,7 +23,7 @@ from engine.errors import EngineError
 Prediction: TypeAlias = Literal[
     "epsilon", "v_prediction", "edm", "sample", "consistency", "image_to_image", "flow"
 ]
-"""The quantity that the network predicts, by the names of diffusers.
+"""The quantity that the network predicts. The first two names and "sample" are from diffusers.
 
 - edm: the negative of v
 - consistency: the noise, in the parametrisation of latent consistency models
@@ -37,10 +37,10 @@ _TIMESTEP_SCALE = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A network, the noise levels on which it was trained, and the scale of its latents.
+    """A network, its noise levels, and the scale of its latents.
 
-    `dataclasses.replace` makes another model with the same weights. Models with the same `unet`,
-    `levels` and `prediction` share calls of the network, even if their `adapters` differ.
+    Rows of models with the same `unet`, `levels`, `prediction` and `sigma_data` can share a network
+    call, even if their `adapters` differ.
     """
 
     unet: Any
@@ -52,30 +52,27 @@ class Model:
     sigma_data: float = 1.0
     """The standard deviation of the latents on which the network was trained."""
     adapters: Adapters = ()
-    """The LoRAs that are added to the UNet for the model's rows of a call."""
+    """The LoRAs that change the network only for the rows of this model."""
     rounds_timesteps: bool = True
     """Whether timesteps are rounded to the integers with which the network was trained."""
     guidance_rescale: float = 0.0
-    """The phi of `guidance.rescaled_cfg`. 0: the guidance is not rescaled."""
+    """The `phi` of `rescaled_cfg`. 0: the guidance is not rescaled."""
     third: Third | None = None
-    """A third conditioning, in addition to the two conditionings of a sampler."""
+    """A third conditioning, after the positive and the negative conditioning of a sampler."""
     shrink: DeepShrink | None = None
     fewer: HyperTile | TokenMerging | None = None
     """The method that reduces the work of self-attention."""
     draws: CallDraws | None = None
-    """The random draws of the patches in the next call."""
+    """The random numbers that `fewer` uses in the next call."""
     perturbed_attention: float = 0.0
     perturbed_unet: Any = None
     """The UNet for perturbed-attention guidance. `trajectory` sets this field."""
     self_attention: SelfAttention | None = None
     latent_shift: float = 0.0
-    """The value that is subtracted from a latent before it is scaled."""
+    """The value that is subtracted from a latent of the VAE before scaling."""
     soft_mask: float | None = None
-    """The `strength` of `MaskSteps`, for inpainting with grey masks. None: the mask is the same in
-    all steps.
-    """
+    """The `strength` of `MaskSteps`, or None if the mask is the same in all steps."""
     image_prompts: tuple[ImagePrompt, ...] = ()
-    """Image prompts. The model attends to these prompts in addition to texts."""
 
     @property
     def device(self) -> torch.device:
@@ -83,12 +80,11 @@ class Model:
 
     @property
     def inpaints(self) -> bool:
-        """Whether the model is made for inpainting; see `inpainting.concat_latent`."""
+        """Whether the network has the input channels of `inpainting.concat_latent`."""
         return self.family.inpaints(self.unet)
 
     @property
     def latent_channels(self) -> int:
-        """The number of channels of the model's latents."""
         return self.family.traits.latent_channels
 
     def with_shift(self, shift: float, count: int = 1000) -> Model:
@@ -121,22 +117,18 @@ class Model:
         return weight.dtype
 
     def timestep_of(self, sigma: float) -> float:
-        """Return the timestep that the network gets for a sigma."""
         if self.rounds_timesteps:
             return self.levels.timestep_near(sigma)
         return self.levels.fractional_timestep_of(sigma)
 
     def scaled_input(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """Return the network's input, scaled to unit variance if the prediction needs this."""
+        """Return `x`, scaled to unit variance unless the prediction needs unscaled input."""
         if self.prediction in {"image_to_image", "flow"}:
             return x
         return x / self._spread(sigma).sqrt()
 
     def denoised(self, x: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
-        """Return x0 from the network's output.
-
-        See Salimans and Ho 2022 (arXiv:2202.00512), appendix D.
-        """
+        """Return x0 from the output: Salimans and Ho 2022 (arXiv:2202.00512), appendix D."""
         match self.prediction:
             case "epsilon" | "flow":
                 return x - sigma * output
@@ -158,10 +150,7 @@ class Model:
         return x * data**2 / spread - v * sigma * data / spread.sqrt()
 
     def _consistent(self, x: Tensor, x0: Tensor, sigma: Tensor) -> Tensor:
-        """Return x0 of a consistency model (Luo et al. 2023, arXiv:2310.04378, section 4.1).
-
-        At time 0, x0 is x itself.
-        """
+        """Return x0 of a consistency model: Luo et al. 2023 (arXiv:2310.04378), section 4.1."""
         timestep = self.levels.timestep_of(sigma.flatten().cpu()).to(sigma).view(sigma.shape)
         time = timestep * _TIMESTEP_SCALE
         spread = time**2 + _SIGMA_DATA**2
@@ -170,11 +159,11 @@ class Model:
     def with_size_conditioning(
         self, conditioning: Conditioning, latent: Tensor, *, negative: bool, seed: int
     ) -> Conditioning:
-        """Add the inputs that depend on the latent and the seed to a conditioning.
+        """Return `conditioning` with the inputs that depend on the latent and the seed.
 
-        If the family has size conditioning, texts without it get the size of `latent` (batch,
-        channels, h, w), without a crop. The inputs that are computed from images get the noise of
-        `seed`. Raises EngineError for a text that was encoded for another model.
+        If the family has size conditioning, texts without it get the size of `latent` and no crop.
+        Inputs that are computed from images get noise of `seed`. Raises EngineError for a text that
+        was encoded for another model.
         """
         for each in conditioning:
             self.family.require_own(self.unet, each)

@@ -1,4 +1,4 @@
-"""Checks the outputs of a node of another package against the types that the node declares."""
+"""Checks that nodes of other packages return values of their declared types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLOURS = 3
 
 
 def require_output(type_name: str, value: Any) -> None:
-    """Raise ValueError if an input of that type does not accept the value."""
+    """Raise ValueError if `value` does not have that type."""
     match type_name:
         case "IMAGE":
             _require_planes(value, 4)

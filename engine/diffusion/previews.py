@@ -1,11 +1,10 @@
 """Previews: small JPEGs of unfinished pictures, made in a separate thread.
 
-The preview thread never delays the device thread: no estimate is queued while a preview is made.
+No estimate is queued while a preview is made, so previews never delay the device thread.
 
-Each cell of the latent becomes one pixel of the preview: a fixed linear map converts the channels
-of the cell to a colour. Some families have a map. For other families, a map is fitted to the VAE: a
-picture of known colours is encoded, and a least-squares fit maps the latent's channels to these
-colours.
+A linear map converts the channels of each latent cell to the colour of one pixel. Some families
+have a fixed map. For other families, a map is fitted to the VAE: a picture of known colours is
+encoded, and a least-squares fit maps the latent's channels to these colours.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class RunPreviews:
         self._next_at = previewer.now()
 
     def wants(self) -> bool:
-        """Whether a preview is due and can be made now."""
+        """Return whether a preview is due and can be made now."""
         return not self._previewer.is_busy and self._previewer.now() >= self._next_at
 
     def show(self, make: MakePreview) -> None:
@@ -109,12 +108,12 @@ def show_estimate(
 ) -> None:
     """Order a preview of the first latent in `estimate`, if a preview is due.
 
-    `estimate` is (batch, channels, height, width). A preview needs the map of the family, or a map
-    in `fitted` for latents with the same number of channels.
+    `estimate` is (batch, channels, height, width). `fitted` has the maps for families without a
+    map, by number of channels.
     """
     colours = family.preview or fitted.get(family.latent_channels)
     if colours is not None and previews.wants():
-        # The estimate is copied, because the sampler may change it in place.
+        # The sampler may change the estimate in place.
         first = estimate[0].clone()
         copy = _copier(first)
         previews.show(lambda: jpeg_of(copy(), colours))
@@ -133,10 +132,7 @@ def jpeg_of(latent: NDArray[np.float32], colours: Preview) -> bytes:
 
 
 def _copier(latent: Tensor) -> Callable[[], NDArray[np.float32]]:
-    """Return a function that copies the latent to the host.
-
-    The thread that calls the function waits for the device.
-    """
+    """Return a function that waits for the device and copies the latent to the host."""
     if latent.device.type != "cuda":
         return lambda: _on_host(latent)
     made = torch.cuda.Event()
@@ -158,7 +154,7 @@ def _on_host(latent: Tensor) -> NDArray[np.float32]:
 
 
 def with_preview(store: ModelStore, vae: Vae) -> Vae:
-    """Return the VAE. If there is no map for its latents, a map is fitted and kept in the store."""
+    """Fit a map for the VAE's latents if there is none, and return the VAE."""
     is_wanted = vae.channels in _UNMAPPED and vae.channels not in store.previews
     if is_wanted and (found := fitted_preview(vae)):
         store.previews[vae.channels] = found
@@ -166,10 +162,7 @@ def with_preview(store: ModelStore, vae: Vae) -> Vae:
 
 
 def fitted_preview(vae: Vae) -> Preview | None:
-    """Return the map from the network's latents to colours.
-
-    Returns None if the VAE's latents have infinite or undefined values.
-    """
+    """Return the map from latents to colours, or None if the VAE's latents are not finite."""
     picture = _picture()
     (latent,) = Encode.run_batch([Encode(vae, picture)])
     config = vae.autoencoder.config

@@ -1,4 +1,4 @@
-"""The path of one latent from noise to picture: the start, the sampler and the model calls."""
+"""Sampling of one latent: the noise at the start, the sampler and the model calls."""
 
 from __future__ import annotations
 
@@ -74,11 +74,10 @@ NoiseScale: TypeAlias = Literal["comfyui", "sigma", "unit variance"]
 
 
 def own_latent(latent: Latent, model: Model, sigmas: Tensor, row: Sampler) -> Latent:
-    """Return the latent with the model's number of channels.
+    """Return the latent, or zeros with the model's number of channels if the latent is zero.
 
-    A latent of zeros is replaced with zeros in the model's number of channels. Raises EngineError
-    if any other latent has another number of channels, or if a flow model cannot be sampled with
-    the schedule or the sampler.
+    Raises EngineError if any other latent has another number of channels, or if the model does not
+    work with the schedule or the sampler.
     """
     _require_schedule(model, sigmas, row)
     batch, channels, *sides = latent.samples.shape
@@ -110,7 +109,7 @@ def _require_schedule(model: Model, sigmas: Tensor, row: Sampler) -> None:
 def noised(
     clean: Tensor, noise: Tensor, sigma: Tensor, *, levels: NoiseLevels, scale: NoiseScale
 ) -> Tensor:
-    """Return `clean` with `noise` added for the first sigma, `sigma`, of a sampling."""
+    """Return `clean` with `noise` added for `sigma`, the first sigma of a schedule."""
     if levels.is_flow:
         return levels.noised(clean, noise, sigma)
     return clean + noise * _factor(scale, sigma, levels)
@@ -126,7 +125,7 @@ def _factor(scale: NoiseScale, sigma: Tensor, levels: NoiseLevels) -> Tensor:
 
 
 def patched_by_sigma(model: Model, generator: torch.Generator) -> Callable[[float], Model]:
-    """Return a function that returns the patched model for the next call at a sigma.
+    """Return a function from a sigma to the patched model of the next call.
 
     The random draws of the patches start from the current state of `generator`.
     """
@@ -157,7 +156,7 @@ def _with_perturbed(model: Model) -> Model:
 
 
 def is_self_guided(model: Model) -> bool:
-    """Whether `guided_x0` makes more than one call."""
+    """Return whether `guided_x0` may make more than one call."""
     return model.self_attention is not None or model.perturbed_attention != 0
 
 
@@ -175,10 +174,7 @@ def guided_x0(request: Denoise) -> Work[Tensor]:
 
 
 def _from_perturbed(request: Denoise, x0_cond: Tensor) -> Work[Tensor]:
-    """Return the term of perturbed-attention guidance.
-
-    This is equation 14 of Ahn et al. 2024 (arXiv:2403.17377).
-    """
+    """Return the guidance of Ahn et al. 2024 (arXiv:2403.17377), equation 14."""
     model = request.model
     perturbed = replace(model, unet=model.perturbed_unet, self_attention=None)
     x0: Tensor = yield request.with_one(request.cond, model=perturbed, x=request.x)
@@ -186,10 +182,7 @@ def _from_perturbed(request: Denoise, x0_cond: Tensor) -> Work[Tensor]:
 
 
 def _from_blurred(request: Denoise, x0_uncond: Tensor) -> Work[Tensor]:
-    """Return the term of self-attention guidance.
-
-    This is equation 16 of Hong et al. 2023 (arXiv:2210.00939).
-    """
+    """Return the guidance of Hong et al. 2023 (arXiv:2210.00939), equation 16."""
     guidance, attended = request.model.self_attention, request.attended
     is_whole = len(request.conditionings[1]) == 1 and request.conditionings[1][0].area is None
     if not is_whole or attended is None or guidance is None:
@@ -222,7 +215,7 @@ class SamplerSchedule:
 
 
 class _Steps:
-    """The progress of a sampler along its schedule, by the sigma of a model call."""
+    """Maps the sigma of a model call to the steps that the sampler has passed."""
 
     def __init__(self, schedule: SamplerSchedule) -> None:
         *begins, end = schedule.sigmas.tolist()
@@ -231,14 +224,11 @@ class _Steps:
         self._begins = None if schedule.row.own_schedule else frozenset(begins)
 
     def passed(self, sigma: float) -> int:
-        """Return the number of steps of the schedule that begin at `sigma` or earlier."""
+        """Return the number of steps that begin at `sigma` or earlier."""
         return bisect_right(self._passed, self._sign * sigma)
 
     def begins_at(self, sigma: float) -> bool:
-        """Whether a step may begin at `sigma`.
-
-        Always True for a sampler that chooses its own sigmas (`own_schedule`).
-        """
+        """Return whether a step may begin at `sigma`. True for all sigmas of an `own_schedule`."""
         return self._begins is None or sigma in self._begins
 
 
@@ -282,9 +272,9 @@ class NoiseConfig:
     scale: NoiseScale = "comfyui"
     variation: Variation = UNVARIED
     multiplier: float = 1.0
-    """The noise at the start is multiplied by this factor."""
+    """The factor of the noise at the start."""
     renews_kept: bool = True
-    """Whether the part that a mask keeps gets its noise again in each call."""
+    """See `KeptNoise.is_renewed`."""
 
 
 def trajectory(
@@ -333,8 +323,6 @@ def trajectory(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Calls:
-    """The calls of one model."""
-
     model: Model
     guidance: Guidance
     mask: Mask | None
@@ -343,7 +331,7 @@ class _Calls:
     generator: torch.Generator
 
     def make(self) -> Callable[[Tensor, Tensor], Denoise]:
-        """Return a function that makes the call for an x and its sigma. Raises EngineError."""
+        """Return a function that makes requests. Raises EngineError for a text of another model."""
         model, guidance, clean = self.model, self.guidance, self.clean
         third = guidance.third or model.third
         sized = partial(
@@ -377,10 +365,7 @@ class _Calls:
 
 
 def _denoise(calls: _Calls, refiner: Refiner | None) -> Callable[[Tensor, Tensor], Denoise]:
-    """Return a function that makes the call of the model, or of the refiner after the switch.
-
-    Raises EngineError if the latents of the refiner differ from the latents of the model.
-    """
+    """Return a function that makes requests of the model, or of the refiner after the switch."""
     if refiner is None:
         return calls.make()
     if refiner.model.latent_scale != calls.model.latent_scale:
@@ -406,11 +391,7 @@ def _sampled(
     on_sigmas_passed: Callable[[int], None],
     on_estimate: Callable[[Tensor], None],
 ) -> Work[tuple[Tensor, Tensor]]:
-    """Run `sampling` to its end.
-
-    Returns the end, and the last estimate of x0 at the beginning of a step. If the sampler makes no
-    steps, there is no estimate, and `start` is returned instead.
-    """
+    """Run `sampling`. Returns its end, and the last estimate of x0 at the beginning of a step."""
     estimate, steps = start, _Steps(schedule)
     try:
         x, sigma = next(sampling)
@@ -429,7 +410,6 @@ def _sampled(
 def _start_noise(
     latent: Latent, config: NoiseConfig, *, like: Tensor
 ) -> tuple[Tensor, torch.Generator]:
-    """Return the noise at the start, and the generator that drew the noise."""
     generator = torch.Generator().manual_seed(config.seed)
     if not config.adds_noise:
         return torch.zeros_like(like), generator
@@ -461,7 +441,6 @@ def _sampling(
 
 
 def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -> KeptNoise:
-    """Return the noise for the part that a mask keeps."""
     if schedule.row.own_mask_noise:
         noise = noise_like(noise, shifted(config.seed, 1)).to(noise)
     return KeptNoise(noise, config.renews_kept)

@@ -10,8 +10,7 @@ from typing import Literal, Self, TypeAlias
 from engine.graph.safetensors_header import Header
 
 UNET = "model.diffusion_model."
-"""The prefix of the weights of any network, also a transformer, in the single file of a checkpoint.
-"""
+"""The prefix of the weights of a UNet or a transformer in the single file of a checkpoint."""
 VAE = "first_stage_model."
 """The prefix of the VAE in a checkpoint with a UNet."""
 
@@ -20,8 +19,6 @@ Colour: TypeAlias = tuple[float, float, float]
 
 
 class Family(StrEnum):
-    """The supported architectures."""
-
     SD1 = "sd1"
     SD2 = "sd2"
     SDXL = "sdxl"
@@ -31,7 +28,7 @@ class Family(StrEnum):
 
 
 class ModelName(str):
-    """The name of a model, with its family, or None if the family is not known."""
+    """The name of a model with its family. The family is None if it is not known."""
 
     __slots__ = ("family",)
     family: Family | None
@@ -68,7 +65,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """The defaults of a diffusion request for the family. None: the general default."""
+    """The defaults of a diffusion request for the family. None means the general default."""
 
     steps: int | None = None
     cfg_scale: float | None = None
@@ -92,13 +89,13 @@ class Traits:
     header of a file and the prefix of the network's weights. It raises CheckpointUnavailable for a
     variant that is not supported.
 
-    None: the network is a UNet. A UNet is recognized by its text encoders, and is loaded only
-    together with them.
+    None means that the network is a UNet. A UNet is recognized by the text encoders in its file,
+    and is loaded only together with them.
     """
     pipeline: str | None = None
-    """A part of the names of diffusers' pipelines that identifies the family, if there is one."""
+    """Text in the class names of diffusers that identifies the family, if there is such text."""
     lora_text_width: int | None = None
-    """The width of the texts to which LoRAs of the family attend."""
+    """The width of the text embeddings in the attention layers of the family's LoRAs."""
     clip_type: str | None = None
     """The name of the family in the nodes that load text encoders."""
     clip_files: int = 0
@@ -110,7 +107,7 @@ class Traits:
     """The number of tokens to which a shorter text is padded."""
     work: Work = Work()
     side: int
-    """The width and height in pixels of a picture, if the request names no size."""
+    """The default width and height of an image, in pixels."""
     defaults: Defaults = Defaults()
     takes_guidance_input: bool = False
     """Whether the guidance scale is an input of the network, as in distilled models."""

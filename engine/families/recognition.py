@@ -58,10 +58,7 @@ _CACHED_FAMILIES = 4096
 
 
 def checkpoint_family(header: Header) -> Family:
-    """Return the family of a checkpoint.
-
-    Raises CheckpointUnavailable, which describes the file, if the checkpoint is not supported.
-    """
+    """Return the family of a checkpoint. Raises CheckpointUnavailable if it is not supported."""
     if whole := _whole_transformer(header):
         return whole
     for prefix, kind in _OTHER_KINDS.items():
@@ -84,7 +81,7 @@ def checkpoint_family(header: Header) -> Family:
 def _whole_transformer(header: Header) -> Family | None:
     """Return the family of a checkpoint with a transformer, or None for another checkpoint.
 
-    Raises CheckpointUnavailable if the checkpoint has a transformer but no text encoders.
+    Raises CheckpointUnavailable if the file has a transformer without its text encoders.
     """
     found = _network_family(header, UNET)
     if found and all(map(header.has, found.text_encoders)):
@@ -100,8 +97,7 @@ def _whole_transformer(header: Header) -> Family | None:
 def diffusion_model_family(header: Header) -> Family:
     """Return the family of a network in a file without text encoders.
 
-    The keys of the file may begin with `UNET`. Raises CheckpointUnavailable, which describes the
-    file, if the network is not supported.
+    The keys may begin with `UNET`. Raises CheckpointUnavailable for an unsupported network.
     """
     prefix = UNET if header.has(UNET) else ""
     if found := _network_family(header, prefix):
@@ -113,10 +109,9 @@ def diffusion_model_family(header: Header) -> Family:
 
 
 def _network_family(header: Header, prefix: str = "") -> Traits | None:
-    """Return the family of the network whose keys begin with `prefix`.
+    """Return the traits of the transformer whose keys begin with `prefix`, or else None.
 
-    Returns None if the network is a UNet or of an unknown family. Raises CheckpointUnavailable if
-    the network needs more inputs than a latent.
+    Raises CheckpointUnavailable for a variant of a family that is not supported.
     """
     for each in FAMILIES:
         if each.is_network is not None and each.is_network(header, prefix):
@@ -140,7 +135,7 @@ def input_channels(header: Header) -> int | None:
 
 
 def lora_family(header: Header) -> Family | None:
-    """Return the family of a LoRA by the width of its texts, or None for an unknown width."""
+    """Return the family of a LoRA from the width of its text embeddings, or None."""
     for key, shape in header.shapes.items():
         if "attn2" in key and "to_k" in key and ("down" in key or "lora_A" in key):
             widths = {one.lora_text_width: one.family for one in FAMILIES if one.lora_text_width}
@@ -158,7 +153,6 @@ def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
 
 
 def traits_of(models: ModelsFolder, kind: str, name: str) -> Traits | None:
-    """Return the traits of a listed model's family, or None if the family is not known."""
     family = family_of(models, kind, name)
     return TRAITS[family] if family else None
 
@@ -177,9 +171,9 @@ def family_at(kind: str, path: Path) -> Family | None:
 def _family_of(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Family | None:
     if path.name == FOLDER_MARK:
         return _folder_family(path)
-    tell = _FAMILY_BY_KIND.get(kind)
+    recognize = _FAMILY_BY_KIND.get(kind)
     try:
-        return tell(read_header(path)) if tell else None
+        return recognize(read_header(path)) if recognize else None
     except CheckpointUnavailable:
         return None
 

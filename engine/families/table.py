@@ -1,10 +1,10 @@
 """The table of families with their traits. A file belongs to the first family that matches it.
 
-The preview map for Stable Diffusion 1 and 2 is a least-squares fit to decoded images:
-https://discuss.huggingface.co/t/decoding-latents-to-rgb-without-upscaling/23204. The map for Stable
-Diffusion XL is from
-https://huggingface.co/blog/TimothyAlexisVass/explaining-the-sdxl-latent-space. The defaults are for
-Z-Image-Turbo and Flux.1 dev.
+The map from latents to preview colours for Stable Diffusion 1 and 2 is a least-squares fit to
+decoded images: https://discuss.huggingface.co/t/decoding-latents-to-rgb-without-upscaling/23204.
+The map for Stable Diffusion XL is from
+https://huggingface.co/blog/TimothyAlexisVass/explaining-the-sdxl-latent-space. The defaults are
+those of Z-Image-Turbo and Flux.1 dev.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The catalogue lists everything that a job may use: node types, models and built-in choices."""
+"""The catalogue: all node types, models and built-in choices that a job may use."""
 
 from __future__ import annotations
 
@@ -52,14 +52,12 @@ class ListedModel:
     """The folder of the model, such as checkpoints or loras."""
     name: str
     family: Family | None
-    """The family, or None if the file does not show the family."""
+    """None if the file does not show the family."""
     defaults: RequestDefaults | None
     """The defaults of a checkpoint whose family is known."""
 
 
 class Catalogue:
-    """Everything that a job may use: node types, models, samplers, schedulers and upscalers."""
-
     MODEL_KINDS: ClassVar = (
         CHECKPOINTS,
         DIFFUSION_MODELS,
@@ -71,14 +69,12 @@ class Catalogue:
         UPSCALE_MODELS,
         HYPERNETWORKS,
     )
-    """The folders of models that are listed."""
     SAMPLERS: ClassVar[tuple[Sampler, ...]] = ALL_SAMPLERS
     SCHEDULERS: ClassVar[tuple[Scheduler, ...]] = ALL_SCHEDULERS
     UPSCALERS: ClassVar[Mapping[str, Upscaler]] = UPSCALERS
     """The upscalers that need no model, by their names in the WebUI."""
 
     def __init__(self, models: ModelsFolder, more_nodes: Sequence[NodeType] = ()) -> None:
-        """`more_nodes` are the node types of installed packages."""
         self.models = models
         self._node_types = {each.class_type: each for each in (*NODE_TYPES, *more_nodes)}
         self._names: Callable[[str], tuple[str, ...]] = models.names
@@ -97,11 +93,10 @@ class Catalogue:
         return view
 
     def node(self, class_type: str) -> NodeType | None:
-        """The node type of that name, or None."""
         return self._node_types.get(class_type)
 
     def image_inputs(self, class_type: str) -> tuple[str, ...]:
-        """The names of the inputs of a node type that take an image file."""
+        """Return the names of the inputs of a node type that take an image file."""
         declared = self.node(class_type)
         inputs = declared.all_inputs.items() if declared else ()
         return tuple(
@@ -109,7 +104,7 @@ class Catalogue:
         )
 
     def listed_models(self) -> list[ListedModel]:
-        """All models that exist now. Raises ModelsUnavailable."""
+        """Return all models that exist now. Raises ModelsUnavailable."""
         names = self.models.names
         return [self._listed(kind, name) for kind in self.MODEL_KINDS for name in names(kind)]
 
@@ -119,37 +114,33 @@ class Catalogue:
         return ListedModel(kind, name, traits.family if traits else None, defaults)
 
     def checkpoints(self) -> tuple[str, ...]:
-        """The names of the checkpoints. Raises ModelsUnavailable."""
+        """Return the names of the checkpoints. Raises ModelsUnavailable."""
         return self.models.names(CHECKPOINTS)
 
     def checkpoint(self, spelling: str) -> str:
         """Return the listed name of a checkpoint for a spelling of the WebUI, which may be shorter.
 
-        Raises ValueError, ModelsUnavailable.
+        Raises ValueError for an unknown name, and ModelsUnavailable.
         """
         return listed_name(spelling, self.checkpoints())
 
     def defaults(self, checkpoint: str) -> RequestDefaults:
-        """The default values of a diffusion request for this checkpoint."""
         return request_defaults(traits_of(self.models, CHECKPOINTS, checkpoint))
 
     def upscaler(self, spelling: str) -> Upscaler | None:
-        """The upscaler of that name, or None. An upscaler may be a model.
-
-        Raises ModelsUnavailable.
-        """
+        """Return the upscaler of that name, which may be a model. Raises ModelsUnavailable."""
         return upscaler_named(spelling, self.models)
 
     def styles(self) -> Mapping[str, Style]:
-        """The operator's styles by name. Raises ModelsUnavailable."""
+        """Return the operator's styles by name. Raises ModelsUnavailable."""
         return styles_of(self.models)
 
     def choices(self, choice: Choice) -> tuple[str, ...]:
-        """The values that may be chosen now. For a folder, these are the names of its models."""
+        """Return the values that may be chosen now; for a folder, the names of its models."""
         return self._names(choice.folder) if choice.folder else choice.values
 
     def families(self, declared: NodeType, literals: Mapping[str, Any]) -> dict[str, Family]:
-        """The known families of the models that a node names, by the names of its inputs."""
+        """Return the known families of the models that a node names, by input."""
         found = {
             name: family_of(self.models, folder, literals[name])
             for name, folder in declared.model_inputs.items()
@@ -158,14 +149,14 @@ class Catalogue:
         return {name: family for name, family in found.items() if family}
 
     def object_info(self, input_files: Collection[str] = ()) -> dict[str, Any]:
-        """Every node type in the shape of ComfyUI's `GET /object_info`.
+        """Return every node type in the shape of ComfyUI's `GET /object_info`.
 
         `input_files` are the names that an `InputFile` may have.
         """
         return {name: self._info(each, input_files) for name, each in self._node_types.items()}
 
     def input_config(self, declared: Input, input_files: Collection[str] = ()) -> list[Any]:
-        """An input in ComfyUI's shape: its type (or the list of its choices) and its options."""
+        """Return an input in ComfyUI's shape: its type (or its choices) and its options."""
         options = _options(declared)
         match declared:
             case Choice():

@@ -1,6 +1,6 @@
-"""The cost of a graph, and the shapes of the values between nodes on which the cost depends.
+"""The cost of a graph, and the shapes of values between nodes, on which the cost depends.
 
-The numbers are limited to `MOST`, so that no graph causes huge numbers.
+Numbers are limited to `MOST`, so that no graph causes huge numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.graph.work import ATTENTION_MEGAPIXELS, TOKEN_MEGAPIXELS
 MOST = 2**53
 """The largest number in a cost. JSON readers keep every integer up to this number exactly."""
 CHANNELS = 4
-"""The channels of a `LatentShape`."""
+"""The number of channels of a `LatentShape`."""
 CHUNK_TOKENS = 77
 _CHUNK_CHARS = 75
 _TOKEN_BYTES = 4 * 2048
@@ -26,8 +26,6 @@ _LAYERS_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a job, estimated from its graph."""
-
     work: float = 0.0
     """The work in megapixel-steps: UNet calls for one row of conditioning on a megapixel."""
     live_bytes: int = 0
@@ -44,13 +42,12 @@ class Cost:
 
 
 def saturated(number: int) -> int:
-    """Return the number, limited to `MOST`."""
     return min(number, MOST)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """A batch of planes of one size. The sides are in pixels of the image, also for latents."""
+    """The size of a batch of images, masks or latents. Sides are in pixels, also for latents."""
 
     pixel_bytes: ClassVar[float]
     count: int
@@ -61,11 +58,10 @@ class BatchShape:
 
     @property
     def megapixels(self) -> float:
-        """The megapixels of the whole batch."""
         return self._pixels / 1e6
 
     def attended_megapixels(self, tokens: int = 0) -> float:
-        """The megapixels of the whole batch, increased by the cost of attention.
+        """Return the megapixels of the whole batch, increased by the cost of attention.
 
         Attention has two parts: within each image, and to `tokens` tokens of text.
         """
@@ -94,38 +90,37 @@ class BatchShape:
         return replace(self, width=saturated(width), height=saturated(height))
 
     def scaled(self, factor: float) -> Self:
-        """The batch with sides that are `factor` times as long."""
+        """Return the batch with sides that are `factor` times as long."""
         sides = (max(1, round(side * factor)) for side in (self.width, self.height))
         return self.sized(*sides)
 
     def counted(self, count: int) -> Self:
-        """The batch with another number of images."""
         return replace(self, count=saturated(count))
 
 
 class ImageShape(BatchShape):
-    """Images: three channels of float32."""
+    """Each pixel has three float32 values."""
 
     __slots__ = ()
     pixel_bytes = 12.0
 
 
 class MaskShape(BatchShape):
-    """Masks: one channel of float32."""
+    """Each pixel has one float32 value."""
 
     __slots__ = ()
     pixel_bytes = 4.0
 
 
 class LatentShape(BatchShape):
-    """Latents: four channels of float32 for each 8 x 8 pixels."""
+    """Each 8 x 8 pixels have four float32 values."""
 
     __slots__ = ()
     pixel_bytes = 0.25
 
 
 class DeepLatentShape(LatentShape):
-    """Latents of 16 channels."""
+    """Each 8 x 8 pixels have 16 float32 values."""
 
     __slots__ = ()
     pixel_bytes = 1.0
@@ -136,21 +131,19 @@ class ConditioningShape:
     """A conditioning: texts that apply together."""
 
     rows: int
-    """The number of its texts that the model gets in one step."""
+    """The number of texts that the model gets in one step."""
     tokens: int
-    """The number of tokens of its longest text."""
+    """The number of tokens of the longest text."""
     texts: int = 1
-    """The number of its texts, over all steps."""
+    """The number of texts over all steps."""
     areas: int = 0
-    """The number of rows that are limited to an area. For each such row, the other conditioning
-    (positive or negative) gets one more row.
-    """
+    """The number of rows with an area. Each of them adds a row to the other conditioning."""
     controls: int = 0
-    """The number of ControlNets of a row."""
+    """The number of ControlNets that apply to a row."""
     held_bytes: int = 0
-    """The size of its masks and of the images for its ControlNets."""
+    """The size of the masks and of the images for ControlNets."""
     merged: int = 0
-    """The number of its ControlNets with merged weights; see `ModelShape.is_merged`."""
+    """The number of ControlNets with merged weights; see `ModelShape.is_merged`."""
     token_bytes: int = _TOKEN_BYTES
     """The size of an encoded token."""
 
@@ -159,11 +152,9 @@ class ConditioningShape:
         return saturated(self.texts * self.tokens * self.token_bytes + self.held_bytes)
 
     def holding(self, size_bytes: int) -> ConditioningShape:
-        """Return the conditioning with `size_bytes` more held bytes."""
         return replace(self, held_bytes=saturated(self.held_bytes + size_bytes))
 
     def combined(self, other: ConditioningShape) -> ConditioningShape:
-        """The conditioning with the texts of both."""
         return ConditioningShape(
             rows=saturated(self.rows + other.rows),
             tokens=max(self.tokens, other.tokens),
@@ -178,8 +169,6 @@ class ConditioningShape:
 
 @dataclass(frozen=True, slots=True)
 class SigmasShape:
-    """A noise schedule of `steps` steps."""
-
     steps: int
 
     @property
@@ -189,7 +178,7 @@ class SigmasShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The additional cost of a model or of its text encoder, compared with a plain checkpoint."""
+    """The additional cost of a model or text encoder, compared with a plain checkpoint."""
 
     is_merged: bool = False
     """Whether the model, or a model that it contains, has merged weights of its own."""
@@ -198,18 +187,17 @@ class ModelShape:
     third: ConditioningShape | None = None
     """A third conditioning. If set, every model call has rows of all three conditionings."""
     family: Family = Family.SD1
-    """The family. If the family is not known, this is a family of the same cost."""
+    """The family, or another family of the same cost if the family is not known."""
     filters: int = 0
-    """The number of filters on the outputs of its layers. Each filter is a copy of all layers."""
+    """The number of filters on the outputs of layers. Each filter is a copy of all layers."""
     held_bytes: int = 0
     """The size of the data to which the model attends in addition to texts."""
     image_prompts: int = 0
     """The number of image prompts to which each call attends in addition to the texts."""
     image_tokens: int = 0
-    """The number of tokens of all its image prompts together."""
+    """The number of tokens of all image prompts together."""
     more_attention: float = 0.0
-    """The additional cost of attention between the positions of an image, as a factor of the
-    usual cost."""
+    """The additional cost of attention within an image, relative to the usual cost."""
 
     @property
     def size_bytes(self) -> int:
@@ -238,7 +226,7 @@ class ModelShape:
         return self != plain or self.traits.work != TRAITS[Family.SD1].work
 
     def sampled(self, latent: LatentShape) -> LatentShape:
-        """The shape of a latent after sampling. The model determines the number of channels."""
+        """Return the shape of a latent after sampling. The model determines the channels."""
         if self.traits.latent_channels <= CHANNELS or isinstance(latent, DeepLatentShape):
             return latent
         return DeepLatentShape(latent.count, latent.width, latent.height, latent.held_bytes)
@@ -262,7 +250,7 @@ class GuiderShape:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number, a text or a truth value that a node passes on."""
+    """A number, a text or a truth value that is an output of a node."""
 
     value: int | float | str | bool
     """The expected value. The run checks the real value against the range of the linked input."""
@@ -280,10 +268,7 @@ def model_shape(shape: Shape) -> ModelShape:
 
 
 def text_tokens(text: str) -> int:
-    """Return the number of tokens of an encoded text, at one token for each character.
-
-    Few texts have more tokens.
-    """
+    """Return the number of tokens of an encoded text, at one token for each character."""
     return CHUNK_TOKENS * max(1, -(-len(text) // _CHUNK_CHARS))
 
 
@@ -293,8 +278,6 @@ def bytes_of(shape: Shape) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The cost of one node and the shapes of its outputs."""
-
     shapes: tuple[Shape, ...] = ()
     work: float = 0.0
     scratch_bytes: int = 0
@@ -304,24 +287,22 @@ class Estimate:
     results: int = 0
     """The number of images or latents that the node saves."""
     result_bytes: int = 0
-    """The largest possible size of the files of the results. A PNG of pure noise is about as
-    large as its uncompressed pixels, so that size is assumed.
-    """
+    """The largest size of the result files: a PNG of pure noise is as large as its pixels."""
 
 
 def default_estimate(outputs: tuple[str, ...]) -> Estimate:
-    """The estimate of a node that declares none: it costs nothing and its outputs are small."""
+    """Return the estimate of a node that declares none: no work, and outputs of default shapes."""
     return Estimate(tuple(map(default_shape, outputs)))
 
 
 def default_shape(type_name: str) -> Shape:
-    """The shape that is assumed for an output if nothing is known about it."""
+    """Return the shape that is assumed for an output about which nothing is known."""
     found: Shape = _DEFAULTS.get(type_name)
     return found
 
 
 UNKNOWN_SIDE = 512
-"""The assumed sides of an image or a latent whose size is known only in the run."""
+"""The assumed width and height of an image or a latent whose size is known only in the run."""
 _SQUARE = (1, UNKNOWN_SIDE, UNKNOWN_SIDE)
 _DEFAULTS: dict[str, Any] = {
     "IMAGE": ImageShape(*_SQUARE),

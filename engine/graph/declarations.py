@@ -1,6 +1,6 @@
 """Declares nodes: the inputs, the outputs and the body of a node are in one place.
 
-Validation, `object_info` and the documentation are derived from the declaration.
+Validation, `object_info` and the documentation use the declarations.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ class Int:
 
 @dataclass(frozen=True, slots=True)
 class Float:
-    """A finite number in `min..max`."""
-
     default: float
     min: float
     max: float
@@ -43,16 +41,11 @@ class Float:
 
 @dataclass(frozen=True, slots=True)
 class AnyNumber(Float):
-    """A finite number that keeps its type: integers and truth values are not made floats.
-
-    This holds for literals and for linked values.
-    """
+    """A finite number that keeps its type: integers and truth values do not become floats."""
 
 
 @dataclass(frozen=True, slots=True)
 class String:
-    """A text."""
-
     default: str = ""
     multiline: bool = False
     tooltip: str = ""
@@ -114,8 +107,6 @@ generator function: it yields `Request`s, receives their results and then return
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """One kind of node."""
-
     class_type: str
     body: Body
     inputs: Mapping[str, Input]
@@ -129,17 +120,13 @@ class NodeType:
     display_name: str = ""
     is_output: bool = False
     steps_input: str | None = None
-    """The input with the number of sampler steps, the unit of progress. If this input is a link,
-    the number is read from the linked node.
-    """
+    """The input with the number of sampler steps. If it is a link, the linked node has them."""
     steps_range: tuple[str, str] | None = None
-    """The inputs with the first step and with the step at which sampling stops, if the node takes
-    only a part of the steps."""
+    """The inputs with the first step and with the step to stop at, if the node has them."""
     pixel_inputs: tuple[str, ...] = ()
     """The inputs whose product is the number of pixels that the node makes."""
     check: Callable[[Mapping[str, Any]], object] | None = None
-    """A function that is called with the literals if each literal is valid. It raises ValueError if
-    the literals do not fit together."""
+    """Raises ValueError if literals do not fit together. Called when each literal is valid."""
     estimate: Callable[[Mapping[str, Any]], Estimate] | None = None
     """Computes the cost of the node from its literals and the shapes of its linked inputs. The name
     of a file is replaced with the shape of the content, and the name of a model with a `ModelName`.
@@ -151,7 +138,6 @@ class NodeType:
     """The installed package that declares the node; empty for the nodes of Darkroom."""
     all_inputs: Mapping[str, Input] = field(init=False, repr=False, compare=False)
     file_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The names of the inputs that take an input file."""
     model_inputs: Mapping[str, str] = field(init=False, repr=False, compare=False)
     """The folder of models for each input that takes the name of a model."""
 
@@ -168,19 +154,18 @@ class NodeType:
         return any(not isinstance(self.all_inputs[name], Link) for name in links)
 
     def expressions(self, inputs: Mapping[str, Any]) -> list[str]:
-        """Return the inputs that are expressions."""
+        """Return the inputs of a pure node that are expressions."""
         if not self.is_pure:
             return []
         names = [name for name, each in self.inputs.items() if isinstance(each, Expression)]
         return [inputs[name] for name in names]
 
     def estimated(self, inputs: Mapping[str, Any]) -> Estimate:
-        """Return the cost of the node for these inputs; see `estimate`."""
         if self.is_pure:
             try:
                 return Estimate(tuple(map(Scalar, self.body(None, **inputs))))
-            # The error is not raised here. If the run has the same inputs, the run reports the
-            # error.
+            # The error is not raised here, because the inputs may be estimates. With the same
+            # inputs, the run raises the error.
             except EngineError:
                 return default_estimate(self.outputs)
         return self.estimate(inputs) if self.estimate else default_estimate(self.outputs)
@@ -191,7 +176,7 @@ VALUE_TYPES: Mapping[str, type] = {"STRING": str, "INT": int, "FLOAT": float, "B
 
 
 def is_value(type_name: str, value: object) -> bool:
-    """Whether `value` is of that type. A truth value is not a number here."""
+    """Whether `value` is of the type `type_name`. A truth value is not a number here."""
     kind = VALUE_TYPES[type_name]
     return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
 
@@ -214,10 +199,10 @@ def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:
 
 
 def gather_nodes(*modules: ModuleType) -> tuple[NodeType, ...]:
-    """Every node that the modules declare, in the order of their declarations.
+    """Return every node that the modules declare, in the order of the declarations.
 
-    Raises ValueError if two nodes have the same `class_type`. A node that one module imports from
-    another module counts once.
+    A node that one module imports from another module counts once. Raises ValueError if two nodes
+    have the same `class_type`.
     """
     gathered: dict[str, NodeType] = {}
     for module in modules:
@@ -230,7 +215,7 @@ def gather_nodes(*modules: ModuleType) -> tuple[NodeType, ...]:
 
 
 def type_name(declared: Input) -> str:
-    """ComfyUI's name of an input's type."""
+    """Return ComfyUI's name of an input's type."""
     match declared:
         case Int():
             return "INT"

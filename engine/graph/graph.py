@@ -18,7 +18,7 @@ _MOST_OVERLAP_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The output at the start of a link; `output` counts from 0."""
+    """The output at which a link starts; `output` counts from 0."""
 
     node_id: str
     output: int
@@ -26,7 +26,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node. Its literals have their declared types, and its links name their sources."""
+    """A node of a valid graph. The values in `literals` have the declared types."""
 
     id: str
     class_type: str
@@ -35,14 +35,12 @@ class Node:
     is_output: bool = False
     steps: int = 0
     input_files: tuple[str, ...] = ()
-    """The names of the files that the node reads."""
     families: Mapping[str, Family] = field(default_factory=dict)
-    """The family of each model that the node names, by input, if the family is known from the file.
-    """
+    """The known family of each model that the node names, by input."""
     title: str | None = None
     """The title of the node in the caller's editor. The title has no effect."""
     sources: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The ids of the nodes at the start of the links, each once."""
+    """The ids of the nodes at which the links start, each once."""
 
     def __post_init__(self) -> None:
         sources = dict.fromkeys([source.node_id for source in self.links.values()])
@@ -50,7 +48,6 @@ class Node:
 
     @property
     def prompt(self) -> dict[str, Any]:
-        """The node in ComfyUI's API format."""
         links = {name: [source.node_id, source.output] for name, source in self.links.items()}
         written: dict[str, Any] = {
             "inputs": {**self.literals, **links},
@@ -77,23 +74,21 @@ class Graph:
 
     @property
     def prompt(self) -> dict[str, Any]:
-        """The graph in ComfyUI's API format. A validation of the result gives an equal graph.
+        """The graph in ComfyUI's API format. Its validation gives an equal graph.
 
-        Nodes that no output needs are left out, and so are inputs that the node type does not
-        declare. Literals have their declared types.
+        Nodes and inputs that have no effect are left out. Literals have their declared types.
         """
         return {node.id: node.prompt for node in self.nodes}
 
     @property
     def outputs(self) -> tuple[Node, ...]:
-        """The nodes whose images or latents are the job's results."""
         return tuple(node for node in self.nodes if node.is_output)
 
     @property
     def overlap_bytes(self) -> int:
-        """An allowance for the values of nodes that run earlier than in `run_order`.
+        """The bytes allowed for the values of nodes that run earlier than in `run_order`.
 
-        It is an assumption and not a measurement: 4 x `live_bytes`, but at most 128 MiB.
+        This is an assumption and not a measurement: 4 x `live_bytes`, but at most 128 MiB.
         """
         return min(_MOST_OVERLAP_BYTES, _OVERLAP * self.cost.live_bytes)
 
@@ -104,16 +99,14 @@ class Graph:
 
     @property
     def total_steps(self) -> int:
-        """The sampler steps of all nodes together."""
         return sum(node.steps for node in self.nodes)
 
     @property
     def input_files(self) -> tuple[str, ...]:
-        """The names of the files that the nodes read, each once."""
         return tuple(dict.fromkeys(name for node in self.nodes for name in node.input_files))
 
     def seed_of(self, node_id: str) -> int | None:
-        """The seed of the nearest node upstream that has a seed, usually the sampler."""
+        """Return the seed of the node, or of the nearest node upstream that has a seed."""
         queue = [node_id]
         seen = set(queue)
         for current in queue:
@@ -128,9 +121,10 @@ class Graph:
 
 
 def run_order(graph: Graph) -> tuple[Node, ...]:
-    """The order in which nodes run one by one: depth first from the outputs.
+    """Return the order in which nodes run one by one: depth first from the outputs.
 
-    So an image is saved before the next image is made, and few values are alive at once.
+    In this order, an image is saved before the next image is made, and few values are alive at
+    once.
     """
     done: dict[str, Node] = {}
     for output in graph.outputs:

@@ -1,8 +1,8 @@
 """Checks the inputs of one node: links, literals by their declared types, and known values.
 
-The value of a pure node whose inputs are literals is computed before a graph is accepted. So a
-number from such a node has the same range, limits and cost as a literal. Errors have ComfyUI's
-types and shape, and repeat only a bounded part of the request.
+The value of a pure node whose inputs are literals is computed before a graph is accepted. Such a
+value has the same range, limits and cost as a literal. Errors have ComfyUI's types and shape, and
+repeat only a bounded part of the request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHOWN_CHARS = 100
 
 @dataclass(frozen=True, slots=True)
 class InputError:
-    """One entry of a node's errors. `type` is ComfyUI's name for the kind of error."""
+    """An error of a node. `type` is ComfyUI's name for the kind of error."""
 
     type: str
     message: str
@@ -67,7 +67,7 @@ def missing_input(name: str) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class GivenInput:
-    """An input and its value in a prompt. Each method makes one kind of error."""
+    """An input and its value in a prompt. Each public method returns one kind of error."""
 
     name: str
     declared: Input
@@ -75,7 +75,6 @@ class GivenInput:
     catalogue: Catalogue
 
     def wrong_type(self) -> InputInvalid:
-        """The value cannot be converted to the declared type."""
         problem = f"must be {type_name(self.declared)}"
         return self._invalid("invalid_input_type", "A value has the wrong type", problem)
 
@@ -88,7 +87,6 @@ class GivenInput:
         return self._invalid("value_bigger_than_max", "A value is too big", problem)
 
     def too_long(self, text: str, most: int) -> InputInvalid:
-        """The text has more than `most` characters. The error repeats only its beginning."""
         problem = f"{len(text)} characters, at most {most}"
         received = f"{text[:_SHOWN_CHARS]}…"
         return self._invalid(
@@ -109,11 +107,9 @@ class GivenInput:
         )
 
     def bad_link(self, problem: str) -> InputInvalid:
-        """The value is not a link to an output of the graph."""
         return self._invalid("bad_linked_input", "A link does not lead to an output", problem)
 
     def wrong_link_type(self, source: Source, received_type: str) -> InputInvalid:
-        """The linked output is of another type than the input."""
         return InputInvalid(
             InputError(
                 "return_type_mismatch",
@@ -145,7 +141,7 @@ class GivenInput:
 
 
 def _shown(value: Any) -> Any:
-    """Return the value as an error shows it: scalars and links, but no deeper structure."""
+    """Return a scalar or a link as it is, and a short description of any other value."""
     match value:
         case int() if abs(value) >= 2**64:
             return "an integer of more than 64 bits"
@@ -158,7 +154,7 @@ def _shown(value: Any) -> Any:
 
 
 def literal_of(given: GivenInput, limits: Limits, input_files: Collection[str] | None) -> Any:
-    """The value of an input in its declared type. Raises InputInvalid.
+    """Return the value of an input in its declared type. Raises InputInvalid.
 
     `input_files` are the names that an `InputFile` may have; None allows any name.
     """
@@ -201,7 +197,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can encode the text. UTF-8 cannot encode half of a surrogate pair."""
+    """Whether UTF-8 can encode the text. It cannot encode half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -328,7 +324,6 @@ class CheckedInputs:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The ids of the nodes at the start of the links."""
         linked = (*self.links.values(), *self.folded.values())
         return tuple([source.node_id for source in linked])
 
@@ -383,7 +378,7 @@ def _check_link(given: GivenInput, types: Mapping[str, NodeType], checked: Check
 
 
 def linked_values(inputs: object, declared: NodeType) -> list[str]:
-    """The ids of the nodes that are linked to inputs for values. The inputs are not yet checked."""
+    """Return the ids of the nodes that are linked to inputs for values. `inputs` may be invalid."""
     if not isinstance(inputs, dict):
         return []
     found = []
@@ -410,7 +405,7 @@ def _source(given: GivenInput, types: Mapping[str, NodeType]) -> Source:
 def _pixel_errors(
     declared: NodeType, literals: Mapping[str, Any], limits: Limits
 ) -> list[InputError]:
-    """The error of a node whose `pixel_inputs` exceed the largest number of pixels."""
+    """Return an error if the product of the `pixel_inputs` exceeds the largest number of pixels."""
     names = declared.pixel_inputs
     if not names or not all(name in literals for name in names):
         return []
@@ -423,7 +418,7 @@ def _pixel_errors(
 
 
 def _own_errors(declared: NodeType, checked: CheckedInputs) -> list[InputError]:
-    """The error from the check of the node type. Unknown values are checked in the run."""
+    """Return the error from the check of the node type. The run checks unknown values."""
     if declared.check is None or declared.has_values(checked.links):
         return []
     try:

@@ -69,8 +69,6 @@ _MESSAGES = {
 
 @dataclass(slots=True)
 class _Peak:
-    """The largest number so far, and the node with this number."""
-
     value: float = 0
     node: Node | None = None
 
@@ -80,7 +78,7 @@ class _Peak:
 
 
 class Ledger:
-    """The cost of the started nodes of a graph, and the size of their outputs that are alive."""
+    """The cost of the nodes that have started, and the size of their outputs that are alive."""
 
     def __init__(
         self, graph: Graph, types: NodeTypes, limits: Limits, sizes: FileSizes | None = None
@@ -91,10 +89,8 @@ class Ledger:
         self._shapes: dict[str, Sequence[Shape]] = {}
         self._consumers = Counter(source for node in graph.nodes for source in node.sources)
         self._output_bytes: dict[str, int] = {}
-        """The size of the outputs of each started node in bytes."""
         self._scratch: dict[str, int] = {}
         self._merged: dict[str, int] = {}
-        """The number of merged models in the outputs of each node whose outputs are alive."""
         self.node_bytes: dict[str, int] = {}
         """The memory that the outputs and the body of each started node need, in bytes."""
         self._work, self._live_bytes, self._result_bytes = 0.0, 0, 0
@@ -113,7 +109,7 @@ class Ledger:
         )
 
     def excess(self, limits: Limits) -> Excess | None:
-        """Return the limit that the nodes so far exceed, or None."""
+        """Return the first limit that the nodes so far exceed, or None."""
         for name, peak in self._peaks.items():
             value = self._work if name == "max_cost" else peak.value
             most = getattr(limits, name)
@@ -122,13 +118,12 @@ class Ledger:
         return None
 
     def shapes_of(self, node: Node) -> Sequence[Shape]:
-        """The shapes of the outputs of a node that was started."""
         return self._shapes[node.id]
 
     def start(self, node: Node) -> None:
         """Add the cost of a node whose sources have ended.
 
-        Raises TooLarge if the texts of the graph become too long with this node.
+        Raises TooLarge if the texts or the expressions of the graph become too long with this node.
         """
         declared, inputs = self._types[node.class_type], self._inputs(node)
         self._refuse(node, self._texts.add_expressions(declared.expressions(inputs)))
@@ -151,7 +146,7 @@ class Ledger:
     def end(self, node: Node, shapes: Sequence[Shape] | None = None) -> None:
         """Release the values that no further node needs.
 
-        `shapes` are the measured shapes of the node's outputs.
+        `shapes` are the measured shapes of the node's outputs; None keeps the estimated shapes.
         """
         self._live_bytes -= self._scratch.pop(node.id)
         if shapes is not None:
@@ -182,22 +177,18 @@ class Ledger:
         return inputs
 
     def values(self, node: Node) -> dict[str, Any]:
-        """The linked numbers, texts and truth values of a node, by the names of its inputs."""
+        """Return the linked numbers, texts and truth values of a node, by input."""
         found = {name: self._shapes[at.node_id][at.output] for name, at in node.links.items()}
         return {name: each.value for name, each in found.items() if isinstance(each, Scalar)}
 
     def _with_merged(self, node: Node, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-        """Return the shapes of a node's outputs. Mark them as merged if an input is merged."""
+        """Return the shapes, marked as merged if an input has merged weights."""
         if self._merged.keys().isdisjoint(node.sources):
             return tuple(shapes)
         return tuple(map(_merged, shapes))
 
     def _with_guidance(self, node: Node, shapes: Sequence[Shape]) -> Sequence[Shape]:
-        """Return the shapes of a node's outputs.
-
-        If a call of a model or text encoder among the inputs costs more than usual, an output of
-        the same type costs as much.
-        """
+        """Return the shapes, where a model made from a costlier model costs as much."""
         declared, given = self._types[node.class_type], dict[str, ModelShape]()
         for name, at in node.links.items():
             shape, link = self._shapes[at.node_id][at.output], declared.all_inputs[name]
@@ -237,16 +228,13 @@ class Ledger:
 
 
 def _guided(shape: Shape, by: ModelShape) -> Shape:
-    """Return the shape of a model that a node made from the model `by`.
-
-    A call of `by` costs more than usual, so a call of the made model costs as much.
-    """
+    """Return the shape of a model that was made from the costlier model `by`."""
     own = model_shape(shape)
     return own if own.costs_more else replace(by, is_merged=own.is_merged)
 
 
 def _merged(shape: Shape) -> Shape:
-    """Return the shape of an output of a node with a merged model among its inputs."""
+    """Return the shape, marked as merged if it is a model. None may stand for a model."""
     match shape:
         case GuiderShape():
             return replace(shape, model=replace(shape.model, is_merged=True))
@@ -287,7 +275,7 @@ def _excess(limit: str, peak: _Peak, *, value: float, most: float) -> Excess:
 def ledger_of(
     graph: Graph, types: NodeTypes, limits: Limits, *, sizes: FileSizes | None = None
 ) -> Ledger | Excess:
-    """Return the ledger of a graph whose nodes run one by one, or the first exceeded limit.
+    """Return the ledger after all nodes have run one by one, or the first exceeded limit.
 
     Raises TooLarge if the nodes make too much text.
     """
@@ -302,7 +290,6 @@ def ledger_of(
 
 
 def _first_excess(order: Sequence[Node], ledger: Ledger, limits: Limits) -> Excess:
-    """Return the limit that the nodes exceed first. The nodes must exceed a limit."""
     for node in order:
         ledger.start(node)
         if excess := ledger.excess(limits):

@@ -12,8 +12,7 @@ MAX_SCHEDULE_SIGMAS = 1_000_000
 """The length of the longest schedule that is computed. With a low denoise, only the end of the
 schedule is used."""
 _MADE_TEXTS = 16
-"""The largest number of characters of computed texts in a graph, as a multiple of the longest
-text."""
+"""The most characters that the nodes of a graph make, as a multiple of `max_text_chars`."""
 _EXPRESSION_CHARS = 32_768
 """The largest number of characters in all expressions of a graph. Each character costs 2 µs or
 more, in HTTP replicas and in every other process that checks the graph."""
@@ -30,7 +29,6 @@ class Limits:
     max_steps: int = 10_000
     max_batch: int = 16
     max_text_chars: int = 32_768
-    """The number of characters of one text. Every 75 tokens of a text are a chunk to encode."""
     max_request_chars: int = 131_072
     """The number of characters of all texts of a graph together."""
     max_pixels: int = 2**24
@@ -50,7 +48,7 @@ class Limits:
     """The number of images and latents that a job saves."""
 
     def narrowed(self, max_cost: float) -> Limits:
-        """Return the limits with the lower of the two values of `max_cost`."""
+        """Return the limits with the lower of both values of `max_cost`, where 0 means no limit."""
         return replace(self, max_cost=min(self.max_cost or max_cost, max_cost or self.max_cost))
 
     def bounds(self, declared: Int) -> tuple[int, int]:
@@ -78,9 +76,9 @@ class Limits:
 
 
 class MadeTexts:
-    """Counts the text that the nodes of a graph have made, and the length of their expressions.
+    """Limits the text that the nodes of a graph make, and the length of their expressions.
 
-    Without this limit, a few nodes could make a huge text, because each node may double its text.
+    Each node may double its text, so without a limit a few nodes could make a huge text.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -88,7 +86,7 @@ class MadeTexts:
         self._expression_chars_left = _EXPRESSION_CHARS
 
     def add_expressions(self, expressions: Iterable[str]) -> str | None:
-        """Count expressions before they are computed. Returns an error message, or None."""
+        """Count expressions before they are computed. Returns an error message above the limit."""
         self._expression_chars_left -= sum(map(len, expressions))
         if self._expression_chars_left >= 0:
             return None
@@ -98,7 +96,7 @@ class MadeTexts:
         )
 
     def add(self, values: Iterable[object]) -> str | None:
-        """Count the texts among the values. Returns an error message if the limit is exceeded."""
+        """Count the texts among the values. Returns an error message above the limit."""
         self._left -= sum(len(each) for each in values if isinstance(each, str))
         if self._left >= 0:
             return None

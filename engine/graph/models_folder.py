@@ -49,7 +49,7 @@ class ModelsFolder:
     """Names and paths of the models below `root`. A listing is read again after `ttl_s` seconds.
 
     If the folder does not respond within `timeout_s` seconds, the last listing is used. If there is
-    no last listing, each method raises ModelsUnavailable.
+    no last listing, the methods that read the folder raise ModelsUnavailable.
     """
 
     def __init__(
@@ -81,27 +81,26 @@ class ModelsFolder:
         return self.reads.read("root", self.root.is_dir)
 
     def names(self, kind: str) -> tuple[str, ...]:
-        """The models of a kind ("checkpoints", "loras", ...), sorted."""
+        """Return the names of the models of a kind ("checkpoints", "loras", ...), sorted."""
         return tuple(self._listing(kind))
 
     def paths(self, kind: str) -> Mapping[str, Path]:
-        """The models of a kind with their paths, from the last listing."""
+        """Return the paths of the models of a kind by name, from the last listing."""
         return self._listing(kind)
 
     def at_top(self, name: str) -> Path:
-        """The path of a file beside the folders of models."""
+        """Return the path of a file beside the folders of models."""
         return self.root / name
 
     def path(self, kind: str, name: str) -> Path:
-        """The path of a model. Raises CheckpointUnavailable if no such model is listed.
+        """Return the path of a model. Raises CheckpointUnavailable if no such model is listed.
 
         Only listed names have a path, so a name cannot point outside of the folder.
         """
         known: Mapping[str, Path] = self.reads.last(("listing", kind)) or {}
         path = known.get(name)
         if path is not None and self._lists(kind, name) and self._is_there(path):
-            # The device thread calls this method, and must not wait for the listing of a large
-            # folder.
+            # The device thread calls this method, and must not read the listing of a large folder.
             return path
         path = self._listing(kind).get(name)
         if path is None or not self._is_there(path):
@@ -114,7 +113,7 @@ class ModelsFolder:
         return path
 
     def pickled(self, kind: str) -> dict[str, Path]:
-        """The pickled files of a kind, by name with and without suffix. `names` omits them."""
+        """Return the pickled files of a kind, by name with and without suffix."""
         return self.reads.read(("pickled", kind), partial(_read_pickled, self.root, kind))
 
     def require_answer(self) -> None:
@@ -139,9 +138,9 @@ class ModelsFolder:
 
 
 def _read_listing(root: Path, kind: str) -> dict[str, Path]:
-    """Return the models of a kind. Raises NotADirectoryError if the folder does not exist.
+    """Return the models of a kind.
 
-    The folder may be missing because a disk is not mounted yet.
+    Raises NotADirectoryError if `root` is missing, for example because a disk is not mounted yet.
     """
     if not root.is_dir():
         raise NotADirectoryError(ENOTDIR, "the folder is missing")
@@ -159,7 +158,7 @@ def _models_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
 
 
 def _folders(root: Path, kind: str) -> list[Path]:
-    """The folders of a kind. If two models have the same name, the model in the last is used."""
+    """Return the folders of a kind. A model in a later folder replaces a model of the same name."""
     old = [root / _OLD_FOLDERS[kind]] if kind in _OLD_FOLDERS else []
     return [*old, root / kind]
 
@@ -203,7 +202,7 @@ def _models_at_top(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _models_below(folder: Path, suffix: str) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder, onerror=_raise_passing):
+    for parent, folders, files in os.walk(folder, onerror=_raise_unless_absent):
         here = Path(parent)
         models = {name for name in folders if _is_model_folder(here / name)}
         folders[:] = [n for n in folders if n not in models and not n.endswith(CONFIG_SUFFIX)]
@@ -211,8 +210,7 @@ def _models_below(folder: Path, suffix: str) -> Iterator[Path]:
         yield from (here / name for name in files if _is_model_file(name, suffix))
 
 
-def _raise_passing(error: OSError) -> None:
-    """Raise `error`, unless its cause is a missing folder or a missing permission."""
+def _raise_unless_absent(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
         raise error
 

@@ -1,7 +1,7 @@
-"""The table of samplers and schedulers, and the spellings that callers use for them.
+"""The samplers and schedulers, and the spellings that callers use for them.
 
-A row of the table has the spellings and the path of the function of a sampler or a scheduler.
-`engine.diffusion.samplers.sampler_lookup` imports the function, so the table needs no torch.
+`function` is only a path, so this module needs no torch. `engine.diffusion.samplers.sampler_lookup`
+imports the function.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ AUTOMATIC = "Automatic"
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """A scheduler. It makes a schedule for a number of steps."""
-
     name: str
     """ComfyUI's spelling."""
     label: str
@@ -25,9 +23,8 @@ class Scheduler:
     """`module:function` in `engine.diffusion.samplers`."""
     _: KW_ONLY
     aliases: tuple[str, ...] = ()
-    """More spellings."""
     has_end: bool = False
-    """Whether the schedule ends at another sigma than 0."""
+    """Whether the last sigma of the schedule is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,6 @@ class Sampler:
     automatic: str = "normal"
     """The scheduler for "Automatic"."""
     aliases: tuple[str, ...] = ()
-    """More spellings."""
     calls: int = 1
     """The largest number of model calls in one step."""
     least_steps: int = 0
@@ -56,13 +52,9 @@ class Sampler:
     own_mask_noise: bool = False
     """Whether the part that a mask keeps has other noise than the rest of the latent."""
     eta: float | None = None
-    """The default of eta, which controls the amount of noise of an ancestral step. None means that
-    the sampler has no such parameter.
-    """
+    """The default of eta, the amount of noise of an ancestral step. None: eta has no effect."""
     churns: bool = False
-    """Whether noise may be added before each step. No step of such a sampler uses the x0 of an
-    earlier step.
-    """
+    """Whether noise may be added before each step, as no step uses the x0 of an earlier step."""
     needs_uncond: bool = False
     """Whether the sampler needs the unconditional x0 in addition to the guided x0. CFG++ samplers
     need both."""
@@ -236,26 +228,26 @@ SAMPLERS = (
         "sa_solver_pece", "SA Solver PECE", "multistep:sa_solver_pece", calls=2, noise="independent"
     ),
 )
-SCHEDULER_OF = {row.name: row for row in SCHEDULERS}
-SAMPLER_OF = {row.name: row for row in SAMPLERS}
+SCHEDULER_OF = {each.name: each for each in SCHEDULERS}
+SAMPLER_OF = {each.name: each for each in SAMPLERS}
 
 
 def key_of(spelling: str) -> str:
-    """Return a key. Spellings that differ only in case and spaces have the same key."""
+    """Return a key that is equal for spellings that differ only in case and spaces."""
     return " ".join(spelling.casefold().split())
 
 
-def _spellings(row: Sampler | Scheduler) -> tuple[str, ...]:
-    return (row.name, row.label, *row.aliases)
+def _spellings(each: Sampler | Scheduler) -> tuple[str, ...]:
+    return (each.name, each.label, *each.aliases)
 
 
-_SCHEDULER_NAMES = {key_of(s): row.name for row in SCHEDULERS for s in _spellings(row)}
+_SCHEDULER_NAMES = {key_of(s): each.name for each in SCHEDULERS for s in _spellings(each)}
 _SAMPLER_NAMES: dict[str, tuple[str, str | None]] = {
-    key_of(f"{row.label} {spelling}"): (row.name, scheduler.name)
-    for row in SAMPLERS
+    key_of(f"{each.label} {spelling}"): (each.name, scheduler.name)
+    for each in SAMPLERS
     for scheduler in SCHEDULERS
     for spelling in (scheduler.label, *scheduler.aliases)
-} | {key_of(s): (row.name, None) for row in SAMPLERS for s in _spellings(row)}
+} | {key_of(s): (each.name, None) for each in SAMPLERS for s in _spellings(each)}
 
 
 def sampler(spelling: str) -> tuple[str, str | None]:
@@ -265,7 +257,7 @@ def sampler(spelling: str) -> tuple[str, str | None]:
     """
     found = _SAMPLER_NAMES.get(key_of(spelling))
     if found is None:
-        raise ValueError(f"unknown sampler; known: {', '.join(row.label for row in SAMPLERS)}")
+        raise ValueError(f"unknown sampler; known: {', '.join(each.label for each in SAMPLERS)}")
     return found
 
 
@@ -275,7 +267,7 @@ def scheduler(spelling: str) -> str | None:
     if key == key_of(AUTOMATIC):
         return None
     if key not in _SCHEDULER_NAMES:
-        known = ", ".join((AUTOMATIC, *(row.label for row in SCHEDULERS)))
+        known = ", ".join((AUTOMATIC, *(each.label for each in SCHEDULERS)))
         raise ValueError(f"unknown scheduler; known: {known}")
     return _SCHEDULER_NAMES[key]
 
@@ -298,10 +290,7 @@ def sampler_alone(spelling: str) -> str:
 
 
 def scheduler_alone(spelling: str) -> str:
-    """Return the scheduler of a workflow.
-
-    Raises ValueError for "Automatic", which workflows cannot use.
-    """
+    """Return the scheduler of a workflow. Raises ValueError for "Automatic"."""
     name = scheduler(spelling)
     if name is None:
         raise ValueError("a workflow cannot use Automatic")

@@ -1,4 +1,4 @@
-"""Cuts planes into overlapping tiles, so that large planes are processed in parts."""
+"""Divides images and latents into overlapping tiles, so that large ones are processed in parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tiled_area(width: int, height: int, *, tile: tuple[int, int], overlap: int) 
 
 
 def tilings(tile: int) -> tuple[tuple[int, int], ...]:
-    """Return three shapes of a tile (width, height). The mean of the three results has no seams."""
+    """Return three shapes (width, height) of a tile. The mean of the three tilings has no seams."""
     return (tile // 2, tile * 2), (tile * 2, tile // 2), (tile, tile)
 
 
@@ -31,7 +31,6 @@ def _parts(length: int, most: int, overlap: int) -> list[slice]:
 
 
 def _covered(length: int, most: int, overlap: int) -> int:
-    """Return the sum of the lengths of all parts, without a list of the parts."""
     if length <= most:
         return length
     starts = range(0, length - overlap, max(1, most - overlap))

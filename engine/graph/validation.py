@@ -1,7 +1,7 @@
 """Validates a prompt, which is a workflow in ComfyUI's API format.
 
-The rules are ComfyUI's rules, with three differences. One error makes the whole graph invalid. The
-only exception that an invalid JSON value raises is GraphInvalid. The service has its own limits.
+The rules are ComfyUI's, with three differences: one error makes the whole graph invalid, every
+invalid JSON value raises GraphInvalid and no other exception, and the service has its own limits.
 """
 
 from __future__ import annotations
@@ -104,7 +104,6 @@ def with_cost(
 
 
 def _types_of(graph: Graph, catalogue: Catalogue) -> dict[str, NodeType]:
-    """The type of each node of a valid graph, by the node's id."""
     types: dict[str, NodeType] = {}
     for node in graph.nodes:
         declared = catalogue.node(node.class_type)
@@ -200,7 +199,6 @@ def _check_reachable(
 
 
 def _pure_sources(given: object, declared: NodeType, types: Mapping[str, NodeType]) -> list[str]:
-    """The ids of the nodes that compute values for a node."""
     linked = linked_values(given, declared)
     return [each for each in linked if each in types and types[each].is_pure]
 
@@ -208,7 +206,7 @@ def _pure_sources(given: object, declared: NodeType, types: Mapping[str, NodeTyp
 def _find_cycle(sources: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a cycle of nodes, or an empty list.
 
-    Most graphs have no cycle. `_is_acyclic` finds this in a tenth of the time of a search.
+    Most graphs have no cycle, which `_is_acyclic` finds out in a tenth of the time of a search.
     """
     if _is_acyclic(sources):
         return []
@@ -282,7 +280,7 @@ def _graph(
 
 
 def _needed(checked: Mapping[str, CheckedInputs], outputs: Iterable[str]) -> set[str]:
-    """Return the nodes that must run. A node whose values have become literals need not run."""
+    """Return the ids of the nodes that must run: not those whose values are now literals."""
     needed: set[str] = set()
     pending = list(outputs)
     while pending:
@@ -317,7 +315,6 @@ def _node(
 
 
 def _title(node: Mapping[str, Any]) -> str | None:
-    """Return the title in the member `_meta`, or None if there is no title that can be shown."""
     meta = node.get("_meta")
     title = meta.get("title") if isinstance(meta, dict) else None
     if not isinstance(title, str) or len(title) > _MAX_TITLE_CHARS or not is_unicode(title):
@@ -331,7 +328,7 @@ def _steps(
     checked: Mapping[str, CheckedInputs],
     known: dict[str, int],
 ) -> int:
-    """Return the number of sampler steps of a node. A node that makes sigmas takes no steps."""
+    """Return the number of sampler steps of a node, which is 0 for a node that makes sigmas."""
     declared, literals = types[node_id], checked[node_id].literals
     if declared.steps_input is None or "SIGMAS" in declared.outputs:
         return 0
@@ -349,7 +346,7 @@ def _given_steps(
     checked: Mapping[str, CheckedInputs],
     known: dict[str, int],
 ) -> int:
-    """Return the steps input of a node. If the input is a link, return the linked node's steps.
+    """Return the steps input of a node. If it is a link, return the steps of the linked node.
 
     `known` caches the results.
     """
@@ -368,8 +365,7 @@ def _given_steps(
 
 
 _SHOWN_ERRORS = 50
-"""The largest number of errors that one response shows. The response also has the number of all
-errors."""
+"""The largest number of errors that one response shows. The response also counts all errors."""
 _SHOWN_OUTPUTS = 50
 """The largest number of ids in one list of dependent outputs."""
 _SHOWN_OUTPUTS_IN_ALL = 200
@@ -381,10 +377,6 @@ def graph_invalid(
     sources: Mapping[str, Sequence[str]],
     types: Mapping[str, NodeType],
 ) -> GraphInvalid:
-    """Return the error of a graph in which some nodes have errors.
-
-    `sources` has the ids of the sources of each node, and `types` has the type of every node.
-    """
     node_errors = _node_errors(errors, sources, types)
     node_id, first = next(iter(errors.items()))
     where = f"node {node_id} ({types[node_id].class_type})"
@@ -406,7 +398,6 @@ def graph_too_costly(
     sources: Mapping[str, Sequence[str]],
     types: Mapping[str, NodeType],
 ) -> GraphInvalid:
-    """Return the error of a valid graph that exceeds a limit at one of its nodes."""
     return GraphInvalid(
         error.type,
         error.message,
@@ -441,7 +432,6 @@ def _node_errors(
 
 
 def _consumers(sources: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the ids of the consumers of each node, by the id of the node."""
     consumers: dict[str, list[str]] = {node_id: [] for node_id in sources}
     for node_id, linked in sources.items():
         for source in dict.fromkeys(linked):
@@ -501,7 +491,7 @@ _TRUTH = "PrimitiveBoolean"
 def without_switches(nodes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the nodes with each link to a switch replaced by the input that the switch chooses.
 
-    So only the chosen branch is checked, counted and run, and its type may be any type. The choice
+    Only the chosen branch is then checked, counted and run, and it may have any type. The choice
     must be a literal or come from a PrimitiveBoolean with a literal. Any other link to a switch is
     kept, and its type is then an error.
     """
@@ -519,10 +509,6 @@ def _relinked(node: Any, nodes: Mapping[str, Any], chosen: dict[str, Any]) -> An
 
 
 def _value(given: Any, nodes: Mapping[str, Any], chosen: dict[str, Any]) -> Any:
-    """Return `given`, or the chosen value if `given` is a link to a switch.
-
-    `chosen` caches the choice of each switch.
-    """
     passed: dict[str, None] = {}
     value = given
     while (switch := _linked(value, nodes, _SWITCH)) is not None:
@@ -545,7 +531,7 @@ def _value(given: Any, nodes: Mapping[str, Any], chosen: dict[str, Any]) -> Any:
 
 
 def _truth(given: Any, nodes: Mapping[str, Any]) -> bool | None:
-    """Return a truth value, also from a primitive node; None if it is known only in the run."""
+    """Return a truth value, also from a primitive node, or None if only the run knows it."""
     if (primitive := _linked(given, nodes, _TRUTH)) is not None:
         given = _inputs(nodes[primitive]).get("value")
     if isinstance(given, bool):
@@ -555,7 +541,6 @@ def _truth(given: Any, nodes: Mapping[str, Any]) -> bool | None:
 
 
 def _linked(value: Any, nodes: Mapping[str, Any], class_type: str) -> str | None:
-    """Return the id of the linked node if the value links to a node of that type, else None."""
     match value:
         case [str() as node_id, int() as output] if output == 0 and output is not False:
             return node_id if _class_type(nodes.get(node_id)) == class_type else None

@@ -2,9 +2,9 @@
 
 A body has the graph as a member, is a graph itself, or is a file of ComfyUI's editor. An editor
 file is converted to a graph if the conversion is certain. Its format is described in
-https://docs.comfy.org/specs/workflow_json, versions 0.4 and 1.0. The file has the values of a node
-as a list without names, in the order in which the node declares its inputs. After a seed, the list
-has one more value, which states how the editor changes the seed after each run.
+https://docs.comfy.org/specs/workflow_json, versions 0.4 and 1.0. The values of a node are a list
+without names, in the order in which the node type declares its inputs. After a seed, the list has
+one more value, which states how the editor changes the seed after each run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ _NOTES = ("Note", "MarkdownNote")
 _REROUTE, _PRIMITIVE = "Reroute", "PrimitiveNode"
 _AFTER_A_RUN = ("fixed", "increment", "decrement", "randomize")
 _UPLOAD, _UPLOAD_LABEL = "upload", "image"
-"""The input of the upload button of a node that names a file, and the value of the button. A graph
-never has this input."""
 _SHOWN = 100
 """The largest number of characters of a text that an error message quotes."""
 _RUNS = 0
@@ -33,8 +31,7 @@ _RUNS = 0
 Id: TypeAlias = Annotated[str, Field(coerce_numbers_to_str=True)]
 """An id, converted to a string as in a graph.
 
-With numbers as ids, a caller could choose many ids with equal hash values, and make sets and dicts
-slow.
+With many numbers of equal hash values as ids, a caller could make sets and dicts slow.
 """
 _LINK_MEMBERS = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
 
@@ -107,7 +104,7 @@ class _Graph:
         self._nodes = {each.id: each for each in file.nodes if each.type not in _NOTES}
         self._links = {each.id: each for each in file.links}
         self._sources: dict[Id | None, _Link] = {}
-        """The link before all reroutes, by the id of the link after the reroutes."""
+        """The link before all reroutes, by the id of the link after them."""
 
     def prompt(self) -> dict[str, Any]:
         return {
@@ -117,7 +114,7 @@ class _Graph:
         }
 
     def _inputs(self, node: _Node) -> dict[str, Any]:
-        where = _place(node)
+        where = _node_text(node)
         declared = self._catalogue.node(node.type)
         if node.mode != _RUNS:
             raise _Uncertain(f"{where} is muted or bypassed")
@@ -134,7 +131,7 @@ class _Graph:
         return inputs
 
     def _given(self, link: Id, where: str) -> Any:
-        """Return the output at the start of a link, or the value of a primitive node."""
+        """Return the output at which a link starts, or the value of a primitive node."""
         source = self._source(link)
         origin = self._nodes.get(source.origin_id) if source else None
         if source is None or origin is None:
@@ -142,31 +139,33 @@ class _Graph:
         if origin.type != _PRIMITIVE:
             return [origin.id, source.origin_slot]
         if not isinstance(origin.widgets_values, list) or not origin.widgets_values:
-            raise _Uncertain(f"{_place(origin)} has no value")
+            raise _Uncertain(f"{_node_text(origin)} has no value")
         value = origin.widgets_values[0]
         if isinstance(value, list | dict):  # An input would treat such a value as a link.
-            raise _Uncertain(f"{_place(origin)} has a value that is neither a text nor a number")
+            raise _Uncertain(
+                f"{_node_text(origin)} has a value that is neither a text nor a number"
+            )
         return value
 
     def _source(self, link: Id) -> _Link | None:
-        """Follow reroutes backwards. Return the first link, or None if there is no such link."""
-        way: dict[Id, None] = {}
+        """Follow reroutes back from a link. Return the first link, or None if there is none."""
+        visited: dict[Id, None] = {}
         at: Id | None = link
         while at not in self._sources:
-            found = None if at is None or at in way else self._links.get(at)
+            found = None if at is None or at in visited else self._links.get(at)
             if found is None:
                 return None
-            way[found.id] = None
+            visited[found.id] = None
             origin = self._nodes.get(found.origin_id)
             if origin is None or origin.type != _REROUTE:
                 self._sources[found.id] = found
             else:
                 at = origin.inputs[0].link if origin.inputs else None
-        self._sources |= dict.fromkeys(way, self._sources[at])
+        self._sources |= dict.fromkeys(visited, self._sources[at])
         return self._sources[at]
 
 
-def _place(node: _Node) -> str:
+def _node_text(node: _Node) -> str:
     return f"node {node.id[:_SHOWN]} ({node.type[:_SHOWN]})"
 
 

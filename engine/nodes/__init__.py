@@ -1,6 +1,6 @@
 """The node types that graphs use.
 
-To add a node, declare it with `@node` in one of the modules. A new module is listed here.
+To add a node, declare it with `@node` in one of the modules. Add a new module to both lists here.
 """
 
 from engine.graph.declarations import gather_nodes

@@ -287,14 +287,13 @@ _MEGAPIXEL = 1024 * 1024
 
 
 def quarter_turns(rotation: str) -> int:
-    """Return the number of quarter turns of a rotation."""
     return ROTATIONS.values.index(rotation)
 
 
 def _crop_estimate(inputs: Mapping[str, Any]) -> Estimate:
     images: ImageShape = inputs["image"]
     sides = min(images.width, inputs["width"]), min(images.height, inputs["height"])
-    # The part is a view of the images, so the images stay in memory.
+    # The result is a view of the images, so the whole images stay in memory.
     return Estimate((ImageShape(images.count, *sides, images.size_bytes),))
 
 

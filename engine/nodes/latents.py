@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "bislerp"))
 _SLERP_COPIES = 8
-"""The number of copies in a spherical interpolation: neighbours of cells, directions, angles."""
+"""The number of tensors of the size of the latent in a spherical interpolation."""
 _EMPTY_SIDE = Int(
     512, min=16, max=MAX_SIDE, step=8, multiple=8, limit="side", tooltip="The length in pixels."
 )
@@ -363,7 +363,7 @@ _SIDE = Int(512, min=64, max=MAX_SIDE, step=CELL, tooltip="The length in pixels.
 def _crop_estimate(inputs: Mapping[str, Any]) -> Estimate:
     latent: LatentShape = inputs["samples"]
     sides = min(latent.width, inputs["width"]), min(latent.height, inputs["height"])
-    # The part is a view of the latents, so the latents stay in memory.
+    # The result is a view of the latents, so the whole latents stay in memory.
     return Estimate((LatentShape(latent.count, *sides, latent.size_bytes),))
 
 

@@ -128,7 +128,7 @@ def _composite_estimate(inputs: Mapping[str, Any]) -> Estimate:
 def _crop_estimate(inputs: Mapping[str, Any]) -> Estimate:
     mask: MaskShape = inputs["mask"]
     sides = min(mask.width, inputs["width"]), min(mask.height, inputs["height"])
-    # The part is a view of the mask, so the mask stays in memory.
+    # The result is a view of the mask, so the whole mask stays in memory.
     return Estimate((MaskShape(mask.count, *sides, mask.size_bytes),))
 
 

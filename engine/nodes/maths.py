@@ -32,7 +32,7 @@ _LIST = "values"
 
 
 def evaluated(expression: str, numbers: Mapping[str, Number]) -> Number:
-    """Return the value of the expression with these numbers. Raises EngineError."""
+    """Return the value of the expression. Raises EngineError if it cannot be computed."""
     if len(expression) > _MOST_CHARS:
         raise EngineError(f"the expression has more than {_MOST_CHARS} characters")
     try:
@@ -81,8 +81,8 @@ def _value(node: ast.expr, numbers: Mapping[str, Number]) -> Any:
 
 
 def _one(node: ast.expr, numbers: Mapping[str, Number]) -> Number:
-    """Return a number. The list of all numbers is refused, because `values * 10**9` would fill the
-    memory.
+    """Return a number. Raises EngineError for the list of all numbers, because `values * 10**9`
+    would fill the memory.
     """
     found: Number | tuple[Number, ...] = _value(node, numbers)
     if isinstance(found, tuple):

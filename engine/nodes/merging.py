@@ -22,13 +22,14 @@ _MODELS = {"model1": Link("MODEL"), "model2": Link("MODEL")}
 _CLIPS = {"clip1": Link("CLIP"), "clip2": Link("CLIP")}
 _SHARE = Float(1.0, min=0.0, max=1.0, tooltip="The share of the first; the second has the rest.")
 _MULTIPLIER = Float(1.0, min=-10.0, max=10.0, tooltip="The factor of the difference.")
-_OF_SINGLE_FILES = {
+_BLOCKS_OF_NODES = {
     "ModelMergeSD1": (".", 12),
     "ModelMergeSD2": (".", 12),
     "ModelMergeSDXL": ("", 9),
 }
-"""The end of the names of a node's inputs, and the number of blocks of the encoder and of the
-decoder."""
+"""For each node: the text after the number of a block in the names of inputs, and the number of
+blocks in the encoder and in the decoder.
+"""
 
 
 def _merged_estimate(_inputs: Mapping[str, Any]) -> Estimate:
@@ -113,7 +114,7 @@ def model_merge_blocks(
     return _mixed(context, model1, model2, mix)
 
 
-def _names_of(dot: str, blocks: int) -> Iterable[str]:
+def _weight_prefixes(dot: str, blocks: int) -> Iterable[str]:
     yield from ("time_embed.", "label_emb.")
     yield from (f"input_blocks.{number}{dot}" for number in range(blocks))
     yield from (f"middle_block.{number}{dot}" for number in range(3))
@@ -122,7 +123,7 @@ def _names_of(dot: str, blocks: int) -> Iterable[str]:
 
 
 def _merge_of_family(class_type: str) -> NodeType:
-    shares = dict.fromkeys(_names_of(*_OF_SINGLE_FILES[class_type]), _SHARE)
+    shares = dict.fromkeys(_weight_prefixes(*_BLOCKS_OF_NODES[class_type]), _SHARE)
     declare = _model_merge(
         class_type,
         inputs={**_MODELS, **shares},
@@ -132,7 +133,7 @@ def _merge_of_family(class_type: str) -> NodeType:
     return declare(body)
 
 
-model_merge_sd1, model_merge_sd2, model_merge_sdxl = map(_merge_of_family, _OF_SINGLE_FILES)
+model_merge_sd1, model_merge_sd2, model_merge_sdxl = map(_merge_of_family, _BLOCKS_OF_NODES)
 
 
 @_clip_merge(

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from engine.diffusion.model import Model
 
 
-SAMPLERS = Choice(tuple(row.name for row in names.SAMPLERS), resolve=names.sampler_alone)
-SCHEDULERS = Choice(tuple(row.name for row in names.SCHEDULERS), resolve=names.scheduler_alone)
+SAMPLERS = Choice(tuple(kind.name for kind in names.SAMPLERS), resolve=names.sampler_alone)
+SCHEDULERS = Choice(tuple(kind.name for kind in names.SCHEDULERS), resolve=names.scheduler_alone)
 
 
 STEPS = Int(20, min=1, max=10_000, limit="steps", tooltip="The number of denoising steps.")
@@ -30,7 +30,7 @@ SEED = Int(
 )
 CFG = Float(8.0, min=0.0, max=100.0, step=0.1, tooltip="How closely the image follows the text.")
 _LATENT_COPIES = 8
-"""The number of copies that a sampler keeps: the latent, noise, last estimates and the mask."""
+"""The number of tensors of the size of the latent that a sampler keeps in memory."""
 _FILTER = 0.05
 """The work of a filter on the outputs of the layers of a UNet, as a share of the UNet call."""
 _IMAGE_PROMPT = 0.005
@@ -65,18 +65,17 @@ def _schedule_sigmas(inputs: Mapping[str, Any]) -> float:
 def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Estimate:
     """Return the cost to sample `latent_image` with `positive` and `negative` at `cfg`.
 
-    Each area of one conditioning adds a row to the other conditioning. The `model` may need
-    more rows.
+    Each area of one conditioning adds a kind to the other. The `model` may need more rows.
     """
     positive: ConditioningShape = inputs["positive"]
     negative: ConditioningShape = inputs["negative"]
     model = model_shape(inputs.get("model"))
     latent: LatentShape = model.sampled(inputs["latent_image"])
-    row = SAMPLER_OF[sampler]
+    kind = SAMPLER_OF[sampler]
     texts = [positive, negative]
     own_rows = [positive.rows + negative.areas, negative.rows + positive.areas]
     rows = own_rows[0] + model.more_calls * max(own_rows)
-    if inputs["cfg"] != 1.0 or row.needs_uncond or model.third:
+    if inputs["cfg"] != 1.0 or kind.needs_uncond or model.third:
         rows += own_rows[1]
     if model.third:
         texts.append(model.third)
@@ -87,10 +86,10 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
     tokens = max(each.tokens for each in texts) + int(more)
     call = max(latent.attended_megapixels(tokens), work.LEAST_MEGAPIXELS) * (1.0 + beside)
     call *= model.traits.work.call
-    taken = max(steps, row.least_steps) if steps else 0
+    taken = max(steps, kind.least_steps) if steps else 0
     return Estimate(
         (latent,),
-        work=saturated(rows) * call * taken * row.calls,
+        work=saturated(rows) * call * taken * kind.calls,
         scratch_bytes=_LATENT_COPIES * latent.size_bytes,
         rows=saturated(rows),
     )

@@ -28,7 +28,7 @@ ViT-bigG/14)."""
 
 
 class VisionShape(BatchShape):
-    """The states of the patches of images, a float32 for each channel of each patch."""
+    """The CLIP vision states of images, with a float32 for each channel and patch."""
 
     __slots__ = ()
     pixel_bytes = 4.0

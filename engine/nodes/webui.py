@@ -72,7 +72,7 @@ _RESIZED = Int(
 
 
 def _sampler_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    """Return the larger estimate of the model and the refiner, plus the cost of varied noise."""
+    """Return the larger of the estimates for model and refiner, plus the cost of varied noise."""
     steps = steps_of(inputs["scheduler"], inputs["steps"])
     real = {**inputs, "steps": min(steps, inputs.get("taken_steps") or steps)}
     parts = [
@@ -254,10 +254,7 @@ def _noise_config(seed: int, inputs: Mapping[str, Any], *, continues_noise: bool
 
 
 def _of_refiner(inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the inputs that are given for the refiner.
-
-    For all other inputs, the refiner uses the inputs of the model.
-    """
+    """Return the given inputs of the refiner, which otherwise uses the inputs of the model."""
     return {name: inputs[f"refiner_{name}"] for name in names if f"refiner_{name}" in inputs}
 
 
@@ -738,7 +735,6 @@ def webui_paste(
 
 
 def _mask_of(images: Images, mask: Mask) -> Mask:
-    """Return the mask, stretched to the size of the images."""
     from engine.diffusion.images.img2img import stretched_mask
 
     height, width = images.shape[1:3]

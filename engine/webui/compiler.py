@@ -23,15 +23,12 @@ Add: TypeAlias = Callable[..., Link]
 
 
 def taken(pass_: Pass) -> dict[str, Any]:
-    """Return the input with the number of steps that a pass takes of its schedule."""
+    """Return the input with the number of steps to take, if it is not the whole schedule."""
     return {"taken_steps": pass_.taken_steps} if pass_.taken_steps else {}
 
 
 def start_options(parameters: DiffusionParameters, pass_: Pass) -> dict[str, Any]:
-    """Return the inputs of the WebUI's sampler for the start from images.
-
-    All inputs except `taken_steps` are only set in a pass that starts from images.
-    """
+    """Return the inputs of the WebUI's sampler that depend on initial images."""
     found = taken(pass_)
     if pass_.is_from_images and parameters.noise_multiplier != 1.0:
         found["noise_multiplier"] = parameters.noise_multiplier
@@ -41,10 +38,7 @@ def start_options(parameters: DiffusionParameters, pass_: Pass) -> dict[str, Any
 
 
 class Starts:
-    """Writes the nodes for the starts of the images of one request.
-
-    Nodes that several images share are written once.
-    """
+    """Writes the nodes for the initial images of a request. Images share nodes where possible."""
 
     def __init__(
         self, parameters: DiffusionParameters, pass_: Pass, add: Add, *, model: Link, vae: Link
@@ -58,16 +52,16 @@ class Starts:
 
     def latent(self, index: int) -> Link:
         asked = self._parameters
-        place = index % asked.batch
+        position = index % asked.batch
         own_noise = asked.mask is not None and asked.masked_content == "latent noise"
-        shared = place if own_noise or len(asked.init_images) > 1 else 0
+        shared = position if own_noise or len(asked.init_images) > 1 else 0
         if shared not in self._latents:
             make = self._webui if asked.compatibility == "webui" else self._comfyui
-            self._latents[shared] = make(shared, place % len(asked.init_images))
+            self._latents[shared] = make(shared, position % len(asked.init_images))
         return self._latents[shared]
 
     def finished(self, image: Link, index: int) -> Link:
-        """Return the image, with the unmasked part pasted from the original image."""
+        """Return the image, with the unmasked part pasted from the initial image."""
         asked = self._parameters
         if asked.mask is None or asked.compatibility == "comfyui":
             return image
@@ -82,15 +76,15 @@ class Starts:
             padding=asked.inpaint_full_res_padding,
         )
 
-    def _webui(self, place: int, source: int) -> Link:
+    def _webui(self, position: int, source: int) -> Link:
         asked = self._parameters
         pixels, mask = self._pixels(source)
         if mask is not None and asked.masked_content != "original":
-            pixels = self._add(f"filled-{place}", "WebUIFill", image=pixels, mask=mask)
-        latent = self._add(f"encode-{place}", "VAEEncode", pixels=pixels, vae=self._vae)
+            pixels = self._add(f"filled-{position}", "WebUIFill", image=pixels, mask=mask)
+        latent = self._add(f"encode-{position}", "VAEEncode", pixels=pixels, vae=self._vae)
         if asked.resizing == "latent upscale":
             latent = self._add(
-                f"stretched-{place}",
+                f"stretched-{position}",
                 "WebUILatentUpscale",
                 samples=latent,
                 upscale_method="bilinear",
@@ -100,13 +94,13 @@ class Starts:
         if mask is None:
             return latent
         return self._add(
-            f"masked-{place}",
+            f"masked-{position}",
             "WebUILatentMask",
             model=self._model,
             samples=latent,
             mask=mask,
             content=asked.masked_content,
-            seed=asked.seed_of(place),
+            seed=asked.seed_of(position),
         )
 
     def _pixels(self, source: int) -> tuple[Link, Link | None]:
@@ -151,8 +145,8 @@ class Starts:
             blur_y=blur_y,
         )
 
-    def _comfyui(self, place: int, source: int) -> Link:
-        """Return the latent for a start that uses only ComfyUI's nodes."""
+    def _comfyui(self, position: int, source: int) -> Link:
+        """Return the latent from nodes that ComfyUI also has."""
         asked, mode = self._parameters, self._parameters.resizing
         image = self._load(f"image-{source}", asked.init_images[source])
         if mode != "latent upscale":
@@ -165,10 +159,10 @@ class Starts:
                 crop=crop,
                 **self._size,
             )
-        latent = self._add(f"encode-{place}", "VAEEncode", pixels=image, vae=self._vae)
+        latent = self._add(f"encode-{position}", "VAEEncode", pixels=image, vae=self._vae)
         if mode == "latent upscale":
             latent = self._add(
-                f"stretched-{place}",
+                f"stretched-{position}",
                 "LatentUpscale",
                 samples=latent,
                 upscale_method="bilinear",
@@ -180,7 +174,7 @@ class Starts:
         mask = self._add("mask", "LoadImageMask", image=asked.mask, channel="red")
         if asked.inpainting_mask_invert:
             mask = self._add("mask-inverted", "InvertMask", mask=mask)
-        return self._add(f"masked-{place}", "SetLatentNoiseMask", samples=latent, mask=mask)
+        return self._add(f"masked-{position}", "SetLatentNoiseMask", samples=latent, mask=mask)
 
     def _load(self, node: str, name: str) -> Link:
         return self._add(node, "LoadImage", image=name)
@@ -234,9 +228,9 @@ class Writer:
     ) -> tuple[Callable[[int], _Link], Callable[[_Link, int], _Link]]:
         """Return two functions, one for the start of an image and one for its completion.
 
-        The first function returns the latent from which an image starts. The second function takes
-        the decoded image. Without initial images, all images start from one empty latent and need
-        no completion.
+        The first function takes the index of an image, and returns the latent to start from. The
+        second function takes the decoded image. Without initial images, all images start from one
+        empty latent and need no completion.
         """
         if stage.pass_.is_from_images:
             starts = Starts(
@@ -271,7 +265,7 @@ class Writer:
         return stage
 
     def _text(self, stage: _Stage, sampled: _Stage) -> None:
-        """Add the texts of a stage, with the schedule of the model that is sampled."""
+        """Add the texts of a stage, with the schedule of the stage `sampled`."""
         pass_, options = stage.pass_, dict[str, Any]()
         if self._is_webui:
             options = {
@@ -296,7 +290,7 @@ class Writer:
         )
 
     def _consistent(self, stage: _Stage) -> _Link:
-        """Add a model with the 50 noise levels of consistency models, for the WebUI's LCM."""
+        """Add the model with the 50 noise levels of consistency models, for the WebUI's LCM."""
         return self._add(
             f"{stage.prefix}lcm",
             "ModelSamplingDiscrete",
@@ -309,8 +303,8 @@ class Writer:
         source = f"{prefix}checkpoint"
         self._add(source, "CheckpointLoaderSimple", ckpt_name=pass_.checkpoint)
         model, clip, vae = [source, 0], [source, 1], [source, 2]
-        for place, lora in enumerate(pass_.loras):
-            loaded = f"{prefix}lora-{place}"
+        for position, lora in enumerate(pass_.loras):
+            loaded = f"{prefix}lora-{position}"
             self._add(
                 loaded,
                 "LoraLoader",
@@ -350,32 +344,34 @@ class Writer:
         )
 
     def _sampler_options(self, stage: _Stage, index: int) -> dict[str, Any]:
-        """Return the inputs that `WebUISampler` has in addition to the inputs of `KSampler`."""
+        """Return the inputs that only `WebUISampler` has. Without them, a `KSampler` is enough."""
         settings = self._parameters.override_settings
-        delta, row = settings.eta_noise_seed_delta, SAMPLER_OF[stage.pass_.sampler]
+        delta, sampler = settings.eta_noise_seed_delta, SAMPLER_OF[stage.pass_.sampler]
         if not self._is_webui:
-            draws = delta and row.noise == "independent"
+            draws = delta and sampler.noise == "independent"
             return {"eta_noise_seed_delta": delta} if draws else {}
         is_first = not stage.pass_.steps_before and not stage.pass_.is_from_images
-        has_unit_variance = is_first and (settings.sgm_noise_multiplier or follows_timesteps(row))
+        has_unit_variance = is_first and (
+            settings.sgm_noise_multiplier or follows_timesteps(sampler)
+        )
         return {
             "eta_noise_seed_delta": delta,
             "continues_noise": True,
             "noise_scale": "unit variance" if has_unit_variance else "sigma",
-            "rounds_timesteps": settings.enable_quantization or row.name == "lcm",
-            **self._wishes(row),
+            "rounds_timesteps": settings.enable_quantization or sampler.name == "lcm",
+            **self._requested_options(sampler),
             **start_options(self._parameters, stage.pass_),
             **self._variation(index),
             **self._refiner(stage),
         }
 
-    def _wishes(self, row: Sampler) -> dict[str, Any]:
-        """Return the requested sampler settings that have an effect on this sampler."""
+    def _requested_options(self, sampler: Sampler) -> dict[str, Any]:
+        """Return the requested settings that have an effect on this sampler."""
         asked = self._parameters
-        has_noise = row.noise != "none" and not follows_timesteps(row)
-        is_churned = row.churns and asked.s_churn > 0
+        has_noise = sampler.noise != "none" and not follows_timesteps(sampler)
+        is_churned = sampler.churns and asked.s_churn > 0
         found: dict[str, Any] = {}
-        if row.eta is not None and asked.eta is not None:
+        if sampler.eta is not None and asked.eta is not None:
             found["eta"] = asked.eta
         if asked.s_noise != 1.0 and (has_noise or is_churned):
             found["s_noise"] = asked.s_noise
@@ -386,7 +382,7 @@ class Writer:
         return found
 
     def _variation(self, index: int) -> dict[str, Any]:
-        """Return the inputs that vary the noise at the start of an image."""
+        """Return the inputs that change the noise at the start of an image."""
         asked = self._parameters
         found: dict[str, Any] = {}
         if asked.varies:
@@ -410,7 +406,6 @@ class Writer:
     def _enlarge(
         self, latent: _Link, index: int, upscaler: Upscaler, *, stages: tuple[_Stage, _Stage]
     ) -> _Link:
-        """Add the nodes that enlarge a latent for the second pass. Returns the larger latent."""
         first, second = stages
         pass_ = second.pass_
         width, height = pass_.uncropped or (pass_.width, pass_.height)
@@ -454,7 +449,6 @@ class Writer:
         return self._add(f"encode-{index}", "VAEEncode", pixels=larger, vae=second.vae)
 
     def _add(self, name: str, class_type: str, **inputs: Any) -> _Link:
-        """Add a node. Returns the link to its first output."""
         self.nodes[name] = {"class_type": class_type, "inputs": inputs}
         return [name, 0]
 
@@ -470,7 +464,7 @@ def _schedule(pass_: Pass) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled request. `first_index` has the index of the image of each output node."""
+    """A compiled request. `first_index` has the index of the image for each output node."""
 
     prompt: dict[str, Any]
     first_index: dict[str, int]
@@ -486,7 +480,7 @@ def compile_parameters(
     *,
     default_checkpoint: str | None,
 ) -> Compiled:
-    """Compile a request. Each image has its own sampler and seeds.
+    """Compile a request to a graph in which each image has its own sampler node.
 
     Raises ParametersInvalid if a model is unknown, a text prompt cannot be parsed or a limit is
     exceeded. The caller must replace a negative seed first, see `with_seed`.
@@ -515,7 +509,6 @@ def compile_parameters(
 
 
 def _upscaler(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscaler:
-    """Return the upscaler that a request names. Raises ParametersInvalid."""
     asked = parameters.hr_upscaler or "Latent"
     found = upscaler_named(asked, catalogue.models)
     if found is None:
@@ -528,7 +521,8 @@ def _upscaler(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscaler
 def _require_neutral_eta(eta: float | None, passes: Sequence[Pass]) -> None:
     """Raise ParametersInvalid if `eta` is not the fixed eta of the samplers.
 
-    The fixed eta is 0 for DDIM and 1 for samplers that add noise. Other samplers ignore eta.
+    The fixed eta is 0 for DDIM and 1 for samplers that add noise. Other samplers ignore eta, so 0
+    and 1 are accepted.
     """
     for sampler in {each.sampler for each in passes}:
         neutral = {0.0} if sampler == "ddim" else {0.0, 1.0}
@@ -551,7 +545,7 @@ def _require_neutral(parameters: DiffusionParameters) -> None:
 
 
 def _require_startable(parameters: DiffusionParameters) -> None:
-    """Raise ParametersInvalid if the members about initial images do not fit together."""
+    """Raise ParametersInvalid if the members about initial images contradict each other."""
     given, batch = len(parameters.init_images), parameters.batch_size
     is_masked = parameters.mask is not None
     for field, message, is_wrong in (

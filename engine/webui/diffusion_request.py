@@ -37,12 +37,10 @@ class CompiledDiffusion:
     prompt: dict[str, Any]
     """The node graph in ComfyUI's API format."""
     graph: Graph
-    """The same graph after its validation. Its cost assumes input files of 512 x 512 pixels."""
+    """`prompt` after its validation. The cost assumes input files of 512 x 512 pixels."""
     first_index: dict[str, int]
-    """The index of the first image of each output node."""
     images: int
     settings: ImageSettings
-    """The settings in the description of the images."""
 
 
 def compile_diffusion(
@@ -94,8 +92,8 @@ def compile_diffusion(
 def expanded(parameters: DiffusionParameters, models: ModelsFolder) -> DiffusionParameters:
     """Return the parameters with applied styles, and with names in the place of hashes.
 
-    So the recorded parameters make the same images, also if a style changes later. Raises
-    ParametersInvalid, ModelsUnavailable.
+    Recorded parameters then make the same images even after a style has changed. Raises
+    ParametersInvalid for an unknown style.
     """
     return _with_named_checkpoints(_with_styles(parameters, models), models)
 
@@ -158,10 +156,7 @@ def _with_named_checkpoints(
 
 
 def _named(asked: str | None, models: ModelsFolder) -> str | None:
-    """Return the checkpoint with the hash `asked`.
-
-    Returns None if `asked` is the name of a checkpoint, or if no checkpoint has this hash.
-    """
+    """Return the checkpoint with the hash `asked`, or None for a name or an unknown hash."""
     if not asked:
         return None
     try:
@@ -180,8 +175,7 @@ def with_family_defaults(
 ) -> DiffusionParameters:
     """Return the parameters of a body, with the checkpoint's defaults for values that are not set.
 
-    The result is recorded with the job. `default` is the checkpoint if the body does not name a
-    checkpoint. Raises ModelsUnavailable.
+    The result is recorded with the job. `default` is the checkpoint if the body does not name one.
     """
     asked = parameters.checkpoint or default
     try:
@@ -194,8 +188,7 @@ def with_family_defaults(
     if body.get("steps") is not None:
         given |= {"steps"}
     if given & {"sampler_name", "scheduler"}:
-        # If one of the two is given, the other gets no default, because the default possibly does
-        # not fit.
+        # If one of the two is given, the other gets no default, because the default may not fit.
         given |= {"sampler_name", "scheduler"}
     taken = {name: each for name, each in usual.items() if each is not None and name not in given}
     return parameters.model_copy(update=taken) if taken else parameters

@@ -17,8 +17,6 @@ _DEFAULT_SIDE = 512
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """The default values of a diffusion request for a checkpoint."""
-
     width: int
     height: int
     steps: int | None
@@ -46,7 +44,7 @@ def request_defaults(traits: Traits | None) -> RequestDefaults:
 def default_side(models: ModelsFolder, checkpoint: str) -> int:
     """Return the default width and height in pixels, which are equal.
 
-    Raises CheckpointUnavailable, ModelsUnavailable.
+    Raises CheckpointUnavailable if the checkpoint is not listed.
     """
     traits = checkpoint_traits(models, checkpoint)
     return traits.side if traits else _DEFAULT_SIDE
@@ -61,9 +59,8 @@ def checkpoint_traits(models: ModelsFolder, checkpoint: str) -> Traits | None:
 def checkpoint_family(models: ModelsFolder, checkpoint: str) -> Family | None:
     """Return the family of a checkpoint, or None if its files do not show the family.
 
-    Stable Diffusion 1 and 2 are not recognized if the checkpoint is a folder.
-
-    Raises CheckpointUnavailable, ModelsUnavailable.
+    Stable Diffusion 1 and 2 are not recognized if the checkpoint is a folder. Raises
+    CheckpointUnavailable if the checkpoint is not listed.
     """
     path = models.path(CHECKPOINTS, checkpoint)
     return models.reads.read(("family", path), partial(family_at, CHECKPOINTS, path))

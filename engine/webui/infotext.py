@@ -40,10 +40,9 @@ class ImageSettings:
         models: ModelsFolder,
         version: str,
     ) -> Callable[[int], str]:
-        """Return a function that takes the index of an image and returns the text of the image.
+        """Return a function that takes the index of an image and returns the text of that image.
 
         `graph` is the compiled graph of the `request`, and `version` is the version of Darkroom.
-        Raises ModelsUnavailable.
         """
         inputs = [node["inputs"] for node in graph.values()]
         loras = {each["lora_name"] for each in inputs if "lora_name" in each}
@@ -136,8 +135,8 @@ def _second_pass(parameters: DiffusionParameters, passes: tuple[Pass, ...]) -> d
     resized = f"{parameters.hr_resize_x}x{parameters.hr_resize_y}"
     is_other_model = second.checkpoint != first.checkpoint
     sampler = SAMPLER_OF[second.sampler].label
-    is_other_way = (second.sampler, second.scheduler) != (first.sampler, first.scheduler)
-    is_told = parameters.hr_scheduler or (_is_webui(parameters) and is_other_way)
+    is_other_sampler = (second.sampler, second.scheduler) != (first.sampler, first.scheduler)
+    shows_schedule = parameters.hr_scheduler or (_is_webui(parameters) and is_other_sampler)
     return {
         "Denoising strength": f"{parameters.denoising_strength:g}",
         "Hires prompt": parameters.hr_prompt or None,
@@ -151,7 +150,7 @@ def _second_pass(parameters: DiffusionParameters, passes: tuple[Pass, ...]) -> d
         "Hires schedule type": _schedule_label(
             parameters, second, second.sampler, parameters.hr_scheduler
         )
-        if is_told
+        if shows_schedule
         else None,
     }
 
@@ -203,10 +202,6 @@ def _variation(parameters: DiffusionParameters) -> dict[str, Any]:
 def _schedule_label(
     parameters: DiffusionParameters, pass_: Pass, sampler: str, scheduler: str | None = None
 ) -> str:
-    """Return the label of the scheduler.
-
-    With ComfyUI's semantics, the label is "Automatic" if the sampler chooses the scheduler.
-    """
     if _is_webui(parameters):
         return SCHEDULER_OF[pass_.scheduler].label
     _, joined = names.sampler(sampler)
@@ -235,7 +230,7 @@ _NAME = re.compile(r"(?:^|[,\n])[^\S\n]*+([A-Z][\w /.-]{0,60}):[ \t]*")
 _END = re.compile(r"[,\n]|\Z")
 _DECODER = json.JSONDecoder()
 
-_Place: TypeAlias = tuple[str, Callable[[str], Any]]
+_Member: TypeAlias = tuple[str, Callable[[str], Any]]
 
 
 def _whole(text: str) -> int:
@@ -247,12 +242,12 @@ def _is_true(text: str) -> bool:
 
 
 def _sigma(text: str) -> float:
-    """Return the number, or 0 for infinity, because JSON has no infinity. 0 means no limit."""
+    """Return the number, or 0 instead of infinity, which JSON does not have. 0 means no limit."""
     sigma = float(text)
     return 0.0 if math.isinf(sigma) else sigma
 
 
-_MEMBERS: dict[str, _Place] = {
+_MEMBERS: dict[str, _Member] = {
     "Steps": ("steps", _whole),
     "Sampler": ("sampler_name", str),
     "Schedule type": ("scheduler", str),
@@ -283,7 +278,7 @@ _MEMBERS: dict[str, _Place] = {
     "NGMS": ("s_min_uncond", float),
 }
 """The members of a request by their names in the text."""
-_OVERRIDES: dict[str, _Place] = {
+_OVERRIDES: dict[str, _Member] = {
     "ENSD": ("eta_noise_seed_delta", int),
     "VAE": ("sd_vae", str),
     "SGM noise multiplier": ("sgm_noise_multiplier", _is_true),
@@ -307,10 +302,7 @@ class ReadInfotext:
 
 
 def read_infotext(text: str) -> ReadInfotext:
-    """Return the request that the text describes.
-
-    Raises ValueError if a setting must be a number but is not.
-    """
+    """Return the request that the text describes. Raises ValueError for a wrong number."""
     texts, settings = split_infotext(text)
     prompt, _, negative = texts.partition(_NEGATIVE)
     request: dict[str, Any] = {
@@ -340,9 +332,9 @@ def read_infotext(text: str) -> ReadInfotext:
 
 
 def split_infotext(text: str) -> tuple[str, dict[str, str]]:
-    """Return the prompts and the settings after them. Some programs break settings into lines."""
+    """Return the prompts, and the settings that follow on one or more lines."""
     lines = text.strip().splitlines()
-    starts = (place for place, line in enumerate(lines) if line.startswith(_FIRST_SETTING))
+    starts = (position for position, line in enumerate(lines) if line.startswith(_FIRST_SETTING))
     start = max(starts, default=len(lines) - 1)
     settings = dict(_settings("\n".join(lines[start:])))
     if len(settings) < _LEAST_SETTINGS:
@@ -351,9 +343,9 @@ def split_infotext(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _settings(text: str) -> Iterator[tuple[str, str]]:
-    place = 0
-    while found := _NAME.search(text, place):
-        value, place = _value_at(text, found.end())
+    position = 0
+    while found := _NAME.search(text, position):
+        value, position = _value_at(text, found.end())
         yield found[1], value
 
 

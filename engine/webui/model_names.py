@@ -21,11 +21,9 @@ _REMEMBERED = 4096
 
 
 def listed_name(asked: str, known: Sequence[str]) -> str:
-    """Return the listed name of a model.
+    """Return the listed name of a model. Raises ValueError with the known names.
 
     `asked` may omit the folder and the extension, and may end with the WebUI's " [hash]".
-
-    Raises ValueError with the known names.
     """
     plain = asked.rpartition(" [")[0] if asked.endswith("]") and " [" in asked else asked
     for name in (asked, plain, f"{plain}.safetensors"):
@@ -51,36 +49,32 @@ def named_embeddings(texts: Iterable[str], embeddings: Mapping[str, Path]) -> di
 
 
 def lora_of_file(models: ModelsFolder, asked: str) -> str:
-    """Return the listed name of a LoRA for the name of its file.
-
-    Raises ValueError, ModelsUnavailable.
-    """
+    """Return the listed name of a LoRA for its file name. Raises ValueError for an unknown name."""
     return listed_name(asked, models.names(LORAS))
 
 
 def lora_of_any_name(models: ModelsFolder, asked: str) -> str:
-    """Return the listed name of a LoRA for the name of its file or for its name in the training.
+    """Return the listed name of a LoRA for the name of its file or for its name from training.
 
-    Raises ValueError with the known names, ModelsUnavailable.
+    Raises ValueError for an unknown name.
     """
     try:
         return lora_of_file(models, asked)
     except ValueError:
         read = partial(_by_output_name, models.paths(LORAS))
-        # `models.reads` is not used here: with it, lists of models would wait until many files are
-        # read.
+        # `models.reads` would make lists of models wait until many files are read.
         if asked and (found := models.hashes.read(_OUTPUT_NAME, read).get(asked)):
             return found
         raise
 
 
 def _by_output_name(loras: Mapping[str, Path]) -> dict[str, str]:
-    """Return the first LoRA for each name that LoRAs got in their training."""
+    """Return the LoRAs by their names from training. Of equal names, the first LoRA counts."""
     return {_output_name(path): name for name, path in reversed([*loras.items()])}
 
 
 def _output_name(lora: Path) -> str:
-    """Return the name that a LoRA got in its training; empty if the file has no such name."""
+    """Return the name of a LoRA from its training; empty if the file has no such name."""
     try:
         state = lora.stat()
         return _read_output_name(lora, state.st_size, state.st_mtime_ns)
@@ -131,20 +125,20 @@ def network_hashes(
 ) -> NetworkHashes:
     """Return the hashes of LoRAs and of the embeddings that texts name.
 
-    The hash of a LoRA is the hash of its tensors only. Hashes that cannot be read in time are left
-    out.
+    The hash of a LoRA covers only its tensors. Hashes that are not read within `_LONGEST_WAIT_S`
+    are left out.
     """
     named = named_embeddings(texts, models.paths(EMBEDDINGS))
     used = {name: path for name, path in models.paths(LORAS).items() if name in loras}
     return NetworkHashes(
-        dict(_known(models, used, _tensors_hash)), dict(_known(models, named, _file_hash))
+        dict(_readable_hashes(models, used, _tensors_hash)),
+        dict(_readable_hashes(models, named, _file_hash)),
     )
 
 
-def _known(
+def _readable_hashes(
     models: ModelsFolder, paths: Mapping[str, Path], read: Callable[[Path], str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the names and the hashes that can be read in time."""
     with suppress(ModelsUnavailable):
         for name, found in _hashes(models, paths, read):
             if found:
@@ -154,10 +148,7 @@ def _known(
 def _hashes(
     models: ModelsFolder, paths: Mapping[str, Path], read: Callable[[Path], str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the names and the hashes of models.
-
-    Raises ModelsUnavailable if this takes longer than `_LONGEST_WAIT_S`.
-    """
+    """Yield names and hashes of models. Raises ModelsUnavailable after `_LONGEST_WAIT_S`."""
     ends_at = time.monotonic() + _LONGEST_WAIT_S
     for name, path in paths.items():
         if time.monotonic() > ends_at:
@@ -182,7 +173,7 @@ def _read_file_hash(path: Path, _size_bytes: int, _changed_ns: int) -> str:
 
 
 def _tensors_hash(lora: Path) -> str:
-    """Return the hash in the metadata, or the SHA-256 of the bytes after the header."""
+    """Return the hash in the metadata of a LoRA, or the SHA-256 of the bytes after the header."""
     written = read_header(lora).metadata.get(_WRITTEN_HASH, "").lower()
     if _WHOLE_HASH.fullmatch(written):
         return written

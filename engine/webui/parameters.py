@@ -122,8 +122,6 @@ but not an `enum` of lists or objects."""
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """Accepts only these values."""
-
     values: tuple[Any, ...]
 
     def __get_pydantic_core_schema__(
@@ -157,7 +155,7 @@ _NoObject: TypeAlias = Annotated[dict[str, Any], _Only(({},))]
 
 
 def _idle_scripts(scripts: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError if a script is not idle."""
+    """Raise ValueError if a script has arguments and is not disabled."""
     for name, script in scripts.items():
         args = script.get("args", []) if isinstance(script, dict) else script
         units = args if isinstance(args, list) else [args]
@@ -208,14 +206,13 @@ NEUTRAL_SETTINGS: dict[str, tuple[Any, ...]] = {
     "sd_vae_encode_method": ("Full",),
     "sd_vae_decode_method": ("Full",),
 }
-"""Settings of the WebUI. Each has the values that describe what Darkroom always does."""
+"""The neutral values of settings of the WebUI. They describe what Darkroom always does."""
 _WITHOUT_EFFECT = re.compile(
     r"(do_not_|enable_pnginfo|export_for_|face_restoration_model|grid_|jpeg_|live_preview|outdir_"
     r"|n_rows|pad_cond_uncond|return_|samples_(save|filename)|save_|sd_checkpoint_|show_progress"
     r"|target_side_|upcast_attn|use_original_name|webp_)"
 )
-"""The beginnings of the names of settings that have no effect on an image. Such settings change
-files, previews, memory or speed."""
+"""The beginnings of the names of settings that change only files, previews, memory or speed."""
 
 
 def is_neutral_setting(name: Any, value: Any) -> bool:
@@ -243,12 +240,10 @@ class Strict(BaseModel):
 
 
 class WebUIMembers(Strict):
-    """Every image is stored and returned as a URL, regardless of the members about images."""
+    """Images are stored and returned as URLs, whatever `save_images` and `send_images` say."""
 
     compatibility: Compatibility = "webui"
-    """The compatibility of the request, which determines the meaning of all members: that of the
-    WebUI, or that of the same nodes in ComfyUI. The default is a setting of the service.
-    """
+    """The product whose meaning all members have. The default is a setting of the service."""
 
     save_images: bool = False
     send_images: bool = True
@@ -288,12 +283,11 @@ class OverrideSettings(Strict):
 
     @staticmethod
     def neutral() -> dict[str, Any]:
-        """The settings of the WebUI that have one value here, with that value."""
+        """Return a neutral value for each setting in `NEUTRAL_SETTINGS`."""
         return {name: values[0] for name, values in NEUTRAL_SETTINGS.items()}
 
     @staticmethod
     def is_neutral(name: Any, value: Any) -> bool:
-        """Whether a setting of the WebUI has a neutral value, or has no effect on a picture."""
         return is_neutral_setting(name, value)
 
     @model_validator(mode="wrap")
@@ -311,8 +305,8 @@ _MOST_BLUR = 64
 FileName: TypeAlias = Annotated[
     Text,
     Field(min_length=1, max_length=1024),
-    # A request over HTTP may also contain the image itself, which is longer. So the JSON schema has
-    # no `maxLength`.
+    # An HTTP request may contain the image instead of its name. The image is longer, so the JSON
+    # schema has no `maxLength`.
     WithJsonSchema({"type": "string", "minLength": 1}),
 ]
 Blur: TypeAlias = Annotated[Whole, Field(ge=0, le=_MOST_BLUR)]
@@ -331,10 +325,10 @@ MASKED_CONTENTS: tuple[MaskedContent, ...] = ("fill", "original", "latent noise"
 
 
 class FromImages(WebUIMembers):
-    """Start from images instead of noise alone. Without `init_images` they have no effect."""
+    """Members about initial images. Without `init_images`, the other members have no effect."""
 
     init_images: Annotated[tuple[FileName, ...], Field(max_length=MOST_IMAGES), FailFast()] = ()
-    """Names of uploads. Over HTTP also the images themselves, as a data URL, base64 or an https
+    """Names of uploads. An HTTP request may contain each image as a data URL, base64 or an https
     URL. A single image is the start of every image. Several images make a batch of the same size,
     and each is the start of one image of the batch.
     """
@@ -364,15 +358,13 @@ class FromImages(WebUIMembers):
     mask_round: Annotated[bool, always(True)] = True
     latent_mask: Annotated[str, always("")] = ""
     image_cfg_scale: Factor | None = None
-    """Accepted without effect: it is only for models that edit images by instructions, which are
-    not supported.
-    """
+    """Accepted without effect: it is for models that edit images by instructions."""
     include_init_images: bool = False
     """Accepted without effect: the answer never contains the given images."""
 
     @property
     def blurs(self) -> tuple[int, int]:
-        """The blurs of columns and of rows, in pixels."""
+        """The blurs across columns and across rows, in pixels."""
         if self.mask_blur is not None:
             return self.mask_blur, self.mask_blur
         return self.mask_blur_x, self.mask_blur_y
@@ -383,7 +375,6 @@ class FromImages(WebUIMembers):
 
     @property
     def is_only_masked(self) -> bool:
-        """Whether only the part around the mask is sampled."""
         return self.mask is not None and self.inpaint_full_res
 
     @property
@@ -395,7 +386,7 @@ class FromImages(WebUIMembers):
         return RESIZE_MODES[self.resize_mode]
 
     def members_without_comfyui_node(self) -> list[str]:
-        """The members of the request whose values no node of ComfyUI supports."""
+        """Return the given members whose values no node of ComfyUI supports."""
         asked = {
             "resize_mode": self.resize_mode == RESIZE_MODES.index("resize and fill"),
             "mask_blur": bool(self.mask_blur),
@@ -411,10 +402,7 @@ class FromImages(WebUIMembers):
 
 
 def steps_taken(steps: int, denoise: float) -> int:
-    """Return the number of steps that img2img takes of a schedule.
-
-    The number is the share `denoise` of the steps, plus one step.
-    """
+    """Return how many steps of a schedule img2img takes: the share `denoise`, plus one step."""
     return int(min(denoise, _LARGEST_DENOISE) * steps) + 1
 
 
@@ -430,7 +418,7 @@ _ALSO_SETTINGS = ("s_churn", "s_tmin", "s_tmax", "s_noise", "s_min_uncond", "til
 
 
 class HiresFix(FromImages):
-    """A second pass at a larger size, which starts from the images of the first.
+    """A second pass at a larger size, which starts from the images of the first pass.
 
     If `hr_resize_x` or `hr_resize_y` is not 0, it is the size in pixels and `hr_scale` is ignored.
     Empty names, empty texts and 0 steps stand for the values of the first pass.
@@ -451,14 +439,10 @@ class HiresFix(FromImages):
 
 
 class OwnOfWebUI(HiresFix):
-    """Members without a counterpart in ComfyUI. In the compatibility `comfyui` they accept only
-    neutral values.
-    """
+    """Members that ComfyUI lacks. With ComfyUI's semantics, they must have neutral values."""
 
     subseed: Seed = -1
-    """The seed of the variation of the noise at the start. A negative seed is replaced with a
-    random one.
-    """
+    """The seed of the variation of the noise. A negative seed is replaced by a random seed."""
     subseed_strength: Share = 0.0
     seed_resize_from_w: AnySide = -1
     seed_resize_from_h: AnySide = -1
@@ -477,17 +461,17 @@ class OwnOfWebUI(HiresFix):
 
     @property
     def varies(self) -> bool:
-        """Whether all images have one seed, and a variation each."""
+        """Whether all images share one seed, and differ only by their subseeds."""
         return self.subseed_strength > 0
 
     @property
     def noise_size(self) -> tuple[int, int] | None:
-        """Width and height in pixels of the noise in the middle of the noise at the start."""
+        """The width and height in pixels of the noise in the middle of the noise at the start."""
         size = self.seed_resize_from_w, self.seed_resize_from_h
         return size if min(size) > 0 else None
 
     def own(self) -> dict[str, Any]:
-        """The members that have an effect."""
+        """Return the members that differ from their neutral values."""
         asked = {
             "subseed_strength": self.varies,
             "seed_resize_from_w": self.noise_size,
@@ -501,7 +485,7 @@ class OwnOfWebUI(HiresFix):
 
 
 def _nothing_required(schema: dict[str, Any]) -> None:
-    """A prompt may be omitted, except in the compatibility of ComfyUI."""
+    """Let the schema require no prompt, because only requests with ComfyUI's semantics need one."""
     schema.pop("required", None)
 
 
@@ -530,9 +514,7 @@ class DiffusionParameters(OwnOfWebUI):
     seed: Seed = -1
     eta: Factor | None = None
     styles: Annotated[tuple[Name, ...], Field(max_length=_MOST_STYLES), FailFast()] = ()
-    """Names of texts that the operator has set up. They are added to the prompts before a request
-    is compiled.
-    """
+    """Names of the operator's styles, whose texts are added to the prompts."""
     override_settings: OverrideSettings = OverrideSettings()
 
     @model_validator(mode="before")
@@ -549,12 +531,11 @@ class DiffusionParameters(OwnOfWebUI):
 
     @property
     def images(self) -> int:
-        """The number of images."""
         return self.batch * self.n_iter
 
     @property
     def batch(self) -> int:
-        """The number of images in a batch. If there are several `init_images`, their number."""
+        """The number of images in a batch: that of `init_images` if there are several."""
         return len(self.init_images) if len(self.init_images) > 1 else self.batch_size
 
     @property
@@ -564,19 +545,17 @@ class DiffusionParameters(OwnOfWebUI):
 
     @property
     def checkpoint(self) -> str | None:
-        """The requested checkpoint."""
         return self.override_settings.sd_model_checkpoint or self.sd_model_checkpoint or None
 
     def seed_of(self, index: int) -> int:
-        """The seed of an image. If images are varied, all have the same seed, as in the WebUI."""
+        """Return the seed of an image. Varied images all have the same seed, as in the WebUI."""
         return (self.seed + (0 if self.varies else index)) % SEEDS
 
     def subseed_of(self, index: int) -> int:
-        """The seed of an image's variation."""
         return (self.subseed + index) % SEEDS
 
     def recorded(self) -> dict[str, Any]:
-        """The given members that have an effect, as JSON. A repeated request makes equal images."""
+        """Return the given members that have an effect, as JSON, for the same images later."""
         excluded = set(WebUIMembers.model_fields) - {"compatibility"} | {"styles"}
         if not self.enable_hr:
             excluded |= HiresFix.model_fields.keys() - FromImages.model_fields.keys()
@@ -588,15 +567,14 @@ class DiffusionParameters(OwnOfWebUI):
 
     @property
     def stops_at_layer(self) -> int:
-        """The layer of the text encoder to stop at. The last layer is 1, the layer before it 2."""
+        """The layer at which the text encoder stops, counted from the end: the last layer is 1."""
         return self.override_settings.CLIP_stop_at_last_layers or self.clip_skip
 
 
 def parse_parameters(body: object, compatibility: str = "comfyui") -> DiffusionParameters:
-    """Return the parameters in a request body.
+    """Return the parameters in a request body. Raises ParametersInvalid with the invalid fields.
 
-    `compatibility` applies if the body does not name a compatibility. Raises ParametersInvalid with
-    one entry per invalid field.
+    `compatibility` applies if the body does not name a compatibility.
     """
     try:
         return DiffusionParameters.model_validate(_completed(body, compatibility))
@@ -620,7 +598,7 @@ def _completed(body: object, compatibility: str) -> object:
 def _with_own_settings(body: dict[str, Any]) -> dict[str, Any]:
     """Return the body, with override settings moved to the members of the same name.
 
-    A setting is moved only if the body lacks the member.
+    A setting that the body also has as a member is dropped.
     """
     settings = body.get("override_settings")
     if not isinstance(settings, dict) or settings.keys().isdisjoint(_ALSO_SETTINGS):
@@ -651,7 +629,7 @@ def _field_error(error: Any, *, is_hinted: bool) -> FieldError:
 
 
 def _nearest(name: str) -> str:
-    """Return a question with the names of the members that are similar to an unknown name."""
+    """Return a question with the names of members that are similar to `name`, or an empty text."""
     if len(name) > _LONGEST_TYPED:
         return ""
     near = get_close_matches(name, DiffusionParameters.model_fields, n=3)

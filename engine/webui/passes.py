@@ -43,7 +43,7 @@ _MULTIPLE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One pass of the sampler over every image. Models have listed names. Sides are in pixels."""
+    """One run of a sampler for every image. Models have listed names. Sides are in pixels."""
 
     checkpoint: str
     vae: str | None
@@ -57,9 +57,7 @@ class Pass:
     height: int
     steps_before: int = 0
     taken_steps: int = 0
-    """The number of steps at the end of the schedule that are taken; 0 means that `denoise`
-    determines the number.
-    """
+    """The number of steps at the end of the schedule to take; 0 means that `denoise` decides."""
     is_from_images: bool = False
     denoise: float = 1.0
     uncropped: tuple[int, int] | None = None
@@ -70,7 +68,7 @@ class Pass:
 
 
 def with_refiner(pass_: Pass, parameters: DiffusionParameters, models: ModelsFolder) -> Pass:
-    """Return the last pass with the refiner of the request. Raises ParametersInvalid.
+    """Return the pass with the refiner of the request. Raises ParametersInvalid.
 
     The LoRAs of the pass apply to the refiner only if the refiner is of the same family.
     """
@@ -87,7 +85,7 @@ def with_refiner(pass_: Pass, parameters: DiffusionParameters, models: ModelsFol
 def first_pass(
     parameters: DiffusionParameters, catalogue: Catalogue, default_checkpoint: str | None
 ) -> Pass:
-    """The first pass of a request. Raises ParametersInvalid."""
+    """Return the first pass of a request. Raises ParametersInvalid."""
     prompt, loras = _split(parameters, "prompt", catalogue)
     checkpoint = _checkpoint(parameters.checkpoint or default_checkpoint, catalogue)
     sampler, scheduler = resolve(
@@ -119,7 +117,7 @@ def first_pass(
 
 
 def _start(parameters: DiffusionParameters) -> dict[str, Any]:
-    """Return the members of the first pass for a start from images."""
+    """Return the fields of the first pass that depend on initial images."""
     if not parameters.starts_from_images:
         return {}
     strength = parameters.denoising_strength
@@ -165,10 +163,7 @@ def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalog
 
 
 def _hires_sampler(parameters: DiffusionParameters) -> tuple[str, str]:
-    """Return the sampler and the scheduler of the second pass.
-
-    By default, they are the same as in the first pass.
-    """
+    """Return the sampler and the scheduler of the second pass; the default is the first pass."""
     sampler, scheduler = parameters.sampler_name, parameters.scheduler
     if parameters.compatibility == "webui":
         scheduler = asked_scheduler(sampler, scheduler)
@@ -191,7 +186,7 @@ def _fitted(scheduler: str, models: ModelsFolder, checkpoint: str) -> str:
 def _require_guidance_input(
     parameters: DiffusionParameters, models: ModelsFolder, checkpoint: str
 ) -> None:
-    """Raise ParametersInvalid for a guidance scale that the checkpoint does not take as input."""
+    """Raise ParametersInvalid for a guidance scale that the checkpoint cannot use."""
     traits = checkpoint_traits(models, checkpoint)
     if parameters.distilled_cfg_scale and traits and not traits.takes_guidance_input:
         message = f"is for Flux.1, but {checkpoint} is {traits.title}: leave it out"
@@ -201,11 +196,17 @@ def _require_guidance_input(
 def _target_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int]:
     """Return width and height in pixels. A side of 0 keeps the proportions of the first pass."""
     width, height = first.width, first.height
-    wide, high = parameters.hr_resize_x, parameters.hr_resize_y
-    if not wide and not high:
-        wide, high = int(width * parameters.hr_scale), int(height * parameters.hr_scale)
-    wide, high = wide or high * width // height, high or wide * height // width
-    return _whole_cells(wide), _whole_cells(high)
+    target_width, target_height = parameters.hr_resize_x, parameters.hr_resize_y
+    if not target_width and not target_height:
+        target_width, target_height = (
+            int(width * parameters.hr_scale),
+            int(height * parameters.hr_scale),
+        )
+    target_width, target_height = (
+        target_width or target_height * width // height,
+        target_height or target_width * height // width,
+    )
+    return _whole_cells(target_width), _whole_cells(target_height)
 
 
 def _covering_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, int] | None:
@@ -213,14 +214,14 @@ def _covering_size(parameters: DiffusionParameters, first: Pass) -> tuple[int, i
 
     Returns None if nothing is cropped.
     """
-    wide, high = parameters.hr_resize_x, parameters.hr_resize_y
-    if not (wide and high) or parameters.compatibility == "comfyui":
+    target_width, target_height = parameters.hr_resize_x, parameters.hr_resize_y
+    if not (target_width and target_height) or parameters.compatibility == "comfyui":
         return None
-    if first.width * high < wide * first.height:
-        high = wide * first.height // first.width
+    if first.width * target_height < target_width * first.height:
+        target_height = target_width * first.height // first.width
     else:
-        wide = high * first.width // first.height
-    return _whole_cells(wide), _whole_cells(high)
+        target_width = target_height * first.width // first.height
+    return _whole_cells(target_width), _whole_cells(target_height)
 
 
 def _whole_cells(side: int) -> int:

@@ -52,10 +52,7 @@ def number_of(text: str) -> float:
 
 
 def weight_of(text: str) -> float:
-    """Return the weight in a text.
-
-    Raises PromptInvalid if the text is not a number in the range of weights.
-    """
+    """Return the weight in a text. Raises PromptInvalid for anything but a number in range."""
     return in_range(number_of(text))
 
 
@@ -137,8 +134,9 @@ _MAX_WEIGHED_CHARS = 2**16
 _MAX_DEPTH = 64
 
 _REMEMBERED = 4
-"""The number of parsed prompts in the cache. Each prompt of a request is read twice: with the
-parameters and with the graph."""
+"""The number of parsed prompts in the cache. A request needs each prompt twice: for the check of
+its parameters and for the check of its graph.
+"""
 
 _AND = re.compile(r"\bAND\b")
 _EDIT_TOKEN = re.compile(r"\\.|[\[\]():|]|[^\\\[\]():|]++|\\", re.DOTALL)
@@ -201,37 +199,37 @@ def _split_weight(side: str) -> tuple[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    before: Sequence[_Node]
-    after: Sequence[_Node]
+    before: Sequence[_Element]
+    after: Sequence[_Element]
     last_step: int
     """The last step with the text `before`, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Alternation:
-    options: Sequence[Sequence[_Node]]
+    options: Sequence[Sequence[_Element]]
 
 
-_Node: TypeAlias = str | _Edit | _Alternation
+_Element: TypeAlias = str | _Edit | _Alternation
 
 
 @dataclass(slots=True)
 class _Bracket:
-    """An open bracket with its pieces so far and the separators between them."""
+    """An open bracket with its pieces so far, and the separators between the pieces."""
 
     opening: str
-    pieces: list[list[_Node]] = field(default_factory=lambda: [[]])
+    pieces: list[list[_Element]] = field(default_factory=lambda: [[]])
     separators: list[str] = field(default_factory=list)
 
-    def literal(self, closing: str = "") -> list[_Node]:
-        """Return the bracket as plain text."""
-        nodes: list[_Node] = [self.opening, *self.pieces[0]]
+    def literal(self, closing: str = "") -> list[_Element]:
+        """Return the bracket and its content as plain text."""
+        elements: list[_Element] = [self.opening, *self.pieces[0]]
         for separator, piece in zip(self.separators, self.pieces[1:], strict=True):
-            nodes += [separator, *piece]
-        return [*nodes, closing]
+            elements += [separator, *piece]
+        return [*elements, closing]
 
-    def closed(self, steps: _Steps) -> list[_Node]:
-        """Return the meaning of a pair of square brackets."""
+    def closed(self, steps: _Steps) -> list[_Element]:
+        """Return the edit or the alternation in square brackets, or else the plain text."""
         colons = self.separators.count(":")
         last = self.pieces[-1]
         if colons == len(self.separators) and colons in (1, 2) and len(last) == 1:
@@ -244,7 +242,7 @@ class _Bracket:
         return self.literal("]")
 
 
-def _parse(text: str, steps: _Steps) -> list[_Node]:
+def _parse(text: str, steps: _Steps) -> list[_Element]:
     stack = [_Bracket("")]
     for match in _EDIT_TOKEN.finditer(text):
         token, top = match[0], stack[-1]
@@ -288,8 +286,8 @@ _Changes: TypeAlias = Sequence[tuple[int, str]]
 
 
 def _changes(text: str, steps: _Steps, most: int) -> _Changes:
-    nodes = _parse(text, steps)
-    ends = _ends(nodes, steps)
+    elements = _parse(text, steps)
+    ends = _ends(elements, steps)
     if len(ends) > _MAX_STRETCHES:
         raise PromptInvalid(
             f"it changes {len(ends)} times, but at most {_MAX_STRETCHES} changes are allowed"
@@ -300,43 +298,43 @@ def _changes(text: str, steps: _Steps, most: int) -> _Changes:
         )
     found: list[tuple[int, str]] = []
     for end in ends:
-        written = "".join(_at(nodes, end))
+        written = "".join(_at(elements, end))
         if found and found[-1][1] == written:
             found.pop()
         found.append((end, written))
     return found
 
 
-def _ends(nodes: Sequence[_Node], steps: _Steps) -> list[int]:
-    """Return the steps after which the text may change, and the last step."""
-    changing = list(_changing(nodes))
+def _ends(elements: Sequence[_Element], steps: _Steps) -> list[int]:
+    """Return the steps after which the text may change, and the last step. Steps count from 1."""
+    changing = list(_changing(elements))
     ends = {each.last_step for each in changing if isinstance(each, _Edit)}
     if any(isinstance(each, _Alternation) for each in changing):
         ends |= set(range(steps.count))
     return sorted(ends - {0} | {steps.count})
 
 
-def _changing(nodes: Sequence[_Node]) -> Iterator[_Edit | _Alternation]:
-    """Yield the nodes that change from step to step, at any depth."""
-    for node in nodes:
-        match node:
+def _changing(elements: Sequence[_Element]) -> Iterator[_Edit | _Alternation]:
+    """Yield the edits and alternations, at any depth."""
+    for element in elements:
+        match element:
             case _Edit(before, after, _):
-                yield node
+                yield element
                 yield from _changing(before)
                 yield from _changing(after)
             case _Alternation(options):
-                yield node
+                yield element
                 for option in options:
                     yield from _changing(option)
 
 
-def _at(nodes: Sequence[_Node], step: int) -> list[str]:
-    """Return the pieces of the text of a step. Steps are counted from 1."""
+def _at(elements: Sequence[_Element], step: int) -> list[str]:
+    """Return the text of a step in pieces. Steps are counted from 1."""
     pieces: list[str] = []
-    for node in nodes:
-        match node:
+    for element in elements:
+        match element:
             case str():
-                pieces.append(node)
+                pieces.append(element)
             case _Edit(before, after, last_step):
                 pieces += _at(before if step <= last_step else after, step)
             case _Alternation(options):
@@ -380,8 +378,8 @@ def split_networks(
 ) -> tuple[str, tuple[Lora, ...]]:
     """Return the prompt without its extra networks, and the LoRAs among these networks.
 
-    `find` returns the listed name of a LoRA. Raises PromptInvalid if a network is malformed. Raises
-    PromptInvalid also if a network is unknown or not a LoRA, unless such networks are skipped.
+    `find` returns the listed name of a LoRA. Raises PromptInvalid if a network is malformed. Also
+    raises PromptInvalid if a network is unknown or not a LoRA, unless `skips_unknown` is true.
     """
     found = list(_NETWORK.finditer(prompt))
     if len(found) > _MAX_LORAS:
@@ -416,9 +414,9 @@ def _lora(match: re.Match[str], find: Callable[[str], str]) -> Lora:
     except ValueError as error:
         raise _Unknown(f"{shown}: the LoRA {error}") from None
     given: dict[str, float] = {}
-    for place, strength in enumerate(strengths):
+    for index, strength in enumerate(strengths):
         key, is_named, number = strength.rpartition("=")
-        key = key.strip() if is_named else next(iter(_STRENGTH_NAMES[place : place + 1]), "")
+        key = key.strip() if is_named else next(iter(_STRENGTH_NAMES[index : index + 1]), "")
         if key not in _STRENGTH_NAMES:
             raise PromptInvalid(f"{shown}: {strength[:40]!r} is not a valid weight")
         given[key] = _strength(number, shown)

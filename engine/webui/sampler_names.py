@@ -1,7 +1,7 @@
-"""The samplers and schedulers of the WebUI: the rows of `engine.graph.names`, and more rows.
+"""The samplers and schedulers of the WebUI: those of `engine.graph.names`, and more.
 
-A name that has another meaning in the WebUI than in ComfyUI has its own row here. Nodes of the
-WebUI accept all rows. Nodes of ComfyUI accept only the rows of `engine.graph.names`.
+A name that has another meaning in the WebUI than in ComfyUI is defined again here. Nodes of the
+WebUI accept all names. Nodes of ComfyUI accept only the names of `engine.graph.names`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Compatibility: TypeAlias = Literal["webui", "comfyui"]
 
 _BETA, _KL_OPTIMAL = "webui_beta", "webui_kl_optimal"
 _TRAINED = 1000
-"""The number of timesteps with which a model was trained."""
+"""The number of timesteps with which models are trained."""
 _TIMESTEPS, _TIME_UNIFORM, _ENDS = "webui_timesteps", "webui_time_uniform", "webui_ends"
 ALIGN_YOUR_STEPS, ALIGN_YOUR_STEPS_XL = "align_your_steps", "align_your_steps_xl"
 
@@ -94,47 +94,47 @@ OWN_SAMPLERS = (
         own_schedule=True,
     ),
 )
-SCHEDULER_OF = names.SCHEDULER_OF | {row.name: row for row in OWN_SCHEDULERS}
+SCHEDULER_OF = names.SCHEDULER_OF | {each.name: each for each in OWN_SCHEDULERS}
 SAMPLER_OF = (
     names.SAMPLER_OF
     | {name: replace(names.SAMPLER_OF[name], eta=1.0) for name in _ANCESTRAL}
     | {name: replace(names.SAMPLER_OF[name], churns=True) for name in _WITHOUT_PAST}
-    | {row.name: row for row in OWN_SAMPLERS}
+    | {each.name: each for each in OWN_SAMPLERS}
 )
-_NEW_SAMPLERS = tuple(row for row in OWN_SAMPLERS if not row.name.startswith("webui_"))
+_NEW_SAMPLERS = tuple(each for each in OWN_SAMPLERS if not each.name.startswith("webui_"))
 _NEW_SCHEDULERS = tuple(
-    row
-    for row in OWN_SCHEDULERS
-    if not row.name.startswith("webui_") and row.name != ALIGN_YOUR_STEPS_XL
+    each
+    for each in OWN_SCHEDULERS
+    if not each.name.startswith("webui_") and each.name != ALIGN_YOUR_STEPS_XL
 )
-"""The schedulers with names that ComfyUI does not have."""
 ALL_SCHEDULERS = (*names.SCHEDULERS, *_NEW_SCHEDULERS)
-_ALONG_TIMESTEPS = {_TIMESTEPS, _TIME_UNIFORM}
+_TIMESTEP_SCHEDULERS = {_TIMESTEPS, _TIME_UNIFORM}
 ALL_SAMPLERS = tuple(
-    replace(row, automatic=AUTOMATIC) if row.automatic in _ALONG_TIMESTEPS else row
-    for row in (*names.SAMPLERS, *_NEW_SAMPLERS)
+    replace(each, automatic=AUTOMATIC) if each.automatic in _TIMESTEP_SCHEDULERS else each
+    for each in (*names.SAMPLERS, *_NEW_SAMPLERS)
 )
 """Each sampler that a diffusion request may name. Workflows must not name `_NEW_SAMPLERS`.
 
-For a sampler that uses no other scheduler, `automatic` is "Automatic"."""
-_FOLLOWS_ITS_OWN = _ALONG_TIMESTEPS | {_ENDS}
-_SAMPLER_HERE = {row.name.removeprefix("webui_"): row.name for row in OWN_SAMPLERS}
-_SCHEDULER_HERE = {row.name.removeprefix("webui_"): row.name for row in OWN_SCHEDULERS}
+For a sampler that follows timesteps, `automatic` is "Automatic".
+"""
+_FIXED_SCHEDULERS = _TIMESTEP_SCHEDULERS | {_ENDS}
+_WEBUI_SAMPLER = {each.name.removeprefix("webui_"): each.name for each in OWN_SAMPLERS}
+_WEBUI_SCHEDULER = {each.name.removeprefix("webui_"): each.name for each in OWN_SCHEDULERS}
 _SCHEDULERS_BY_LABEL = {
-    key_of(row.label): row.name
-    for row in reversed(OWN_SCHEDULERS)
-    if row.name not in _FOLLOWS_ITS_OWN
-} | {key_of(row.name): row.name for row in _NEW_SCHEDULERS}
+    key_of(each.label): each.name
+    for each in reversed(OWN_SCHEDULERS)
+    if each.name not in _FIXED_SCHEDULERS
+} | {key_of(each.name): each.name for each in _NEW_SCHEDULERS}
 _SAMPLERS_BY_LABEL: dict[str, tuple[str, str | None]] = {
-    key_of(f"{row.label} {scheduler.label}"): (row.name, scheduler.name)
-    for row in OWN_SAMPLERS
+    key_of(f"{each.label} {scheduler.label}"): (each.name, scheduler.name)
+    for each in OWN_SAMPLERS
     for scheduler in SCHEDULER_OF.values()
-    if scheduler.name not in _FOLLOWS_ITS_OWN
-} | {key_of(row.label): (row.name, None) for row in OWN_SAMPLERS}
+    if scheduler.name not in _FIXED_SCHEDULERS
+} | {key_of(each.label): (each.name, None) for each in OWN_SAMPLERS}
 
 
 def sampler(spelling: str) -> tuple[str, str | None]:
-    """Return the sampler in the WebUI's sense, and the scheduler if the spelling names both.
+    """Return the WebUI's sampler, and its scheduler if the spelling names both.
 
     Raises ValueError for an unknown name.
     """
@@ -144,21 +144,21 @@ def sampler(spelling: str) -> tuple[str, str | None]:
         try:
             name, joined = names.sampler(spelling)
         except ValueError as error:
-            more = ", ".join(row.label for row in _NEW_SAMPLERS)
+            more = ", ".join(each.label for each in _NEW_SAMPLERS)
             raise ValueError(f"{error}, {more}") from None
-    return _SAMPLER_HERE.get(name, name), joined and _SCHEDULER_HERE.get(joined, joined)
+    return _WEBUI_SAMPLER.get(name, name), joined and _WEBUI_SCHEDULER.get(joined, joined)
 
 
 def scheduler(spelling: str) -> str | None:
-    """Return the scheduler in the WebUI's sense, or None for "Automatic". Raises ValueError."""
+    """Return the WebUI's scheduler, or None for "Automatic". Raises ValueError for another name."""
     if found := _SCHEDULERS_BY_LABEL.get(key_of(spelling)):
         return found
     try:
         name = names.scheduler(spelling)
     except ValueError as error:
-        more = ", ".join(row.label for row in _NEW_SCHEDULERS)
+        more = ", ".join(each.label for each in _NEW_SCHEDULERS)
         raise ValueError(f"{error}, {more}") from None
-    return name and _SCHEDULER_HERE.get(name, name)
+    return name and _WEBUI_SCHEDULER.get(name, name)
 
 
 def resolve(
@@ -180,7 +180,7 @@ def resolve(
     automatic = SAMPLER_OF[name].automatic
     if automatic == _ENDS and not from_noise:
         automatic = "normal"
-    if automatic in _FOLLOWS_ITS_OWN:
+    if automatic in _FIXED_SCHEDULERS:
         return name, automatic
     return name, scheduler(scheduler_spelling) or joined or automatic
 
@@ -193,18 +193,18 @@ def asked_scheduler(sampler_spelling: str, scheduler_spelling: str) -> str:
     return joined.removeprefix("webui_") if joined else AUTOMATIC
 
 
-def follows_timesteps(row: Sampler) -> bool:
+def follows_timesteps(sampler: Sampler) -> bool:
     """Whether a sampler steps through timesteps and ignores the requested scheduler."""
-    return row.automatic in _ALONG_TIMESTEPS
+    return sampler.automatic in _TIMESTEP_SCHEDULERS
 
 
 def sampler_alone(spelling: str) -> str:
-    """Return the sampler of a node for its own name or a name of ComfyUI. Raises ValueError."""
+    """Return the sampler for a name of this module or of ComfyUI. Raises ValueError otherwise."""
     return spelling if spelling in SAMPLER_OF else names.sampler_alone(spelling)
 
 
 def scheduler_alone(spelling: str) -> str:
-    """Return the scheduler of a node for its own name or a name of ComfyUI. Raises ValueError."""
+    """Return the scheduler for a name of this module or of ComfyUI. Raises ValueError otherwise."""
     return spelling if spelling in SCHEDULER_OF else names.scheduler_alone(spelling)
 
 
@@ -221,7 +221,7 @@ def known_scheduler(spelling: str, compatibility: Compatibility) -> str:
 
 
 def steps_of(scheduler: str, steps: int) -> int:
-    """Return the number of steps in the schedule of a scheduler if `steps` steps are requested."""
-    if scheduler not in _ALONG_TIMESTEPS:
+    """Return the number of steps that the schedule has if `steps` steps are requested."""
+    if scheduler not in _TIMESTEP_SCHEDULERS:
         return steps
     return max(steps, len(range(0, _TRAINED, max(_TRAINED // steps, 1))))

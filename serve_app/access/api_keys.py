@@ -48,10 +48,7 @@ class ParsedKey:
     secret_sha256: str
 
     def opens(self, key: ApiKey) -> bool:
-        """Return whether this is the key with the database row `key`.
-
-        The comparison takes constant time.
-        """
+        """Return, in constant time, whether `key` is the database row of this key."""
         return hmac.compare_digest(self.secret_sha256, key.secret_sha256) and self.id == key.id
 
 
@@ -94,7 +91,7 @@ def mint_successor(old: ApiKey, *, created_at: datetime) -> tuple[str, ApiKey]:
 
 
 def parse(text: str) -> ParsedKey | None:
-    """Return None if the text is not a key, or if the checksum does not match."""
+    """Parse the text of a key. Returns None if it is malformed or its checksum is wrong."""
     parts = _TEXT.fullmatch(text)
     if parts is None or parts["checksum"] != _checksum(parts["body"]):
         return None
@@ -119,7 +116,7 @@ async def rotate(
 ) -> tuple[str, ApiKey]:
     """Create the successor of a key. Returns its text, which is shown only once, and its row.
 
-    Raises KeyNotFound, and KeyNotRotatable if the key has ended or was rotated before.
+    Raises KeyNotFound, and KeyNotRotatable if the key was revoked, has expired or was rotated.
     """
     old = await keys.get(key_id)
     if old is None:

@@ -1,4 +1,4 @@
-"""Authenticator: finds the API key of a caller (RFC 6750). Also checks the key's permissions."""
+"""Finds the API key of a caller (RFC 6750), and checks the permissions of the key."""
 
 from __future__ import annotations
 
@@ -32,21 +32,17 @@ def require_scope(key: ApiKey, scope: Scope) -> None:
 
 
 def require_endpoint(key: ApiKey, id: str) -> None:
-    """Raises EndpointForbidden."""
+    """Raise EndpointForbidden if the key may not use the endpoint."""
     if not key.limits.allow_endpoint(id):
         raise EndpointForbidden
 
 
 def may_see(key: ApiKey, endpoint: Endpoint) -> bool:
-    """Return whether the key may see the endpoint.
-
-    An endpoint with an owner is visible only to its owner and to administrators.
-    """
     return endpoint.owner in {None, key.owner} or Scope.ADMIN in key.scopes
 
 
 def require_callback_host(key: ApiKey, host: str) -> None:
-    """Raises CallbackHostForbidden."""
+    """Raise CallbackHostForbidden if the key may not send callbacks to the host."""
     if not key.limits.allow_callback_host(host):
         raise CallbackHostForbidden
 
@@ -56,9 +52,9 @@ _CACHE_S = constant("KEY_CACHE_S", 5.0)
 
 
 class Authenticator:
-    """Finds the database row of a key, and caches it for `ttl_s`.
+    """Finds and caches the database rows of keys.
 
-    A change by another replica therefore takes effect after at most `ttl_s`.
+    A change of a key by another replica takes effect after at most `ttl_s` seconds.
     """
 
     def __init__(
@@ -70,7 +66,7 @@ class Authenticator:
         now: Callable[[], datetime] = utc_now,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`defaults` has the value of each limit that a key does not set."""
+        """`defaults` has the values of the limits that a key does not set."""
         self._rows = keys
         self._defaults = defaults
         self._keys = TtlCache(self._load, ttl_s=_CACHE_S if ttl_s is None else ttl_s, clock=clock)
@@ -85,10 +81,7 @@ class Authenticator:
         self._keys.drop(key_id)
 
     async def authenticate(self, authorization: str) -> ApiKey:
-        """Return the key in the value of an `Authorization` header.
-
-        Raises KeyMissing, KeyInvalid.
-        """
+        """Return the key in an `Authorization` header. Raises KeyMissing, KeyInvalid."""
         scheme, _, text = authorization.strip().partition(" ")
         if scheme.lower() != "bearer":
             raise KeyMissing

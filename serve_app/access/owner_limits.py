@@ -38,19 +38,17 @@ _EVENT_BYTES = 1024
 
 
 class Unprojected:
-    """Sums the amounts that the last count of the read model does not include.
+    """Sums the jobs or bytes that the last count of the read model does not include.
 
-    These are amounts that are being stored, and amounts that were stored after the offset of the
-    last count.
+    An amount is added before its event is appended, and dropped when a count includes the event.
     """
 
     def __init__(self, *, offset: int = 0) -> None:
-        """`offset` is the projection's offset at the last count of the read model."""
+        """`offset` is the log offset up to which the last count includes events."""
         self._offset = offset
         self._stored: list[tuple[int, int]] = []
         """Pairs of a log offset and an amount."""
         self.total = 0
-        """The sum of all amounts that the last count does not include."""
 
     def settle(self, amount: int, position: int | None) -> None:
         """Stop to count an amount, unless it was stored after the offset of the last count.
@@ -63,7 +61,7 @@ class Unprojected:
             self.total -= amount
 
     def drop_until(self, offset: int) -> None:
-        """Drop the amounts up to `offset`. A new count of the read model includes these amounts."""
+        """Drop the amounts of events up to `offset`, because a new count includes these events."""
         self._offset = offset
         passed = sum(amount for position, amount in self._stored if position <= offset)
         self._stored = [each for each in self._stored if each[0] > offset]
@@ -91,7 +89,7 @@ class Reservation:
 
 
 _Limit = tuple[Limited, str]
-"""The kind of a limited object, and the id of the key or the name of the owner."""
+"""A key with its id, or an owner with its name."""
 
 
 @dataclass(slots=True)
@@ -149,9 +147,7 @@ class OwnerLimits:
         """The number of open jobs of each key and owner at the last count."""
         self._unprojected: dict[_Limit, Unprojected] = {}
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
-        """Accounts by owner, the least recently used first. If there are more than `max_owners`,
-        the first account is removed.
-        """
+        """At most `max_owners` accounts by owner, the least recently used account first."""
 
     @asynccontextmanager
     async def reserve(
@@ -255,21 +251,21 @@ class OwnerLimits:
 
 
 class Waits:
-    """Limits the waiting requests of each owner to `per_owner` at a time; 0 means no limit."""
+    """Limits the requests of one owner that wait at the same time; 0 means no limit."""
 
     def __init__(self, per_owner: int) -> None:
         self._per_owner = per_owner
-        self._held: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
 
     @contextmanager
     def hold(self, owner: str) -> Generator[None]:
-        """Raises TooManyWaits."""
-        if self._per_owner and self._held[owner] >= self._per_owner:
+        """Count a waiting request until the context ends. Raises TooManyWaits."""
+        if self._per_owner and self._waiting[owner] >= self._per_owner:
             raise TooManyWaits(self._per_owner)
-        self._held[owner] += 1
+        self._waiting[owner] += 1
         try:
             yield
         finally:
-            self._held[owner] -= 1
-            if not self._held[owner]:
-                del self._held[owner]
+            self._waiting[owner] -= 1
+            if not self._waiting[owner]:
+                del self._waiting[owner]

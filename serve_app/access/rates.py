@@ -13,22 +13,18 @@ from serve_app.refusals import Limited, RateExceeded
 from settings.keys import OwnerSettings
 
 _ROUNDING_S = 1e-6
-"""The tolerance for rounding errors in seconds. Without it, Retry-After could be one second too
-long.
-"""
+"""Seconds of tolerance. Without it, a rounding error could make Retry-After one second too long."""
 _DROPPED_PART = 10
-"""If there are too many buckets, one tenth of them is dropped at once. Each drop scans all buckets,
-so drops must be rare.
-"""
+"""If there are too many buckets, one in ten is dropped, because each drop scans all buckets."""
 _LONGEST_S = 10**9
 
 
 class TokenBuckets:
     """Token buckets by name, within this process.
 
-    If there are more than `max_names` buckets, the fullest buckets are dropped. A full bucket and a
-    missing bucket allow the same requests. The emptiest buckets are kept, so that a caller cannot
-    reset a bucket by filling the table.
+    If there are more than `max_names` buckets, the fullest ones are dropped, because a full bucket
+    allows the same requests as a missing one. The emptiest ones stay, so that a caller cannot reset
+    a bucket by creating many others.
     """
 
     def __init__(
@@ -78,7 +74,7 @@ class _Limit:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The state of one limit, estimated by this replica for all replicas."""
+    """The state of one limit. It assumes that requests are spread evenly over all replicas."""
 
     limited: Limited
     quota: int
@@ -91,11 +87,11 @@ class Standing:
 
 
 class Rates:
-    """This replica's part of the rate and the burst of each key and each owner.
+    """Limits the requests of each key and each owner to this replica's part of the rate and burst.
 
     Replicas do not coordinate. Each replica grants an equal part, because HAProxy spreads requests
-    evenly. Each part of a burst is at least one request. Therefore the parts of `n` replicas
-    together exceed the burst by at most `n - 1`.
+    evenly. A part of a burst is at least one request, so `n` replicas together exceed a burst by at
+    most `n - 1` requests.
     """
 
     def __init__(
@@ -122,10 +118,7 @@ class Rates:
             self._buckets[limit.limited].take(limit.name, **self._part(limit))
 
     def standings(self, key: ApiKey) -> list[Standing]:
-        """Return the state of each limit of this key.
-
-        The numbers assume that requests are spread evenly over all replicas.
-        """
+        """Return the state of each limit of this key and its owner."""
         return [self._standing(limit) for limit in self._limits(key)]
 
     def _standing(self, limit: _Limit) -> Standing:

@@ -12,9 +12,7 @@ logger = logging.getLogger(__name__)
 
 _ACTION = "refuse_key"
 _LINES_PER_S = constant("KEY_REFUSAL_LINES_PER_S", 10)
-"""The largest number of refused keys per second that a replica logs with one line each. Further
-refusals are only counted.
-"""
+"""The most refused keys per second that one replica logs with one line each."""
 
 
 class RefusalLog:
@@ -25,7 +23,7 @@ class RefusalLog:
     """
 
     def __init__(self, *, lines_per_s: int | None = None, period_s: float = 1.0) -> None:
-        """`lines_per_s` limits the log lines; 0 means no limit."""
+        """A `lines_per_s` of 0 means no limit."""
         self._most = (_LINES_PER_S if lines_per_s is None else lines_per_s) * period_s
         self._period_s = period_s
         self._logged = 0

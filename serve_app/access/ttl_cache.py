@@ -12,11 +12,10 @@ Row = TypeVar("Row")
 
 
 class TtlCache(Generic[Row]):
-    """A cache of rows. An existing row is kept for `ttl_s`; a missing row is loaded every time.
+    """Caches each row for `ttl_s` seconds. A row that is missing is looked up every time.
 
-    Callers that arrive while a row is being loaded wait for the load. If the load finds no row,
-    these callers share one more load, because the row may have been added since the first load
-    began.
+    Callers of `get` during a load wait for this load. If the load finds no row, these callers share
+    one more load, because the row may have been added since the first load began.
     """
 
     def __init__(
@@ -42,16 +41,13 @@ class TtlCache(Generic[Row]):
             row = await asyncio.shield(earlier)
             if row is not None:
                 return row
-            # Load again, because the row may have been added since the load began.
         later = self._loading.get(id)
         if later is None or later is earlier:
             later = self._begin(id, now)
         return await asyncio.shield(later)
 
     def _begin(self, id: str, now: float) -> asyncio.Task[Row | None]:
-        """Load the row in its own task, so that other callers get the row if this caller is
-        cancelled.
-        """
+        """Load the row in its own task, which continues for others if this caller is cancelled."""
         loading = asyncio.create_task(self._load(id))
         self._loading[id] = loading
         loading.add_done_callback(partial(self._end, id, now))
@@ -72,6 +68,6 @@ class TtlCache(Generic[Row]):
         self._rows[id] = (now, row)
 
     def drop(self, id: str) -> None:
-        """Remove a row from the cache, and ignore a load in progress, which may be outdated."""
+        """Remove a row from the cache. The result of a load in progress is not cached either."""
         self._rows.pop(id, None)
         self._loading.pop(id, None)

@@ -1,4 +1,4 @@
-"""The console and its files. All files are served by Darkroom, and loaded before the first request.
+"""Serves the console and its files, which are loaded before the first request.
 
 The page is at `/console`, and also at `/` unless another page is at `/`.
 """

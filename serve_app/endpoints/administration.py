@@ -38,10 +38,8 @@ _MAX_ENDPOINTS = constant("MAX_ENDPOINTS", 100)
 consumers, and NATS allows 1000 consumers by default.
 """
 _MAX_JOBS_PER_WORKER = 16
-"""The largest number of jobs per worker on an endpoint that has an owner. Each job needs a process
-of about 100 MiB.
-"""
-_USUAL = Endpoint("")
+"""The most jobs per worker on an endpoint with an owner. Each needs a process of about 100 MiB."""
+_DEFAULTS = Endpoint("")
 _NOT_HIGHER = ("max_pixels", "max_steps")
 _PER_WORKER = ("gpus", "cpus")
 
@@ -133,7 +131,7 @@ def _too_wide(endpoint: Endpoint, graph: GraphSettings) -> Iterator[FieldError]:
         message = f"must be at most {_MAX_JOBS_PER_WORKER} for endpoints of owners"
         yield _error("jobs_per_worker", message)
     for member in _NOT_HIGHER:
-        most = getattr(_USUAL, member)
+        most = getattr(_DEFAULTS, member)
         if getattr(endpoint, member) > most:
             yield _error(member, f"must be at most {most} for endpoints of owners")
     cost, most = endpoint.max_cost, graph.max_cost
@@ -210,8 +208,8 @@ class EndpointAdministration:
     """Administers endpoints on behalf of a key.
 
     A key with the scope `admin` can administer all endpoints. Other keys can see and administer
-    only the endpoints of their owner. All methods raise DatabaseUnavailable, and EndpointForbidden
-    if the limits of the key exclude the endpoint.
+    only the endpoints of their owner. All methods raise DatabaseUnavailable. Methods with an `id`
+    raise EndpointForbidden if the limits of the key exclude the endpoint.
     """
 
     def __init__(
@@ -301,7 +299,7 @@ class EndpointAdministration:
     async def delete(self, key: ApiKey, id: str, *, drain_s: float | None) -> StoredEndpoint:
         """Delete an endpoint after it has had `drain_s` seconds to finish its jobs.
 
-        None means five minutes. A repeated call can only shorten the time. Raises
+        None means `_ENDPOINT_DRAIN_S`. A repeated call can only shorten the time. Raises
         EndpointNotFound, EndpointNotDeletable.
         """
         ends_at = utc_now() + timedelta(seconds=_ENDPOINT_DRAIN_S if drain_s is None else drain_s)

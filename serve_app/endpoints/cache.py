@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _STATUS_TTL_S = 1.0
 _SHARE = 20
-"""Retry-After is the estimated time until this fraction (1/20) of a full queue is free."""
+"""Retry-After is the estimated time until one twentieth of a full queue is free again."""
 _SHORTEST_S, _LONGEST_S = 1, 300
 _UNKNOWN_SPEED_S, _NO_SPEED_S = 5, 60
 """The values of Retry-After if the dispatcher does not answer, and if no job ended recently."""
@@ -30,9 +30,7 @@ class EndpointCache:
         endpoints: Endpoints,
         status_of: Callable[[str], Coroutine[Any, Any, Mapping[str, Any] | None]],
     ) -> None:
-        """`status_of` returns the status of an endpoint's dispatcher; None if it does not
-        answer.
-        """
+        """`status_of` returns None if the dispatcher of the endpoint does not answer."""
         self._endpoints = endpoints
         self._rows = TtlCache(endpoints.get, ttl_s=ENDPOINTS_PERIOD_S)
         self._status: TtlCache[Mapping[str, Any]] = TtlCache(status_of, ttl_s=_STATUS_TTL_S)
@@ -61,15 +59,15 @@ class EndpointCache:
         return await self._status.get(id)
 
     async def queue_full(self, endpoint: Endpoint, queued: int) -> QueueFull:
-        """Build the error for a full queue, with a retry time estimated from the queue's speed."""
-        places = queued - endpoint.max_queued + 1 + endpoint.max_queued // _SHARE
+        """Build the error for a full queue. Retry-After depends on how fast jobs currently end."""
+        jobs_to_end = queued - endpoint.max_queued + 1 + endpoint.max_queued // _SHARE
         status = await self.status(endpoint.id)
         if status is None:
             return QueueFull(endpoint.id, retry_after_s=_UNKNOWN_SPEED_S)
         rate_per_s = status.get("rate_per_s")
         if not rate_per_s:
             return QueueFull(endpoint.id, retry_after_s=_NO_SPEED_S)
-        wait_s = min(math.ceil(places / rate_per_s), _LONGEST_S)
+        wait_s = min(math.ceil(jobs_to_end / rate_per_s), _LONGEST_S)
         return QueueFull(endpoint.id, retry_after_s=max(wait_s, _SHORTEST_S))
 
     def forget(self, id: str) -> None:

@@ -8,9 +8,8 @@
 
 A declaration is applied once, and again after the declaration changes. Therefore every replica may
 apply the file, and changes by the API stay in effect until the declaration changes. An endpoint
-that is no longer in the file is not deleted. If another owner already has an endpoint with the id,
-the endpoint changes to the declared owner. It then has the declared members. All its other members
-get their default values.
+that is removed from the file is not deleted. If another owner already has an endpoint with a
+declared id, the endpoint gets the declared owner and members, and defaults for all other members.
 """
 
 from __future__ import annotations
@@ -115,9 +114,9 @@ class DeclaredEndpoints:
                 logger.error("endpoint not declared", extra=fields | {"error": str(error)})
 
     async def _apply(self, declared: Declaration) -> bool:
-        """Return False if the declaration was applied before, or if the endpoint is being deleted.
+        """Apply a declaration. Returns False if it was applied before or the endpoint is deleted.
 
-        Raises TooManyEndpoints, ParametersInvalid.
+        Raises TooManyEndpoints, ParametersInvalid, DatabaseUnavailable.
         """
         digest = declared.digest()
         while True:

@@ -51,9 +51,7 @@ LabelValue = Annotated[
 
 
 class EndpointMembers(Members):
-    """An absent member stays unchanged, or has its default in a new endpoint; null restores the
-    default.
-    """
+    """An absent member is unchanged, or has its default in a new endpoint. Null is the default."""
 
     checkpoint: Checkpoint | None = Field(
         default=None,
@@ -171,7 +169,7 @@ class EndpointMembers(Members):
     )
 
     def given(self) -> dict[str, Any]:
-        """The members of an `Endpoint` in the body, including null ones."""
+        """Return the members of `Endpoint` that the body contains, including null ones."""
         return self.model_dump(include=set(EndpointMembers.model_fields), exclude_unset=True)
 
 

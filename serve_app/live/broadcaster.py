@@ -50,9 +50,7 @@ logger = logging.getLogger(__name__)
 
 NEVER_ANSWERED = "The cursor is not valid. Use the cursor of an earlier answer."
 BUFFER_EVENTS = constant("STREAM_BUFFER_EVENTS", 500)
-"""The largest number of events that wait for the client of a stream. If more events wait, the
-client is disconnected.
-"""
+"""The most events that wait for the client of a stream. If more wait, the stream is closed."""
 _REPLAY_EVENTS = constant("STREAM_REPLAY_EVENTS", 10_000)
 """The largest number of events of all owners that are kept in memory while streams are open. An
 event takes about 2 kB. The cursor of an owner's stream may be this many events behind the end of
@@ -60,13 +58,11 @@ the log.
 """
 _READ_TIMEOUT_S = 10.0
 _LINGER_S = 30.0
-"""Seconds for which the log is still followed after the last stream ended, because clients often
-open another stream soon.
-"""
+"""Seconds for which the log is still followed after the last stream, for clients that reconnect."""
 _KNOWN_JOBS = 20_000
 _TRIES = 3
 """The number of times that a job is looked up if the read times out."""
-_AWAY = (DatabaseUnavailable, LogUnavailable)
+_UNAVAILABLE = (DatabaseUnavailable, LogUnavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +87,13 @@ class RecentEvent:
 
 
 class RecentEvents:
-    """All events that callers see, after the offset `floor` up to `head`, in the order of the
-    log.
-    """
+    """The events for streams after the offset `floor` up to `head`, in the order of the log."""
 
     def __init__(self, *, after: int, most: int) -> None:
         self.floor = after
         self.head = after
         self.begun_at = after
-        """Events after this offset were received when they were stored, so they need not be read
-        from history objects.
-        """
+        """The offset at which following began. Older events may be only in history objects."""
         self._most = most
         self._events: deque[RecentEvent] = deque()
 
@@ -115,14 +107,13 @@ class RecentEvents:
             self.floor = self._events.popleft().event.position
 
     def move_head(self, position: int) -> None:
-        """Set the head to `position`, after events that are not shown to callers."""
+        """Move the head past events that streams do not send."""
         self.head = max(self.head, position)
 
     def add_older(self, older: Sequence[RecentEvent], *, floor: int) -> None:
-        """Add older events: the events after `floor` up to `self.floor`. The limit `most` does not
-        apply.
+        """Add the events after `floor` up to `self.floor`, without the limit `most`.
 
-        Events in `older` that are already present are ignored.
+        `older` may contain events that are already present.
         """
         erased = {each.event.job_id for each in self._events if isinstance(each.event.data, Erased)}
         kept = [
@@ -134,9 +125,9 @@ class RecentEvents:
         self.floor = min(floor, self.floor)
 
     def of(self, owner: str, *, after: int, left: Sequence[RecentEvent] = ()) -> list[RecentEvent]:
-        """Return the events of an owner after an offset, in order.
+        """Return the owner's events after the offset `after`, in order, together with `left`.
 
-        `left` has further events of the owner, which are no longer in the log.
+        `left` are the owner's events that are no longer in the log.
         """
         found = {each.event.position: each for each in left}
         for each in self._events:
@@ -161,7 +152,7 @@ FindJob = Callable[[str], Awaitable[Job | None]]
 
 
 class OwnersAndEndpoints:
-    """A cache of the owner and endpoint of recent jobs. Other jobs are looked up."""
+    """Caches the owner and endpoint of recent jobs. Other jobs are looked up."""
 
     def __init__(self, find_job: FindJob, *, most: int) -> None:
         self._find_job = find_job
@@ -172,7 +163,7 @@ class OwnersAndEndpoints:
         return self._known.get(job_id)
 
     async def of(self, event: Event) -> OwnerAndEndpoint | None:
-        """Return None if the job no longer exists. Raises the errors of `FindJob`."""
+        """Return None if the event's job no longer exists. Raises the errors of `FindJob`."""
         match event.data:
             case Submitted() | Erased() as data:
                 return self._note(event.job_id, OwnerAndEndpoint(data.owner, data.endpoint))
@@ -206,7 +197,7 @@ class HistoryEvents:
         url_for: UrlFor,
         most_jobs: int,
     ) -> None:
-        """`turns` limits how many callers read histories from the image store at the same time."""
+        """`turns` limits how many callers read histories at the same time."""
         self._ended_jobs = ended_jobs
         self._turns = turns
         self._history = history
@@ -214,7 +205,7 @@ class HistoryEvents:
         self._most_jobs = most_jobs
 
     async def of(self, owner: str, *, after: int, upto: int) -> list[RecentEvent]:
-        """Return events of the owner's jobs with a history object, in the range (`after`, `upto`].
+        """Return the events after `after` up to `upto` of the owner's jobs with a history object.
 
         Raises CursorGone if there are too many jobs, NoTurn, DatabaseUnavailable and the errors
         of `History.read`.
@@ -256,9 +247,7 @@ class Backlog:
     def __init__(
         self, contents: LogContents, histories: HistoryEvents, *, keep: Keep, most: int
     ) -> None:
-        """`most` is the largest number of events, of all owners, by which a cursor may be
-        behind.
-        """
+        """A cursor may be at most `most` events of the service behind the end of the log."""
         self._contents = contents
         self._histories = histories
         self._keep = keep
@@ -341,7 +330,7 @@ class Broadcaster:
         self._follower: asyncio.Task[None] | None = None
         self._look_ups: dict[str, asyncio.Task[None]] = {}
         self._changing = asyncio.Lock()
-        self._rest: asyncio.TimerHandle | None = None
+        self._forget_timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def watch_job(self, job_id: str) -> AsyncGenerator[Listener]:
@@ -364,8 +353,7 @@ class Broadcaster:
         """
         async with self._following() as recent:
             left = [] if after is None else await self._before(recent, owner, after)
-            # From here on, nothing is awaited until the listener is registered, so the listener
-            # misses no event.
+            # Nothing is awaited from here until the listener is registered, so no event is missed.
             waiting = [] if after is None else recent.of(owner, after=after, left=left)
             listener = Listener(
                 most_events=BUFFER_EVENTS,
@@ -425,14 +413,14 @@ class Broadcaster:
         finally:
             self._users -= 1
             if not self._users:
-                self._rest = asyncio.get_running_loop().call_later(_LINGER_S, self._forget)
+                self._forget_timer = asyncio.get_running_loop().call_later(_LINGER_S, self._forget)
 
     async def _followed(self) -> RecentEvents:
-        """Raises LogUnavailable."""
+        """Follow the log, and return its recent events. Raises LogUnavailable."""
         async with self._changing:
-            if self._rest is not None:
-                self._rest.cancel()
-                self._rest = None
+            if self._forget_timer is not None:
+                self._forget_timer.cancel()
+                self._forget_timer = None
             if self._recent is None:
                 end = await self._contents.last_sequence()
                 self._recent = RecentEvents(after=end, most=_REPLAY_EVENTS)
@@ -441,11 +429,11 @@ class Broadcaster:
             return self._recent
 
     def _forget(self) -> None:
-        if self._rest is not None:
-            self._rest.cancel()
+        if self._forget_timer is not None:
+            self._forget_timer.cancel()
         if self._follower is not None:
             self._follower.cancel()
-        self._rest = self._follower = self._recent = None
+        self._forget_timer = self._follower = self._recent = None
 
     def _note_follow_end(self, follower: asyncio.Task[None]) -> None:
         """End all streams after an error, so that their clients resume from their cursors."""
@@ -463,8 +451,7 @@ class Broadcaster:
                 for event in await reader.next(_READ_TIMEOUT_S):
                     try:
                         await self._tell(event, recent)
-                    # An error in one job is only logged, because it must not stop the streams of
-                    # other jobs.
+                    # An error in one job must not stop the streams of other jobs.
                     except Exception:
                         fields = {"action": "tell_event", "job_id": event.job_id}
                         logger.exception("an event cannot be sent to streams", extra=fields)
@@ -477,7 +464,7 @@ class Broadcaster:
         live = self._live(event)
         for listener in self._by_job.get(event.job_id, ()):
             listener.put(live)
-        belonging = await keep_trying(lambda: self._belonging(event), on=_AWAY)
+        belonging = await keep_trying(lambda: self._belonging(event), on=_UNAVAILABLE)
         if belonging is None:
             recent.move_head(event.position)
             return
@@ -527,7 +514,7 @@ class Broadcaster:
     async def _look_up(self, job_id: str) -> None:
         try:
             await self._belongings.look_up(job_id)
-        except (JobUnreadable, ReadTimeout, *_AWAY):
+        except (JobUnreadable, ReadTimeout, *_UNAVAILABLE):
             return  # The next report of progress starts another look-up.
 
 

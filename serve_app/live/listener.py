@@ -37,7 +37,7 @@ class Filter:
 
 
 class Passing(StrEnum):
-    """Messages about a job that are sent to listeners but not stored in the log."""
+    """The kinds of messages about a job that are sent to listeners but not stored in the log."""
 
     PROGRESS = "progress"
     PREVIEW = "preview"
@@ -56,7 +56,7 @@ class Listener:
     ) -> None:
         """`most_events` limits the buffered events, and also the buffered unstored messages.
 
-        Events up to the offset `after` are skipped. `waiting` is the initial content.
+        Events up to the offset `after` are ignored. `waiting` is the initial content.
         """
         self.only = only or Filter()
         self._most_events = most_events + len(waiting)
@@ -88,13 +88,13 @@ class Listener:
         A stored event of the job removes the message. If too many messages are buffered, the new
         message is dropped.
         """
-        place = (job_id, kind)
-        if place in self._passing or len(self._passing) < self._most_events:
-            self._passing[place] = message
+        key = (job_id, kind)
+        if key in self._passing or len(self._passing) < self._most_events:
+            self._passing[key] = message
             self._news.set()
 
     def end(self) -> None:
-        """Mark the end of the stream: no more events will be added."""
+        """End the stream. `next` still returns the buffered events."""
         self._is_ended = True
         self._news.set()
 

@@ -53,9 +53,7 @@ _SHOWN: Mapping[type[EventData], set[str]] = {
     Cancelled: {"message"},
     Erased: {"flavour", "endpoint"},
 }
-"""The members of each event that are sent to clients. The request and internal members are not
-sent. Events of other types are not sent.
-"""
+"""The members of each event that streams send. Events of other types are not sent."""
 RETRY_MS = 1000
 KEEP_ALIVE = format_sse_event(comment="keep-alive")
 
@@ -105,7 +103,6 @@ def progress_message(job_id: str, progress: JobProgress) -> bytes:
 
 
 def preview_message(job_id: str, progress: JobProgress, preview: bytes) -> bytes:
-    """Encode a message without an id, as `progress_message` does."""
     members = {
         "request_id": job_id,
         "step": progress.done,
@@ -116,7 +113,6 @@ def preview_message(job_id: str, progress: JobProgress, preview: bytes) -> bytes
 
 
 def position_message(job_id: str, place: QueuePosition) -> bytes:
-    """Encode a message without an id, as `progress_message` does."""
     return format_sse_event(
         event="queued",
         data_str=json.dumps(_without_none({"request_id": job_id, **place.as_members()})),

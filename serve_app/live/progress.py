@@ -20,9 +20,7 @@ class ProgressBoard(Protocol):
     """Functions that are called with the job id and the progress at each report."""
 
     def get(self, job_id: str, /) -> JobProgress | None:
-        """Return the last report, if any. The call also begins to receive reports of the job for
-        some time.
-        """
+        """Return the last report, if any. Reports of the job are then received for some time."""
 
     def watching(self, job_id: str | None = None, /) -> AbstractContextManager[None]:
         """Receive the reports of this job, or of all jobs, until the context ends."""
@@ -33,7 +31,7 @@ class ProgressBoard(Protocol):
 
 @dataclass
 class Newest:
-    """The newest progress and preview of one job. New values replace older values."""
+    """The newest progress and preview of one job."""
 
     job_id: str
     progress: JobProgress | None = None
@@ -79,7 +77,7 @@ class LatestPreviews:
             self._latest = OrderedDict()
             self._progress.listeners.append(self._note)
         if job_id:
-            self._progress.get(job_id)  # After this call, reports of the job are received.
+            self._progress.get(job_id)  # From this call on, reports of the job are received.
         return self._latest.get(job_id)
 
     def _note(self, job_id: str, progress: JobProgress) -> None:

@@ -23,7 +23,7 @@ class ProjectionWaiter:
         self._longest_s = longest_s
         self._offset: int | None = None
         self._look: asyncio.Task[None] | None = None
-        """The call of `read_offset` that is in progress. All callers share this call."""
+        """The running call of `read_offset`, which all callers share."""
         self._looked_at = 0.0
 
     async def reach(self, offset: int | None = None) -> None:
@@ -38,7 +38,7 @@ class ProjectionWaiter:
         while self._is_behind(offset) and (left_s := give_up_at - now()) > 0:
             if self._look is None or self._look.done():
                 self._look = asyncio.create_task(self._look_again())
-                self._look.add_done_callback(_note)
+                self._look.add_done_callback(_retrieve_error)
             look = self._look
             await asyncio.wait({look}, timeout=left_s)
             if look.done() and not look.cancelled():
@@ -59,9 +59,7 @@ class ProjectionWaiter:
             await asyncio.gather(self._look, return_exceptions=True)
 
 
-def _note(look: asyncio.Task[None]) -> None:
-    """Retrieve the error of a read, so that asyncio does not log the error if no caller waits for
-    it.
-    """
+def _retrieve_error(look: asyncio.Task[None]) -> None:
+    """Retrieve the error of a read, because asyncio logs an error that nothing has retrieved."""
     if not look.cancelled():
         look.exception()

@@ -15,11 +15,9 @@ from serve_app.access.ttl_cache import TtlCache
 
 _TTL_S = 1.0
 _MOST_SEEN = 256
-"""The positions of this many jobs at the head of a queue are read together. The positions of
-later jobs are read one by one.
-"""
+"""The positions of this many first jobs of a queue are read together; others are read singly."""
 _SHARE = 0.1
-"""The largest share of time spent on single reads, which are slow on a long queue."""
+"""The largest share of a replica's time for single reads, which are slow on a long queue."""
 
 StatusOf = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 """Returns the status of an endpoint's dispatcher; None if the dispatcher does not answer."""
@@ -28,16 +26,11 @@ StatusOf = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
     position: int
-    """The position in the order of submission, from 1. Later jobs of other owners may start
-    earlier.
-    """
+    """The position by time of submission, from 1. Later jobs of other owners may start earlier."""
     starts_in_s: float | None
-    """The estimated time in seconds until the job starts; None if the speed of the endpoint is
-    unknown.
-    """
+    """Estimated seconds until the job starts; None if the speed of the endpoint is unknown."""
 
     def as_members(self) -> dict[str, float | None]:
-        """Return the position as members of a result."""
         return {"queue_position": self.position, "starts_in_s": self.starts_in_s}
 
 
@@ -54,8 +47,8 @@ class QueuePositions:
     async def of(self, job: Job) -> QueuePosition | None:
         """Return the queue position of a job.
 
-        Returns None if the job has started or has no position yet, if the queue is unavailable, or
-        if the limit for single reads is reached.
+        Returns None if the job has started or is not queued yet, if the queue is unavailable, or if
+        the limit for single reads is reached.
         """
         if job.end is not None or job.started_at is not None:
             return None

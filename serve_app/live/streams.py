@@ -47,15 +47,13 @@ _AT_ONCE = 100
 """The largest number of stored events in one HTTP body message."""
 _LAST = (Completed, Failed, Cancelled, Erased)
 _MAX_STREAMS = constant("MAX_STREAMS", 2000)
-"""The largest number of event streams that one replica has open. A further stream is refused with
-429.
-"""
+"""The most open event streams of one replica. A further stream is refused with 429."""
 _KEEP_ALIVE_S = constant("STREAM_KEEP_ALIVE_S", 10.0)
 _SEND_TIMEOUT_S = constant("STREAM_SEND_TIMEOUT_S", 10.0)
 _MAX_S = constant("STREAM_MAX_S", 3600.0)
 _HISTORY_READS = constant("STREAM_HISTORY_READS", 2)
-"""The largest number of reads of histories at a time in one replica, to resume old cursors. If this
-limit is above 1, one owner can use at most one less than the limit.
+"""The most histories that one replica reads at a time, for old cursors. If there are several reads,
+one owner cannot use all of them.
 """
 
 
@@ -75,10 +73,7 @@ class ServerEnd:
         self._watch: asyncio.Task[None] | None = None
 
     def begin(self, server: tuple[str, int | None] | None) -> None:
-        """Begin to check the server. Does nothing if the server is unknown.
-
-        `server` is the address and port that received the request.
-        """
+        """Begin to check the address and port `server` that received a request, if it is known."""
         if server is None or not server[1] or (self._watch is not None and not self._watch.done()):
             return
         self._watch = asyncio.create_task(self._until_it_ends(server[0], server[1]))
@@ -96,7 +91,7 @@ class ServerEnd:
 
 
 async def _listens(host: str, port: int) -> bool:
-    """Return False only if it is certain that nothing listens."""
+    """Return False only if it is certain that nothing listens on the port."""
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host, port)
@@ -116,25 +111,25 @@ class OpenStreams:
         """`per_owner` is the limit for one owner; 0 means no limit."""
         self._most = most
         self._per_owner = per_owner
-        self._held: Counter[str] = Counter()
+        self._by_owner: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
-        return self._held.total()
+        return self._by_owner.total()
 
     @contextmanager
     def hold(self, owner: str) -> Generator[None]:
-        """Raises TooManyStreams."""
-        if self._per_owner and self._held[owner] >= self._per_owner:
+        """Count a stream until the context ends. Raises TooManyStreams."""
+        if self._per_owner and self._by_owner[owner] >= self._per_owner:
             raise TooManyStreams(Limited.OWNER, self._per_owner)
         if self.count >= self._most:
             raise TooManyStreams("All owners together", self._most)
-        self._held[owner] += 1
+        self._by_owner[owner] += 1
         try:
             yield
         finally:
-            self._held[owner] -= 1
-            self._held += Counter()  # This removes owners without streams.
+            self._by_owner[owner] -= 1
+            self._by_owner += Counter()  # This removes owners without streams.
 
 
 OpenStream = Callable[[], AbstractAsyncContextManager[AsyncGenerator[bytes]]]
@@ -153,9 +148,9 @@ class EventStream(TimedStream):
         self.send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream. If the client reads too slowly, the response is left incomplete.
+        """Send the stream. If the client reads too slowly, the response stays incomplete.
 
-        The client can therefore detect that events are missing.
+        From this, the client can detect that events are missing.
         """
         async with self._open_stream() as messages:
             self.body_iterator = messages
@@ -192,7 +187,7 @@ class Following:
         self._keep_alive_s = keep_alive_s
         self._max_s = max_s
         self._ends_with_job = ends_with_job
-        self._tell_place = position_message_of
+        self._position_message_of = position_message_of
         self._after: int = 0
         """The offset up to which events were sent."""
         self._is_over = False
@@ -206,13 +201,13 @@ class Following:
         now = asyncio.get_running_loop().time
         keep_alive_s = self._keep_alive_s
         end_at, check_at = now() + self._max_s, now() + keep_alive_s
-        place_at = now()
+        position_at = now()
         while not self._is_over and (left_s := end_at - now()) > 0:
-            if self._tell_place is not None and now() >= place_at:
-                place_at = now() + POSITION_PERIOD_S
-                if (place := await self._tell_place()) is not None:
+            if self._position_message_of is not None and now() >= position_at:
+                position_at = now() + POSITION_PERIOD_S
+                if (place := await self._position_message_of()) is not None:
                     yield place
-            pause_s = left_s if self._tell_place is None else max(place_at - now(), 0.0)
+            pause_s = left_s if self._position_message_of is None else max(position_at - now(), 0.0)
             news = await self._listener.next(min(left_s, pause_s, keep_alive_s))
             if news is None:
                 return
@@ -229,15 +224,15 @@ class Following:
     def _parts(self, events: Sequence[LiveEvent]) -> Generator[bytes]:
         """Encode a few events at a time, to limit memory and the time without a yield."""
         for at in range(0, len(events), _AT_ONCE):
-            if part := self._take(events[at : at + _AT_ONCE]):
+            if part := self._encode_unsent(events[at : at + _AT_ONCE]):
                 yield part
 
-    def _take(self, events: Iterable[LiveEvent]) -> bytes:
+    def _encode_unsent(self, events: Iterable[LiveEvent]) -> bytes:
         """Encode the events that were not sent yet, and update the state of the stream."""
         messages = []
         for live in events:
             if not isinstance(live.event.data, Submitted):
-                self._tell_place = None  # The job no longer waits, so its place is not reported.
+                self._position_message_of = None  # The job no longer waits in the queue.
             if live.position > self._after:
                 self._after = live.position
                 messages.append(live.message)
@@ -263,7 +258,7 @@ class Streams:
         url_for: UrlFor,
         max_of_owner: int,
     ) -> None:
-        """`contents` must read the log of `jobs`. `max_of_owner` is a limit; 0 means no limit."""
+        """`contents` must read the log of `jobs`. A `max_of_owner` of 0 means no limit."""
         self._history = history
         self._progress = progress
         self._places = queue_positions
@@ -378,7 +373,7 @@ class Streams:
         Raises LogUnavailable and the errors of `History.read`.
         """
         async with self._listener(job) as listener:
-            # Listening began before this read, so that no event is missed.
+            # The listener exists before this read, so that no event is missed.
             yield listener, await self._stored(job.id)
 
     async def stop(self) -> None:
@@ -387,7 +382,7 @@ class Streams:
 
     @asynccontextmanager
     async def _listener(self, job: Job) -> AsyncGenerator[Listener]:
-        """Raises LogUnavailable."""
+        """Listen to an open job. The listener of an ended job is empty. Raises LogUnavailable."""
         if job.end is None:
             async with self._broadcaster.watch_job(job.id) as listener:
                 with self._progress.watching(job.id):
@@ -402,7 +397,7 @@ class Streams:
         return None if place is None else position_message(job.id, place)
 
     async def _stored(self, job_id: str) -> list[LiveEvent]:
-        """Return the shown events of a job. Raises the errors of `History.read`."""
+        """Return the events of a job that streams send. Raises the errors of `History.read`."""
         return [
             live_event(event, self._url_for)
             for event in await self._history.read(job_id)

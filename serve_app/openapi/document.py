@@ -117,7 +117,7 @@ _DIFFUSION_EXAMPLE: dict[str, Any] = {
 # If a field has a custom validator, pydantic writes the limit with its own keyword, such as `ge`.
 _KEYWORDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 _TWIN_PREFIX = "/api/v1/"
-"""The prefix of twins. A twin is a second path of a route, for clients of ComfyUI."""
+"""The prefix of the second path, or twin, that some routes have for clients of ComfyUI."""
 _DESCRIPTIONS = {
     400: "The request is not valid",
     401: "The request has no key, or the key is not valid",
@@ -147,7 +147,7 @@ _HEADERS = {
 
 
 def request_body(flavour: Flavour) -> dict[str, Any]:
-    """Return the OpenAPI request body object of a generate request."""
+    """Return the OpenAPI request body of a generate request."""
     if flavour is Flavour.WORKFLOW:
         return _json_body(_WORKFLOW_SCHEMA, _WORKFLOW_EXAMPLE)
     schema = _schema(DiffusionParameters)
@@ -157,7 +157,7 @@ def request_body(flavour: Flavour) -> dict[str, Any]:
 
 
 def model_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI request body object of a body that `Bodies.model` reads."""
+    """Return the OpenAPI request body of a route that calls `Bodies.model`."""
     return _json_body(_schema(model), example)
 
 
@@ -220,9 +220,7 @@ def _remove_422(paths: dict[str, Any]) -> None:
 
 
 def _name_body(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Move a body with a title to the schemas, so that generated clients have one type for the
-    body.
-    """
+    """Move a body with a title to the schemas, so that generated clients have a type for it."""
     for media_type in operation.get("requestBody", {}).get("content", {}).values():
         title = media_type["schema"].get("title")
         if title is not None:
@@ -259,7 +257,7 @@ class ErrorBody(BaseModel):
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return `responses` of a route that can fail with these statuses. 401 includes 429."""
+    """Return the `responses` of a route that can fail with these statuses. 401 implies 429."""
     if 401 in statuses:
         statuses = (*statuses, 429)
     return {

@@ -32,7 +32,7 @@ _PAGE = """\
 </html>
 """
 _HEADERS = {
-    # Swagger UI sets styles of elements. Only scripts of this origin run.
+    # Swagger UI needs inline styles. Only scripts of this origin run.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",

@@ -30,7 +30,7 @@ _OF_OWN_PAGES = {"same-origin", "none"}
 
 
 def without_key(path: str) -> str:
-    """Return the path without its key, so that the path can be logged."""
+    """Return the path without its key, for log lines."""
     return _IN_PATH.sub("key/-/", path, count=1)
 
 
@@ -80,10 +80,10 @@ def _password(text: str) -> str:
 def _is_of_own_page(connection: HTTPConnection) -> bool:
     """Return whether the request comes from a page of this origin, or from no page.
 
-    A browser adds the password of Basic by itself, also to requests from pages of other origins. By
-    loading an image or a script, such a page could detect whether a path exists. A browser
-    identifies these requests by the header Origin or Sec-Fetch-Site. Other programs send neither
-    header.
+    A browser adds the password of Basic authentication also to requests from pages of other
+    origins. By loading an image or a script, such a page could detect whether a path exists. A
+    browser marks these requests by the header Origin or Sec-Fetch-Site, which other programs do not
+    send.
     """
     headers = connection.headers
     if headers.get("sec-fetch-site", "none") not in _OF_OWN_PAGES:

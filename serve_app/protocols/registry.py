@@ -37,9 +37,7 @@ class HttpProtocol:
     """The name of the setting that enables the protocol."""
     routers: tuple[APIRouter, ...]
     prefixes: tuple[str, ...] = ()
-    """The path prefixes without a final slash. Errors below them have the format of the
-    protocol.
-    """
+    """The path prefixes, without a final slash, below which errors have the protocol's format."""
     error_form: ErrorForm = ApiError.response
     """Builds the response to an error in the format of the protocol."""
 

@@ -15,9 +15,7 @@ from serve_app.routes.results import job_at_end
 from settings.constant import constant
 
 MAX_WAIT_S = constant("ADAPTER_MAX_WAIT_S", 600.0)
-"""The longest time in seconds that a request waits for its images. After this time, the answer
-contains the job's id instead of images.
-"""
+"""Seconds that a request waits for its images. The answer then has the job's id instead."""
 _OF_CALLER = {
     FailureCode.INVALID_INPUT,
     FailureCode.OUT_OF_MEMORY,
@@ -55,6 +53,6 @@ async def ended_job(
         finally:
             if is_gone and wanted.idempotency_key is None:
                 submission.acceptance.cancel_abandoned(job.id)
-    # The key is checked again, because it may have been revoked meanwhile.
+    # The key is checked again, because it may have been revoked during the wait.
     await protocol_caller(request)
     return job

@@ -142,7 +142,7 @@ async def redeliver(id: str, key: GenerateKey, callbacks: CallbacksDep) -> Callb
     # The events of this job must stay in the log during the delivery.
     await callbacks.ended_jobs.heat(job.id, utc_now())
     await writer.execute(RequestRedelivery(), job, delivery)
-    # Park a new entry, because the delivery that holds an existing entry may acknowledge it.
+    # Park a new entry, because a running delivery may acknowledge an existing entry.
     await callbacks.queue.park(job.id, AT_ONCE)
     return _report(job, await callbacks.deliveries.read(job.id))
 

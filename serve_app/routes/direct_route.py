@@ -42,7 +42,6 @@ class DirectRoute(APIRoute):
         return super().matches(scope) if scope["path"].endswith(self.path) else (Match.NONE, {})
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request. The application answers errors, as for any route."""
         if scope["method"] not in (self.methods or ()):
             await super().handle(scope, receive, send)
             return
@@ -67,8 +66,8 @@ class _Arguments:
         self._request_names: list[str] = []
         self._dependencies: list[tuple[str, Callable[[Request], Any], bool]] = []
         """The parameter's name, the dependency function, and whether its result is awaited."""
-        self._places: dict[str, str] = {}
-        """The place of each parameter, "query" or "header", by the parameter's alias."""
+        self._sources: dict[str, str] = {}
+        """The source of each parameter, "query" or "header", by the parameter's alias."""
         fields: dict[str, Any] = {}
         for name, parameter in inspect.signature(endpoint).parameters.items():
             hint = hints[name]
@@ -81,7 +80,7 @@ class _Arguments:
                 case Header(alias=None):
                     raise TypeError(f"{endpoint.__name__}: the header {name} needs its own name")
                 case Query() | Header() as marker:
-                    self._places[marker.alias or name] = marker.in_.value
+                    self._sources[marker.alias or name] = marker.in_.value
                     is_required = parameter.default is parameter.empty
                     fields[name] = (hint, ... if is_required else parameter.default)
                 case _ if hint is Request:
@@ -100,8 +99,8 @@ class _Arguments:
 
     def _parameters(self, request: Request) -> BaseModel:
         given = {}
-        for alias, place in self._places.items():
-            if place == "header":
+        for alias, source in self._sources.items():
+            if source == "header":
                 value = request.headers.get(alias)
             else:
                 value = request.query_params.get(alias)
@@ -111,9 +110,9 @@ class _Arguments:
             return self._model.model_validate(given)
         except ValidationError as error:
             found = error.errors(include_url=False)
-            places = self._places
+            sources = self._sources
             errors = [
-                {**each, "loc": (places[str(each["loc"][0])], *each["loc"])} for each in found
+                {**each, "loc": (sources[str(each["loc"][0])], *each["loc"])} for each in found
             ]
             raise RequestValidationError(errors) from error
 

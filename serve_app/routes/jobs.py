@@ -39,9 +39,7 @@ router = APIRouter(
 
 
 _SHOWN_IMAGES = 4
-"""The largest number of images that a page lists for each job. Without this limit, a page of 200
-jobs could list 51,200 images.
-"""
+"""The most images that a page lists for one job. A page may have 200 jobs with 256 images each."""
 
 
 class JobSummary(BaseModel):

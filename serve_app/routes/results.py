@@ -27,15 +27,11 @@ from settings.http import MAX_WAIT_S
 from storage.images import ImageNotFound, ImageStore, ImageStoreError
 
 _MAX_BYTES = constant("MAX_INLINE_BYTES", 4 * 1024**2)
-"""The largest total size in bytes of the images inside one answer. Further images have only a
-URL.
-"""
+"""The most bytes of images inside one answer. Further images have only a URL."""
 _SLICE_S = 1.0
 """Seconds between two checks of whether the caller of a waiting request is still connected."""
 _REREAD_S = 5.0
-"""Seconds between two reads of the job while a request waits. The reads are needed, because a
-subscription may lose messages.
-"""
+"""Seconds between two reads of the job by a waiting request. A subscription may lose messages."""
 _ENDS = get_args(End)
 
 router = APIRouter(
@@ -50,9 +46,7 @@ router = APIRouter(
 
 
 def server_timing(job: Job) -> dict[str, str]:
-    """Return the header `Server-Timing` with stages in milliseconds; empty if nothing was
-    measured.
-    """
+    """Return the header `Server-Timing` with stages in milliseconds, if they were measured."""
     if not isinstance(job.end, Completed) or job.end.timing is None:
         return {}
     if job.started_at is None or job.ended_at is None:
@@ -79,13 +73,13 @@ async def inline_result(
     ImageStoreUnavailable.
     """
     chosen = [image for image in _first(images, _MAX_BYTES) if await _is_there(store, image)]
-    places = {image.index: secrets.token_hex(16) for image in chosen}
+    markers = {image.index: secrets.token_hex(16) for image in chosen}
     items = tuple(
-        item.model_copy(update={"data": places.get(index)})
+        item.model_copy(update={"data": markers.get(index)})
         for index, item in enumerate(result.results)
     )
     body = result.model_copy(update={"results": items}).body()
-    texts = _between(body, [places[image.index].encode() for image in chosen])
+    texts = _texts_between(body, [markers[image.index].encode() for image in chosen])
     length = sum(map(len, texts)) + sum(_base64_length(image.size_bytes) for image in chosen)
     more = {
         "Content-Length": str(length),
@@ -118,10 +112,10 @@ async def _is_there(store: ImageStore, image: ImageStored) -> bool:
         return False
 
 
-def _between(body: bytes, places: Sequence[bytes]) -> list[bytes]:
+def _texts_between(body: bytes, markers: Sequence[bytes]) -> list[bytes]:
     texts = []
-    for place in places:
-        text, _, body = body.partition(place)
+    for marker in markers:
+        text, _, body = body.partition(marker)
         texts.append(text)
     return [*texts, body]
 
@@ -133,7 +127,7 @@ def _base64_length(size_bytes: int) -> int:
 async def _parts(
     texts: Sequence[bytes], images: Sequence[ImageStored], store: ImageStore
 ) -> AsyncGenerator[bytes]:
-    """Raises ImageStoreError."""
+    """Yield each image in base64 between two texts. Raises ImageStoreError."""
     for text, image in zip(texts, images, strict=False):
         yield text
         async for part in base64_of(store, image):
@@ -214,7 +208,7 @@ async def result_answer(
     if job.end is None and wait_s > 0:
         with reading.waits.hold(key.owner):
             job = await job_at_end(reading, request, key, job, wait_s=wait_s)
-        # The key is checked again, because it may have been revoked meanwhile.
+        # The key is checked again, because it may have been revoked during the wait.
         await caller(request)
     result = await shown_result(reading, job)
     headers = {"Cache-Control": "no-store"} | server_timing(job)

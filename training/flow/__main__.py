@@ -21,7 +21,7 @@ from training.flow.transformer import train_transformer
 from training.flow.vae import train_vae
 
 STAGES = ("vae", "text", "transformer")
-"""The last stage needs the results of the first two. The checkpoint is written after it."""
+"""The last stage needs the results of the first two, and writes the checkpoint."""
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ class CaptionClassifier(nn.Module):
 
 
 def train_text_encoder(folder: Path, *, steps: int, seed: int, cpu_budget_s: float) -> Qwen3Model:
-    """Return a `small_encoder` whose training makes its encodings show the scene of a caption."""
+    """Return an encoder that is trained to show the scene of a caption in its encodings."""
     torch.manual_seed(seed)
     classifier = CaptionClassifier()
     test = draw_scenes(np.random.default_rng((seed, 11)), 512)

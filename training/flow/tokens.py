@@ -18,7 +18,7 @@ _ROLES = ("user", "assistant")
 _PUNCTUATION = (",", ".", "-")
 _AFTER_START = 2
 _BEFORE_END = 3
-"""The numbers of tokens of the chat before a text and after a text."""
+"""The numbers of tokens that a chat has before a text and after a text."""
 _WITH_UNKNOWN_TOKENS = 0.15
 """The share of captions that get a few unknown tokens."""
 _MOST_UNKNOWN_TOKENS = 4
@@ -26,7 +26,7 @@ _MOST_UNKNOWN_TOKENS = 4
 
 @cache
 def tokenizer() -> Tokenizer:
-    """Return a tokenizer of words in lower case. A word of no caption is the unknown token."""
+    """Return a tokenizer of words in lower case. All words outside of captions are one token."""
     split = pre_tokenizers.Whitespace()
     words = {word for wording in wordings() for word, _ in split.pre_tokenize_str(wording.lower())}
     listed = (*_SPECIAL, *_ROLES, *sorted(words | set(_PUNCTUATION)))
@@ -39,7 +39,7 @@ def tokenizer() -> Tokenizer:
 
 
 def ids_of(texts: Sequence[str]) -> list[list[int]]:
-    """Return the tokens of texts, each as a message of a chat, as in the engine."""
+    """Return the tokens of each text in a chat message, as in the engine."""
     turns = [CHAT.format(text=text) for text in texts]
     return [each.ids for each in tokenizer().encode_batch(turns, add_special_tokens=False)]
 

@@ -126,7 +126,7 @@ def _loss(denoiser: Denoiser, batch: _Examples, seed: str) -> Tensor:
     share = sigmas[:, None, None, None]
     noise = torch.randn(batch.latents.shape, generator=generator)
     noisy = (1 - share) * batch.latents + share * noise
-    # On processors that support bfloat16, oneDNN multiplies such matrices several times as fast.
+    # If the processor supports bfloat16, oneDNN multiplies these matrices several times as fast.
     with torch.autocast("cpu", torch.bfloat16):
         texts = encode(denoiser.text, _prompts(batch.scenes, rng))
         found = denoiser.transformer(list(noisy[:, :, None]), 1 - sigmas, texts, return_dict=False)
@@ -143,6 +143,5 @@ def _sigmas(n: int, generator: torch.Generator) -> Tensor:
 
 
 def _prompts(scenes: Scenes, rng: Random) -> Sequence[Sequence[int]]:
-    """Return the tokens of captions. Some captions are replaced with an empty caption."""
     (empty,) = ids_of([""])
     return [empty if rng.random() < _DROPPED_PROMPTS else row for row in captions_of(scenes, rng)]

@@ -1,8 +1,8 @@
 """Trains the autoencoder: 64x64 pictures to 8x8 latents with 16 channels, and back.
 
-The training begins with the weights of darkroom-shapes, except for the layers beside the latents. A
-term of the loss makes the first twelve channels similar to the reduced picture, because a
-transformer learns to predict such channels more easily.
+The training begins with the weights of darkroom-shapes that have the same shape. A term of the loss
+makes the first twelve channels similar to the reduced picture, because a transformer learns to
+predict such channels more easily.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def train_vae(folder: Path, *, steps: int, seed: int, cpu_budget_s: float) -> Au
     """
     torch.manual_seed(seed)
     vae = AutoencoderKL(**CONFIG)
-    _take_known_weights(vae)
+    _copy_known_weights(vae)
     test = pictures(draw_scenes(np.random.default_rng((seed, 1)), _TEST_PICTURES), seed)
 
     def loss_of(step: int) -> Tensor:
@@ -80,8 +80,7 @@ def train_vae(folder: Path, *, steps: int, seed: int, cpu_budget_s: float) -> Au
     return vae.eval().requires_grad_(False)
 
 
-def _take_known_weights(vae: AutoencoderKL) -> None:
-    """Copy the weights of darkroom-shapes that have the same shape."""
+def _copy_known_weights(vae: AutoencoderKL) -> None:
     store = ModelStore(ModelsFolder(CHECKPOINT.parents[1]), torch.device("cpu"), 2**30)
     known = load_checkpoint(store, CHECKPOINT.name).vae.autoencoder.state_dict()
     own = vae.state_dict()
@@ -102,7 +101,7 @@ def _loss(vae: AutoencoderKL, batch: Tensor, step: int) -> Tensor:
 
 
 def _hint_loss(latents: Tensor, batch: Tensor) -> Tensor:
-    """Return the difference of the first channels to the colours of the cells of each pixel."""
+    """Return the squared error of the first channels against the colours of the cells."""
     small = functional.avg_pool2d(batch, batch.shape[-1] // (_LATENT_SIDE * _CELLS))
     cells = functional.pixel_unshuffle(small, _CELLS)
     return functional.mse_loss(latents[:, : cells.shape[1]], cells)

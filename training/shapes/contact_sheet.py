@@ -65,12 +65,12 @@ def contact_sheet(pictures: NDArray[np.uint8]) -> Image.Image:
     rows = -(-len(PROMPTS) // _COLUMNS)
     sheet = Image.new("RGB", (_COLUMNS * _CELL[0], rows * _CELL[1]), "white")
     writer, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=13)
-    for place, (prompt, picture) in enumerate(zip(PROMPTS, pictures, strict=True)):
-        row, column = divmod(place, _COLUMNS)
+    for index, (prompt, picture) in enumerate(zip(PROMPTS, pictures, strict=True)):
+        row, column = divmod(index, _COLUMNS)
         left, top = column * _CELL[0] + _MARGIN, row * _CELL[1] + _MARGIN
         large = Image.fromarray(picture).resize((_PICTURE, _PICTURE), Image.Resampling.NEAREST)
         sheet.paste(large, (left + (_CELL[0] - _PICTURE) // 2 - _MARGIN, top))
-        words = f"{_wrapped(prompt)}\nseed {place + 1}"
+        words = f"{_wrapped(prompt)}\nseed {index + 1}"
         writer.multiline_text((left, top + _PICTURE + 6), words, fill="black", font=font)
     return sheet
 

@@ -65,9 +65,9 @@ def _varied(colours: NDArray[np.float32], rng: Generator) -> NDArray[np.float32]
 
 def _second_share() -> NDArray[np.float32]:
     """Return (textures, 64, 64) of 0..1: the share of the second colour in each pixel."""
-    place = np.arange(SIDE, dtype=np.float32)
-    stripes = (place // _STRIPE) % 2
-    ramp = place / (SIDE - 1)
+    position = np.arange(SIDE, dtype=np.float32)
+    stripes = (position // _STRIPE) % 2
+    ramp = position / (SIDE - 1)
     by_texture = {
         Texture.PLAIN: np.zeros((SIDE, SIDE)),
         Texture.HORIZONTAL_STRIPES: np.broadcast_to(stripes[:, None], (SIDE, SIDE)),

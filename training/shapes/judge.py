@@ -24,8 +24,8 @@ Mask = NDArray[np.bool_]
 
 _BORDER = 2
 _UNLIKE_BACKGROUND = 0.2
-"""The smallest distance in RGB of 0..1 from the background to a patch. The distance of the two
-closest colours is 0.38.
+"""The smallest distance in RGB of 0..1 between the background and a patch. The two closest colours
+have a distance of 0.38.
 """
 _ALIKE = 0.15
 """The largest distance between neighbouring pixels of one patch."""
@@ -75,7 +75,7 @@ def _border_colour(picture: Picture) -> NDArray[np.float32]:
 
 
 def _patches(picture: Picture, apart: Mask) -> Iterator[Mask]:
-    """Yield groups of connected pixels. Linked neighbours have similar colours."""
+    """Yield groups of pixels that are connected through neighbours with similar colours."""
     down = _linked(picture[:-1], picture[1:], apart[:-1] & apart[1:])
     right = _linked(picture[:, :-1], picture[:, 1:], apart[:, :-1] & apart[:, 1:])
     pixels = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
@@ -96,8 +96,8 @@ def _patch(picture: Picture, ground: NDArray[np.float32], mask: Mask) -> Patch:
     inner = mask & ~_grown(~mask)
     colour = np.median(picture[inner if inner.any() else mask], axis=0)
     # At soft edges, a pixel is between the colours of the background (0) and of the patch (1).
-    way = colour - ground
-    share = np.clip((picture - ground) @ way / (way @ way), 0, 1) * _grown(_grown(mask))
+    span = colour - ground
+    share = np.clip((picture - ground) @ span / (span @ span), 0, 1) * _grown(_grown(mask))
     area = float(share.sum())
     y, x = (float((share * axis).sum() / area) for axis in np.mgrid[:SIDE, :SIDE] + 0.5)
     return Patch(_shape(share, x, y, area), nearest_colour(colour), x, y, area)

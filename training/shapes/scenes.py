@@ -48,7 +48,7 @@ class Texture(IntEnum):
 
 
 class Relation(IntEnum):
-    """The arrangement of two or three shapes, in the order in which they are listed."""
+    """The arrangement of the shapes of a scene, in the order in which they are listed."""
 
     ALONE = 0
     LEFT_OF = 1
@@ -92,10 +92,7 @@ TRAINED = _visible() & ~HELD_OUT
 
 @dataclass(frozen=True, slots=True)
 class Scenes:
-    """n scenes. `second` is the second colour of the background.
-
-    In a plain background, the second colour equals the first.
-    """
+    """n scenes. In a plain background, the `second` colour equals the first colour."""
 
     count: NDArray[np.int64]
     shapes: NDArray[np.int64]
@@ -206,7 +203,6 @@ def _draw_centres(
     radii: NDArray[np.float64],
     place: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Return (n, 3, 2) in pixels: one shape at its place, or several in a row or a column."""
     alone = _alone(rng, radii, place)
     second = _in_a_row(rng, count, relation, slot=1)
     third = _in_a_row(rng, count, relation, slot=2)
@@ -217,22 +213,20 @@ def _draw_centres(
 def _alone(
     rng: Generator, radii: NDArray[np.float64], place: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return (n, 2) in pixels: at the edge or corner of the place, or near the centre for
-    `ANYWHERE`.
-    """
+    """Return centres (n, 2) in pixels: at the edge or corner of the place, or near the middle."""
     n = len(place)
-    room = (SIDE / 2 - EXTENT * radii[:, 0])[:, None]
+    largest_offset = (SIDE / 2 - EXTENT * radii[:, 0])[:, None]
     row, column = np.divmod(np.where(place == ANYWHERE, CENTRE, place), 3)
     towards = np.stack([column - 1, row - 1], axis=1)
     jitter = np.where((place == ANYWHERE)[:, None], 4.0, 1.5)
-    offset = towards * (room - 1.5) + rng.uniform(-1, 1, (n, 2)) * jitter
-    return SIDE / 2 + np.clip(offset, -room, room)
+    offset = towards * (largest_offset - 1.5) + rng.uniform(-1, 1, (n, 2)) * jitter
+    return SIDE / 2 + np.clip(offset, -largest_offset, largest_offset)
 
 
 def _in_a_row(
     rng: Generator, count: NDArray[np.int64], relation: NDArray[np.int64], slot: int
 ) -> NDArray[np.float64]:
-    """Return (n, 2) in pixels. Shapes are evenly spaced in the direction of the relation."""
+    """Return centres (n, 2) in pixels, evenly spaced in the direction of the relation."""
     n = len(count)
     share = SIDE / np.maximum(count, 2)
     along = share * (slot + 0.5) + rng.uniform(-0.5, 0.5, n)

@@ -15,7 +15,7 @@ _CLEARLY_APART = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of one picture, all values from 0 to 1.
+    """The score of one picture. All values are from 0 to 1.
 
     `colours` is the share of the shapes that have the right colour. `shapes` is the share of the
     shapes that have the right outline.
@@ -39,10 +39,10 @@ def score(picture: Picture, scenes: Scenes, row: int) -> Score:
 
     def right(order: Sequence[Patch | None]) -> tuple[int, int]:
         """Return the numbers of patches with the right colour and with the right outline."""
-        there = [(place, patch) for place, patch in enumerate(order) if patch is not None]
+        there = [(index, patch) for index, patch in enumerate(order) if patch is not None]
         return (
-            sum(patch.colour == colours[place] for place, patch in there),
-            sum(patch.shape == shapes[place] for place, patch in there),
+            sum(patch.colour == colours[index] for index, patch in there),
+            sum(patch.shape == shapes[index] for index, patch in there),
         )
 
     # Patches are matched to the shapes so that most colours are right, and then most outlines.
@@ -64,8 +64,10 @@ def mean(scores: Iterable[float]) -> float:
 def _in_order(patches: Sequence[Patch | None], relation: Relation) -> bool:
     if relation == Relation.ALONE:
         return patches[0] is not None
-    places = [None if p is None else p.x if relation == Relation.LEFT_OF else p.y for p in patches]
+    coordinates = [
+        None if p is None else p.x if relation == Relation.LEFT_OF else p.y for p in patches
+    ]
     return all(
         one is not None and other is not None and other - one > _CLEARLY_APART
-        for one, other in pairwise(places)
+        for one, other in pairwise(coordinates)
     )

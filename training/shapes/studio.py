@@ -32,10 +32,7 @@ class Studio:
         self._checkpoint = checkpoint
 
     def generate(self, requests: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8]:
-        """Return (n, height, width, 3): one picture for each request.
-
-        The default size is 64x64. Raises EngineError if a request fails.
-        """
+        """Return (n, height, width, 3), by default 64x64. Raises EngineError if a request fails."""
         queues = [self._submit(request) for request in requests]
         return np.stack([_picture(queue) for queue in queues])
 
@@ -52,7 +49,7 @@ class Studio:
 
 @contextmanager
 def open_studio(checkpoint: Path, threads: int | None = None) -> Iterator[Studio]:
-    """Start an engine for a checkpoint, which is in the folder `checkpoints` of a models folder."""
+    """Start an engine for a checkpoint in the folder `checkpoints` of a models folder."""
     models = ModelsFolder(checkpoint.parents[1])
     engine = Engine(models=models, options=DeviceOptions(threads=threads))
     engine.start()

@@ -115,7 +115,7 @@ def captions_of(scenes: Scenes, rng: Random) -> Tensor:
 
 
 def _insert_unknown_tokens(row: Tensor, rng: Random) -> None:
-    """Insert unknown tokens at one place after the start. Only end tokens are dropped."""
+    """Insert unknown tokens at one position after the start. Only end tokens are dropped."""
     length = int((row != vocabulary.rows()[END]).sum())
     at, count = rng.randint(1, length), rng.randint(1, _MOST_UNKNOWN_TOKENS)
     row[at + count :] = row[at:-count].clone()
@@ -123,7 +123,7 @@ def _insert_unknown_tokens(row: Tensor, rng: Random) -> None:
 
 
 def train_text_encoder(folder: Path, *, steps: int, seed: int) -> CLIPTextModel:
-    """Return a `small_encoder` whose training makes its encodings show the scene of a caption."""
+    """Return an encoder that is trained to show the scene of a caption in its encodings."""
     torch.manual_seed(seed)
     classifier = CaptionClassifier()
     test = draw_scenes(np.random.default_rng((seed, 11)), 512)
@@ -153,7 +153,7 @@ def train_text_encoder(folder: Path, *, steps: int, seed: int) -> CLIPTextModel:
 
 
 def labels_of(scenes: Scenes) -> list[Tensor]:
-    """Return the classes of each property, a tensor (n,) for each property."""
+    """Return a tensor (n,) with the classes of the scenes for each property."""
     present = np.arange(MOST_SHAPES) < scenes.count[:, None]
     shapes = np.where(present, scenes.shapes, len(SHAPE_NAMES))
     colours = np.where(present, scenes.colours, len(COLOUR_NAMES))

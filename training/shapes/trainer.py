@@ -1,7 +1,7 @@
-"""Trains a model: steps with a learning rate schedule, an average of the weights, and a journal.
+"""Trains a model with a learning rate schedule, averages its weights, and writes a journal.
 
-The random numbers of a step depend only on the seed and the number of the step. So an interrupted
-training gives the same result.
+The random numbers of a step depend only on the seed and the number of the step. An interrupted
+training therefore gives the same result as an uninterrupted training.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Trainer:
     name applies.
     """
     save_s: float = field(default=60.0, kw_only=True)
-    """The time between two saves of the state in seconds. Each save adds a line to the journal."""
+    """Seconds between two saves of the state. Each save adds a line to the journal."""
     cpu_budget_s: float = field(default=math.inf, kw_only=True)
-    """The CPU time of all threads after which training ends, even before `steps`. The learning rate
-    depends on the limit that is closer: steps or CPU time.
+    """The seconds of CPU time of all threads after which training ends, even before `steps`. The
+    learning rate depends on the limit that is closer: steps or CPU time.
     """
     _step: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
@@ -113,7 +113,7 @@ class Trainer:
         return loss.item()
 
     def _rate_factor(self) -> float:
-        """The factor of the learning rate. It rises linearly first, and then falls as a cosine."""
+        """Return a factor that first rises linearly, and then falls as a cosine."""
         warm_up = min(1.0, (self._step + 1) / _WARM_UP_STEPS)
         cosine = (1 + math.cos(math.pi * min(1.0, self._progress))) / 2
         return warm_up * (_FINAL_RATE_FACTOR + (1 - _FINAL_RATE_FACTOR) * cosine)

@@ -40,7 +40,7 @@ _LEARNING_RATE = 1e-3
 _TEXT_LEARNING_RATE = 4e-4
 _DROPPED_PROMPTS = 0.1
 _CLIP_SKIPS = 0.1
-"""The share of rows with the states before the last layer of the text encoder (clip_skip 2)."""
+"""The share of captions that are encoded by the states before the last layer (clip_skip 2)."""
 _MIN_SNR_GAMMA = 5.0
 _TEST_SCENES = 128
 _NAME = "unet"

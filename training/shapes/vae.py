@@ -37,8 +37,7 @@ _LEARNING_RATE = 1.5e-3
 _SQUARED_ERROR_WEIGHT = 2.0
 _KL_WEIGHT = 2e-6
 _EDGE_WEIGHT = 2.0
-"""The weight that is added to the weight 1 of pixels near an edge. Such pixels are few.
-"""
+"""The weight that is added to the weight 1 of the few pixels near an edge."""
 _HINT_STEPS = 1000
 _FIRST_LOG_VARIANCE = -8.0
 _TEST_PICTURES = 64
@@ -106,7 +105,7 @@ def _loss(vae: AutoencoderKL, batch: Tensor, step: int) -> Tensor:
 
 
 def _hint_loss(latents: Tensor, batch: Tensor) -> Tensor:
-    """Return the difference of the first latent channels to the reduced picture.
+    """Return the squared error of the first latent channels against the reduced picture.
 
     At the beginning of the training, this term makes the latents contain the colours.
     """

@@ -16,7 +16,7 @@ from training.shapes.captions import wordings
 
 SIZE = 49408
 UNKNOWN = 0
-"""The index of all tokens that occur in no caption."""
+"""The index that all tokens outside of captions share."""
 
 
 @cache
@@ -40,7 +40,7 @@ def _used() -> tuple[int, ...]:
 
 @cache
 def rows() -> Tensor:
-    """Return (49408,): the index among the trained tokens, for each token of CLIP."""
+    """Return (49408,): for each token of CLIP, its index among the trained tokens."""
     table = np.full(SIZE, UNKNOWN)
     table[list(_used())] = np.arange(1, len(_used()) + 1)
     return torch.from_numpy(table)

@@ -1,4 +1,4 @@
-"""Conditionings: encoded texts, with the area, steps, strength and ControlNets of each."""
+"""Conditionings: encoded texts, each with its area, steps, strength and ControlNets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A rectangle of a latent, in cells: a cell is 8 x 8 pixels."""
+    """A rectangle of a latent, in cells of 8 x 8 pixels."""
 
     height: int
     width: int
@@ -61,27 +61,23 @@ class Condition:
     area: Area | AreaPercentage | None = None
     """The area where the condition applies. None: the whole latent."""
     mask: Mask | None = None
-    """A mask of any size, which multiplies `strength` in each place."""
+    """A mask of any size, by which `strength` is multiplied."""
     set_area_to_bounds: bool = False
     """Whether the bounding box of the mask replaces `area`."""
     sigma_range: tuple[float, float] = (float("inf"), 0.0)
     """The largest and the smallest sigma at which the condition applies."""
     percent_range: tuple[float, float] = (0.0, 1.0)
-    """The start and the end of the condition, as fractions (0..1) of the timesteps.
-
-    See `NoiseLevels.percent_to_sigma`.
-    """
+    """The start and the end, as fractions (0..1) for `NoiseLevels.percent_to_sigma`."""
     controls: tuple[Control, ...] = ()
-    """The ControlNets that are applied with the condition."""
     unclip: tuple[UnclipImage, ...] = ()
-    """Images that condition a unCLIP model beside the text."""
+    """Images that condition an unCLIP model beside the text."""
     class_labels: Tensor | None = None
-    """(1, width): class labels. They are computed from `unclip` when a sampler's seed is known."""
+    """(1, width), computed from `unclip` and the seed of the sampler."""
     guidance: float | None = None
     """The guidance scale that a distilled model gets as an input. None: the model's usual scale."""
 
     def concatenated(self, other: Condition) -> Condition:
-        """Return a condition with the tokens of both, one after the other.
+        """Return this condition with the tokens of `other` after its own.
 
         Raises EngineError if the texts were encoded for different models.
         """
@@ -109,23 +105,20 @@ class Condition:
         _require_equal(self.tokens.shape[-1], other.tokens.shape[-1])
 
     def zeroed_out(self) -> Condition:
-        """A condition of the same shape whose values are 0."""
+        """Return this condition with all values of the encoded text set to 0."""
         pooled = None if self.pooled is None else torch.zeros_like(self.pooled)
         return replace(self, tokens=torch.zeros_like(self.tokens), pooled=pooled)
 
     def with_area(self, area: Area | AreaPercentage, strength: float) -> Condition:
-        """The condition limited to an area, with that strength."""
         return replace(self, area=area, strength=strength, set_area_to_bounds=False)
 
     def with_mask(self, mask: Mask, strength: float, *, set_area_to_bounds: bool) -> Condition:
-        """The condition weighted by a mask."""
         return replace(self, mask=mask * strength, set_area_to_bounds=set_area_to_bounds)
 
     def with_strength(self, strength: float) -> Condition:
         return replace(self, strength=strength)
 
     def with_percent_range(self, start: float, end: float) -> Condition:
-        """The condition limited to a range of the timesteps, as fractions (0..1)."""
         return replace(self, percent_range=(start, end))
 
 
@@ -138,13 +131,13 @@ def _require_equal(width: int, other: int) -> None:
 
 
 Conditioning: TypeAlias = tuple[Condition, ...]
-"""Conditions that apply together. The x0 of a conditioning is the mean of the x0s of its
-conditions, weighted by strength.
+"""Conditions that apply together. Their x0, the estimate of the latent without noise, is the mean
+of the x0s of the conditions, weighted by strength.
 """
 
 
 def controlled(conditioning: Conditioning, control: Control) -> Conditioning:
-    """The conditioning with one more ControlNet."""
+    """Return the conditioning with one more ControlNet for each condition."""
     return tuple(replace(each, controls=(*each.controls, control)) for each in conditioning)
 
 
@@ -154,18 +147,18 @@ def with_shared_controls(positive: Conditioning, negative: Conditioning) -> Cond
     Only conditions without an area share ControlNets. If such a condition of `negative` has a
     ControlNet already, `negative` is returned unchanged.
     """
-    places = [place for place, each in enumerate(negative) if _is_whole(each)]
+    whole = [index for index, each in enumerate(negative) if _is_whole(each)]
     shared = [
         each.controls
         for each in positive
         if _is_whole(each) and each.controls and each.controls[-1].applies_to_uncond
     ]
-    if not places or any(negative[place].controls for place in places):
+    if not whole or any(negative[index].controls for index in whole):
         return negative
     found = list(negative)
     for number, controls in enumerate(shared):
-        place = places[number % len(places)]
-        found[place] = replace(negative[place], controls=controls)
+        index = whole[number % len(whole)]
+        found[index] = replace(negative[index], controls=controls)
     return tuple(found)
 
 

@@ -1,14 +1,12 @@
 """Reads ControlNets and T2I adapters from `.safetensors` files.
 
-The keys of a file are named as in Stable Diffusion or as in diffusers. ControlNets and T2I adapters
-are in the same folder, and their keys differ. The configuration is derived from the shapes of the
-weights; the number of attention heads is derived from the width of the text. A model with other
-sizes needs its own configuration: `name.config/config.json`, or the `config.json` of a diffusers
-folder.
+The keys of a file are those of Stable Diffusion or of diffusers, and show whether the file has a
+ControlNet or a T2I adapter. The configuration is derived from the shapes of the weights; the number
+of attention heads is derived from the width of the text. A ControlNet for which this number is
+wrong needs a configuration: `name.config/config.json`, or `config.json` in a diffusers folder.
 
-A T2I adapter (Mou et al. 2023, arXiv:2302.08453) computes features of a picture, and the encoder of
-a UNet adds these features to its own. The inputs of the adapter include no latent, time or text, so
-the adapter runs only once, before the UNet.
+A T2I adapter (Mou et al. 2023, arXiv:2302.08453) computes features of a picture without a latent,
+time or text. The encoder of a UNet adds these features to its own.
 """
 
 from __future__ import annotations
@@ -35,30 +33,30 @@ from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import CONFIG_SUFFIX, CONTROL_NETS
 
 _PREFIX = "adapter."
-_CELLS = 8 * 8
-"""The number of pixels in a cell of a latent. Each pixel is a channel of the first layer."""
+_CELL_PIXELS = 8 * 8
+"""The pixels in a cell of a latent. The first layer has a channel for each pixel and colour."""
 _RESNETS = {True: 4, False: 2}
 """The number of residual blocks in each level, for a light adapter (True) and a full one."""
 _LEVEL = re.compile(r"^body\.(\d+)\.")
 
 
 def is_t2i_adapter(keys: Collection[str]) -> bool:
-    """Whether `keys` are the names of a T2I adapter's weights."""
+    """Return whether `keys` are the names of a T2I adapter's weights."""
     return any(key.removeprefix(_PREFIX).startswith("body.0.") for key in keys)
 
 
 def read_t2i_adapter(weights: Weights, target: LoadTarget) -> Any:
-    """Read the network. Raises CheckpointUnavailable, with the reason, for a bad file."""
+    """Read a T2I adapter. Raises CheckpointUnavailable."""
     shapes = {key.removeprefix(_PREFIX): shape for key, shape in weights.shapes.items()}
     is_light = "conv_in.weight" not in shapes
     first = shapes.get("body.0.in_conv.weight" if is_light else "conv_in.weight", ())
-    if len(first) != 4 or first[1] not in {_CELLS, 3 * _CELLS}:
+    if len(first) != 4 or first[1] not in {_CELL_PIXELS, 3 * _CELL_PIXELS}:
         raise CheckpointUnavailable(
             f"{weights.name} is a T2I adapter for other models than Stable Diffusion 1, or is "
             "incomplete"
         )
     config = {
-        "in_channels": first[1] // _CELLS,
+        "in_channels": first[1] // _CELL_PIXELS,
         "channels": _channels(shapes, is_light=is_light),
         "num_res_blocks": _RESNETS[is_light],
         "adapter_type": "light_adapter" if is_light else "full_adapter",
@@ -70,7 +68,7 @@ def read_t2i_adapter(weights: Weights, target: LoadTarget) -> Any:
 
 
 def _channels(shapes: Mapping[str, tuple[int, ...]], *, is_light: bool) -> list[int]:
-    """Return the number of channels of the features of each level."""
+    """Return the number of channels at each level."""
     widths: dict[int, int] = {}
     for name, shape in shapes.items():
         found = _LEVEL.match(name)
@@ -82,13 +80,11 @@ def _channels(shapes: Mapping[str, tuple[int, ...]], *, is_light: bool) -> list[
         if name.endswith("out_conv.weight" if is_light else "block1.weight"):
             widths[level] = shape[0]
     channels = [widths[level] for level in sorted(widths)]
-    # The last level of a light adapter is as wide as the level before it. diffusers' LightAdapter
-    # adds this level itself, so it is left out here.
+    # diffusers' LightAdapter adds the last level itself, with the width of the level before.
     return channels[:-1] if is_light else channels
 
 
 def _adapter_key_map(names: Collection[str], keys: Collection[str], *, is_light: bool) -> KeyMap:
-    """Return the tensor in the file for each weight of diffusers' network."""
     if any(".resnets." in key for key in keys):
         return {name: StoredTensor(name) for name in names}
     found = {}
@@ -118,7 +114,7 @@ _UNSUPPORTED = {
     "task_embedding": "a union of ControlNets",
 }
 _DIFFERENCE = "difference"
-"""The key of a file whose weights are partly differences to the weights of a model."""
+"""A key of files in which some weights are differences from the weights of a UNet."""
 _HEADS_OF_SD1 = 8
 _TEXT_WIDTH_OF_SD1 = 768
 _HEAD_WIDTH = 64
@@ -126,9 +122,9 @@ _TIME_EMBEDDING_WIDTH = 256
 
 
 def read_control_net(path: Path, device: torch.device, *, base: Any = None) -> Any:
-    """Read the network to the device. Raises CheckpointUnavailable, with the reason.
+    """Read a ControlNet or a T2I adapter. Raises CheckpointUnavailable.
 
-    If the file holds differences, they are added to the weights of the UNet `base`.
+    If the file has differences, the weights of the UNet `base` are added to the differences.
     """
     weights = Weights(path)
     is_difference = _DIFFERENCE in weights.shapes
@@ -161,7 +157,7 @@ def read_control_net(path: Path, device: torch.device, *, base: Any = None) -> A
 
 
 def control_net_on(store: ModelStore, name: str, unet: Any) -> Any:
-    """Return the network of that name. Its file may hold differences to the weights of `unet`."""
+    """Return the network of that name. `unet` is the base of a file with differences."""
     require_unet(unet)
     path = store.models.path(CONTROL_NETS, name)
     identity = store.identity(path)
@@ -232,7 +228,6 @@ def _count(shapes: Shapes, prefix: str) -> int:
 
 
 def _key_map(weights: Weights) -> KeyMap:
-    """Return the tensor in the file for each weight, by the name that diffusers uses."""
     keys = {key.removeprefix(_LDM_PREFIX): StoredTensor(key) for key in weights.shapes}
     _require_control_net(weights.name, keys)
     downsamplers = (int(key.split(".")[1]) for key in keys if key.endswith(".0.op.weight"))

@@ -32,10 +32,7 @@ class Control:
     percent_range: tuple[float, float] = (0.0, 1.0)
     """The start and the end of the control, as fractions (0..1) of the timesteps."""
     applies_to_uncond: bool = False
-    """Whether the control applies to the negative conditioning too.
-
-    A negative conditioning that has a ControlNet of its own keeps only this ControlNet.
-    """
+    """Whether `with_shared_controls` applies the control to the negative conditioning too."""
     _resized: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """The hint as (n, 3, height, width), by height and width."""
 
@@ -44,9 +41,9 @@ class Control:
         return end <= sigma <= start
 
     def hint_for(self, x: Tensor) -> Tensor:
-        """Return the hint (batch, 3, height, width), resized to the images of the latents `x`.
+        """Return the hint (batch, 3, height, width), resized to the pictures of the latents `x`.
 
-        If the hint has several pictures, they are assigned to the latents in turn.
+        If the hint has several pictures, the latents use these pictures in turn.
         """
         height, width = (side * PIXELS_PER_LATENT for side in x.shape[2:])
         if (height, width) not in self._resized:
@@ -67,12 +64,11 @@ def residuals(
     tokens: Tensor,
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the residuals that ControlNets and T2I adapters add in a UNet call, as UNet arguments.
+    """Return the arguments by which a UNet adds the residuals of ControlNets and T2I adapters.
 
-    `controls` has the controls of each row, and `sizes` has the number of latents in each row. The
-    other parameters are the arguments of the UNet: the latents `x`, the `timesteps`, the texts
-    `tokens`, and all others in `inputs`. Each network is called once for all rows to which it
-    applies.
+    `controls` and `sizes` have the controls and the number of rows of each part of the UNet call.
+    The other parameters are the arguments of the UNet: the latents `x`, the texts `tokens`, the
+    `timesteps`, and all others in `inputs`. Each network is called once for all its rows.
     """
     if not any(controls):
         return {}
@@ -80,11 +76,11 @@ def residuals(
     rows = torch.arange(len(x), device=x.device).split(list(sizes))
     sums: list[Tensor] = []
     inside: list[Tensor] = []
-    for network, those in _by_network(controls, rows).items():
-        at = torch.cat([places for _, places in those])
+    for network, uses in _by_network(controls, rows).items():
+        at = torch.cat([places for _, places in uses])
         dtype = next(network.parameters()).dtype
-        hints = torch.cat([control.hint_for(x[places]) for control, places in those]).to(dtype)
-        scattered = partial(_scattered, strengths=_strengths(those), at=at, like=x)
+        hints = torch.cat([control.hint_for(x[places]) for control, places in uses]).to(dtype)
+        scattered = partial(_scattered, strengths=_strengths(uses), at=at, like=x)
         if isinstance(network, T2IAdapter):
             inside = _added(inside, map(scattered, _features(network, hints)))
             continue
@@ -123,14 +119,14 @@ def _added(sums: list[Tensor], parts: Iterable[Tensor]) -> list[Tensor]:
     return [a + b for a, b in zip(sums, parts, strict=True)] if sums else list(parts)
 
 
-def _strengths(those: Sequence[tuple[Control, Tensor]]) -> Tensor:
-    return torch.cat([torch.full((len(at), 1, 1, 1), each.strength) for each, at in those])
+def _strengths(uses: Sequence[tuple[Control, Tensor]]) -> Tensor:
+    return torch.cat([torch.full((len(at), 1, 1, 1), each.strength) for each, at in uses])
 
 
 def _by_network(
     controls: Sequence[Sequence[Control]], rows: Sequence[Tensor]
 ) -> dict[Any, list[tuple[Control, Tensor]]]:
-    """Return the controls of each network, each with the indices of its latents."""
+    """Return the controls of each network, each with the indices of its rows."""
     tasks: defaultdict[Any, list[tuple[Control, Tensor]]] = defaultdict(list)
     for own, at in zip(controls, rows, strict=True):
         for control in own:
@@ -139,7 +135,7 @@ def _by_network(
 
 
 def _scattered(part: Tensor, strengths: Tensor, at: Tensor, *, like: Tensor) -> Tensor:
-    """Return residuals for all latents: `part` at the indices `at`, and zeros elsewhere."""
+    """Return residuals for all rows: scaled `part` at the indices `at`, and zeros elsewhere."""
     scaled = (part * strengths.to(part)).to(like.dtype)
     return scaled.new_zeros(len(like), *part.shape[1:]).index_add_(0, at, scaled)
 

@@ -15,7 +15,7 @@ def rescaled_cfg(x0: Tensor, x0_cond: Tensor, *, x: Tensor, sigma: Tensor, phi: 
 
     The velocity is rescaled to the standard deviation of the conditional velocity, as in Lin et al.
     2023 (arXiv:2305.08891), section 3.4. `phi`, from 0 to 1, is the share of the rescaled velocity
-    in the result. Both velocities have a common factor, which is left out here.
+    in the result. A common factor of both velocities is left out, because it would cancel out.
     """
     origin = x / (float(sigma) ** 2 + 1)
     v_cond, v_cfg = origin - x0_cond, origin - x0
@@ -25,11 +25,11 @@ def rescaled_cfg(x0: Tensor, x0_cond: Tensor, *, x: Tensor, sigma: Tensor, phi: 
 
 @dataclass(frozen=True, slots=True)
 class DualCfg:
-    """Guides from the negative to the second text, and from the second text to the first.
+    """Guides x0 from the negative text to the second text, and then to the first text.
 
-    This is equation 3 of Brooks et al. 2023 (arXiv:2211.09800). `cfg` is the scale for the second
-    text, and `scale` is the scale for the first text. If `is_nested`, the step from the second to
-    the first text is made first, and `cfg` scales the step from the negative to that result.
+    This is equation 3 of Brooks et al. 2023 (arXiv:2211.09800). `cfg` scales the first of these two
+    steps, and `scale` the second. If `is_nested`, the second step is made first, and `cfg` scales
+    the step from the negative text to its result.
     """
 
     scale: float

@@ -1,4 +1,4 @@
-"""Conditions on latents of a known size: the window, the weight and the sigmas of each.
+"""Fits conditions to latents of a known size: the window, the weight and the sigmas of each.
 
 As in Bar-Tal et al. 2023 (arXiv:2302.08113), x0 is the weighted mean of the x0s of all windows.
 """
@@ -31,7 +31,7 @@ _MIN_SIDE = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedCondition:
-    """A condition on latents of a known size."""
+    """A condition, fitted to latents of a known size."""
 
     condition: Condition
     area: Area | None
@@ -48,12 +48,11 @@ class PlacedCondition:
         return sigma_min <= sigma <= sigma_max
 
     def window(self, whole: Tensor) -> Tensor:
-        """Return the part of a latent where the condition applies."""
+        """Return the part of the latent `whole` where the condition applies."""
         return whole if self.area is None else _window(whole, self.area)
 
 
 PlacedConditioning: TypeAlias = tuple[PlacedCondition, ...]
-"""A conditioning on latents of a known size."""
 
 
 def placed_conditionings(
@@ -64,10 +63,10 @@ def placed_conditionings(
     *,
     more: Sequence[Conditioning] = (),
 ) -> tuple[PlacedConditioning, ...]:
-    """Place `positive`, `negative` and `more` on the latent `like` (batch, channels, h, w).
+    """Fit conditionings to latents of the shape of `like` (batch, channels, h, w).
 
-    For each area of a conditioning, the other conditionings get a condition for the same area.
-    Guidance then compares estimates of the same window. Raises ValueError for an area outside of
+    For each area of a conditioning, the other conditionings get a condition with the same area,
+    because guidance compares estimates of the same window. Raises ValueError for an area outside
     the latent.
     """
     negative = with_shared_controls(positive, negative)
@@ -147,9 +146,9 @@ def _window(whole: Tensor, area: Area) -> Tensor:
 
 
 def _add_counterparts(ones: Sequence[PlacedCondition], others: list[PlacedCondition]) -> None:
-    """Add a condition to `others` for each area in `ones`.
+    """Add a condition to `others` for each area in `ones` that `others` does not have.
 
-    The new condition has the text of the smallest area in `others` that covers the area.
+    The new condition has the text of the smallest area in `others` that covers its area.
     """
     for one in list(ones):
         covering = [other for other in others if _covers(other.area, one.area)]

@@ -1,4 +1,4 @@
-"""Look-up of a family's class by the name in the table of families."""
+"""Finds the class of a family by the name in the table of families."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sampling of flow models with samplers for models that predict noise.
+"""Adapts samplers for models that predict noise to flow models.
 
 For both kinds of model, the path from noise to picture is dx/dsigma = (x - x0) / sigma. Samplers
 that only follow this path work unchanged. A sampler that adds noise assumes that x is x0 plus noise
-of level sigma, but this is not true for the x of a flow model. Such a sampler works on
+of level sigma, but the x of a flow model is (1 - sigma) x0 + sigma noise. Such a sampler works on
 y = x / (1 - sigma) instead. The noise level of y is sigma / (1 - sigma), and the equations of the
 sampler's paper are valid for y.
 """
@@ -18,7 +18,7 @@ from engine.diffusion.samplers.noise import NoiseSampler
 from engine.diffusion.samplers.runge_kutta import Sampling
 from engine.errors import EngineError
 
-_MOST = 1 - 1e-4
+_MOST_SIGMA = 1 - 1e-4
 """The largest sigma that is used. A sigma of 1 would be an infinite noise level."""
 
 
@@ -34,8 +34,8 @@ def require_flow_sigmas(sigmas: Tensor) -> None:
 
 def levels_of(sigmas: Tensor) -> Tensor:
     """Return the noise levels of y for these sigmas."""
-    held = sigmas.clamp(max=_MOST)
-    return held / (1 - held)
+    clamped = sigmas.clamp(max=_MOST_SIGMA)
+    return clamped / (1 - clamped)
 
 
 def sigmas_of(levels: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def in_levels(noise: NoiseSampler) -> NoiseSampler:
 
 
 def by_levels(sampler: Callable[[Tensor, Tensor], Sampling], x: Tensor, sigmas: Tensor) -> Sampling:
-    """Run `sampler` on y along the noise levels of y."""
+    """Run `sampler` on y, with noise levels of y in place of sigmas."""
     levels = levels_of(sigmas)
     steps = sampler(x * (1 + levels[0]), levels)
     try:
@@ -69,11 +69,10 @@ def by_levels(sampler: Callable[[Tensor, Tensor], Sampling], x: Tensor, sigmas: 
 def euler_ancestral(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """Ancestral sampling for flow models: Euler steps below the next sigma, and new noise.
+    """Sample a flow model with Euler steps that go below the next sigma, and add new noise.
 
-    A step goes to sigma_next (1 + eta (sigma_next / sigma - 1)). The signal is then scaled back to
-    1 - sigma_next. This also scales the remaining noise. New noise then raises the noise level to
-    sigma_next.
+    A step ends at sigma_next (1 + eta (sigma_next / sigma - 1)). x is then scaled so that the share
+    of x0 is 1 - sigma_next. New noise raises the noise level to sigma_next.
     """
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma

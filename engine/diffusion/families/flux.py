@@ -218,7 +218,7 @@ class Flux(TransformerFamily):
             texts,
             pooled,
             sigmas,
-            img_ids=_places(down, across).to(x.device),
+            img_ids=_positions(down, across).to(x.device),
             txt_ids=torch.zeros(texts.shape[1], 3, device=x.device),
             guidance=sigmas.new_tensor(scales) if network.config.guidance_embeds else None,
             joint_attention_kwargs=None if mask is None else {"attention_mask": mask},
@@ -240,8 +240,8 @@ def _patches(planes: Tensor) -> Tensor:
     return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def _places(down: int, across: int) -> Tensor:
-    """Return (patches, 3): for each patch 0, its row and its column."""
+def _positions(down: int, across: int) -> Tensor:
+    """Return (patches, 3): for each patch, 0, its row and its column."""
     rows, columns = torch.meshgrid(torch.arange(down), torch.arange(across), indexing="ij")
     return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(-1, 3).float()
 
@@ -276,7 +276,7 @@ def _in_single(block: str, rest: str, shapes: Shapes) -> StoredTensor:
     stem, _, end = rest.rpartition(".")
     if stem in _SINGLE:
         return StoredTensor(f"{block}.{_SINGLE[stem]}.{end}")
-    # One tensor holds query, key, value and the first layer of the perceptron, in this order.
+    # One tensor has query, key, value and the first layer of the perceptron, in this order.
     key = f"{block}.linear1.{end}"
     width = shapes[key][0] // (3 + _MLP_RATIO)
     first, last = _JOINED.get(stem, (3, 3 + _MLP_RATIO))

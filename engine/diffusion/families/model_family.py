@@ -47,7 +47,7 @@ class Call:
     """(rows,): the noise levels, as timesteps or as sigmas, whichever the network needs."""
     parts: Sequence[CallRows]
     text_length: int
-    """The length to which texts are repeated, if the family repeats texts."""
+    """The number of tokens to which texts are repeated, if the family repeats texts."""
 
     @property
     def counts(self) -> list[int]:
@@ -60,11 +60,11 @@ class Call:
 
 
 class ModelFamily(ABC):
-    """A family of models. It has no state: its methods get the network as a parameter."""
+    """A family of models. Instances have no state: methods get the network as a parameter."""
 
     traits: ClassVar[Traits]
     predicts_flow: ClassVar[bool]
-    """Whether models of the family predict a flow and can have only the noise levels of a flow."""
+    """Whether the networks predict a flow. Such networks need the noise levels of a flow."""
     repeats_texts: ClassVar[bool]
     """Whether texts of different lengths are repeated to a common length to share a call."""
 
@@ -77,15 +77,15 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def sharing(self, levels: NoiseLevels, tokens: int) -> Hashable:
-        """Return a key for a request. Only requests with equal keys are computed in one call.
+        """Return a key for a request. Only requests with equal keys share a call.
 
         Their network, size and kind of prediction must be equal too. `tokens` is the length of the
-        longest text of the request.
+        request's longest text.
         """
 
     @abstractmethod
     def require_own(self, network: Any, condition: Condition) -> None:
-        """Raise EngineError if the text of a condition, or a part of it, is for other models."""
+        """Raise EngineError if a condition has inputs for other models."""
 
     @abstractmethod
     def layers(self, network: Any) -> Known:
@@ -97,7 +97,7 @@ class ModelFamily(ABC):
         condition: Condition,
         seed: int,  # noqa: ARG002 - used by subclasses
     ) -> Condition:
-        """Return the condition with the inputs that the network gets for the condition's images.
+        """Return the condition with the network's inputs for the images in `condition.unclip`.
 
         `seed` is the seed of the noise that is added to these inputs. Raises EngineError for images
         that were encoded for other models.
@@ -115,8 +115,5 @@ class ModelFamily(ABC):
         return conditioning
 
     def inpaints(self, network: Any) -> bool:  # noqa: ARG002 - used by subclasses
-        """Whether the network has a mask and a clean latent as inputs.
-
-        See `inpainting.concat_latent`.
-        """
+        """Return whether the network needs the channels of `inpainting.concat_latent`."""
         return False

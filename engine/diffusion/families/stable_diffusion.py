@@ -45,7 +45,7 @@ class UNetFamily(ModelFamily):
     predicts_flow = False
     repeats_texts = True
     encoders: ClassVar[tuple[tuple[str, TextEncoderSpec], ...]]
-    """The folder of the configuration of each text encoder, and the text encoder."""
+    """The configuration folder and the specification of each text encoder."""
     sizes: ClassVar[str]
     """The folder of `configs/` with the sizes of the published model."""
 
@@ -59,7 +59,7 @@ class UNetFamily(ModelFamily):
 
     @abstractmethod
     def is_folder(self, unet: Mapping[str, Any], encoders: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Whether a diffusers folder with these configurations belongs to the family."""
+        """Return whether a diffusers folder with these configurations belongs to the family."""
 
     def output(self, network: Any, call: Call) -> Tensor:
         x, dtype = call.x, call.x.dtype
@@ -94,7 +94,7 @@ class UNetFamily(ModelFamily):
             )
 
     def is_complete(self, condition: Condition) -> bool:  # noqa: ARG002 - used by subclasses
-        """Whether the condition has all inputs that the network needs."""
+        """Return whether the condition has all inputs that the network needs."""
         return True
 
     def layers(self, network: Any) -> Known:
@@ -105,7 +105,7 @@ class UNetFamily(ModelFamily):
 
 
 def has_sizes(unet: Mapping[str, Any]) -> bool:
-    """Whether a UNet of that configuration has size conditioning as an input."""
+    """Return whether a UNet of that configuration has size conditioning as an input."""
     return unet.get("addition_embed_type") == _HAS_SIZES
 
 
@@ -176,7 +176,7 @@ class SD2(UNetFamily):
 
 
 def _label_width(network: Any) -> int | None:
-    """Return the width of the image input of a unCLIP UNet, or None for any other UNet."""
+    """Return the width of an unCLIP UNet's image input, or None for any other UNet."""
     if network.config.class_embed_type != _PROJECTED:
         return None
     width: int = network.config.projection_class_embeddings_input_dim
@@ -188,11 +188,10 @@ def _has_open_clip(encoders: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def _predicts_velocity(weights: Weights) -> bool:
-    """Whether a model of Stable Diffusion 2 predicts v.
+    """Return whether a model of Stable Diffusion 2 predicts v. unCLIP models always do.
 
-    The keys and shapes of the weights do not show this. The models for 768 pixels predict v, and
-    one bias has a much larger standard deviation in these models. ComfyUI uses the same bias.
-    unCLIP models were made from the models for 768 pixels.
+    The keys and shapes of the weights do not show this, but one bias has a much larger standard
+    deviation in models that predict v. ComfyUI uses the same bias.
     """
     if _CLASS_EMBEDDING in weights.shapes:
         return True
@@ -245,8 +244,8 @@ class _SizeConditioned(UNetFamily):
     ) -> tuple[float, ...]:
         """Return the size inputs of the text, or `whole` if the text has no size inputs.
 
-        If the text is for the base model and this is the refiner, the score is added. If the text
-        is for the refiner and this is the base model, the target size is added.
+        In a text for the base model, the refiner replaces the target size by the score. In a text
+        for the refiner, the base model replaces the score by the original size.
         """
         given = condition.size_conditioning
         if given is None or len(given) == len(whole):

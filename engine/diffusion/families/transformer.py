@@ -54,33 +54,33 @@ class TransformerFamily(ModelFamily):
 
     @abstractmethod
     def texts(self, encoders: Mapping[str, Any], cache: EncodingCache) -> FamilyTexts:
-        """Return the object that encodes texts with the given encoders.
+        """Return the object that encodes texts with these encoders, which are given by kind.
 
-        The keys are the kinds of the encoders. The value for CLIP-L is a `Clip`; the value for a
-        language model is a pair of the model and its tokenizer.
+        The value for CLIP-L is a `Clip`; the value for a language model is the model and its
+        tokenizer.
         """
 
     @abstractmethod
     def config(self, shapes: Shapes) -> dict[str, Any]:
         """Return the configuration of the network from the shapes of its weights.
 
-        The weights may be in diffusers' layout or in the layout of the first publisher. Raises
-        LookupError or ArithmeticError if the shapes do not belong to the family.
+        The weights may have the layout of diffusers or of the model's authors. Raises LookupError
+        or ArithmeticError if the shapes do not belong to the family.
         """
 
     @abstractmethod
     def key_map(self, names: Sequence[str], shapes: Shapes) -> KeyMap:
-        """Return the tensor in a file, without its prefix, for each weight of the network."""
+        """Return the key map of a file with these `shapes`. Keys have no prefix."""
 
     def file_keys(self, network: Any, names: Sequence[str]) -> KeyMap:  # noqa: ARG002 - used by subclasses
-        """Return the tensor for each weight in the layout of the first publisher."""
+        """Return the key map of a file in the layout of the model's authors."""
         return self.key_map(names, {})
 
     def joined_tokens(self, call: Call) -> Mapping[str, Sequence[int]]:  # noqa: ARG002 - used by subclasses
-        """Return the number of tokens of each row, for layers that get the rows' tokens joined.
+        """Return the number of tokens of each row, for layers that join all rows' tokens.
 
-        In these layers, the first axis has the tokens of all rows one after the other. In all other
-        layers, the first axis has the rows.
+        The first axis of these layers has the tokens of all rows one after the other. The first
+        axis of all other layers has the rows.
         """
         return {}
 
@@ -93,7 +93,7 @@ class TransformerFamily(ModelFamily):
 
     @abstractmethod
     def text_width(self, network: Any) -> int:
-        """Return the width (number of features) of an encoded token that the network takes."""
+        """Return the number of features of an encoded token that the network needs."""
 
     @abstractmethod
     def velocity(
@@ -128,7 +128,7 @@ class TransformerFamily(ModelFamily):
 
 
 def padded_to_patches(x: Tensor) -> Tensor:
-    """Return latents with even sides. An odd side is continued from the opposite edge."""
+    """Return latents with even sides. An odd side is padded from the opposite edge."""
     down, across = (side % 2 for side in x.shape[2:])
     return functional.pad(x, (0, across, 0, down), mode="circular") if down or across else x
 

@@ -1,6 +1,6 @@
 """Z-Image (Z-Image team 2025, arXiv:2511.22699).
 
-Text and picture are one stream. A text is encoded by Qwen3 as the user's message in a chat.
+Text and picture are one sequence of tokens. Qwen3 encodes a text as a user's message in a chat.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_CHAT_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ZImageTexts(FamilyTexts):
-    """The text encoder of Z-Image. Parentheses set no weights: they are part of the text."""
+    """Encodes texts for Z-Image. Parentheses do not set weights, but are part of the text."""
 
     title = Z_IMAGE.title
     encoder: Qwen3
@@ -138,7 +138,7 @@ class ZImage(TransformerFamily):
         planes = padded_to_patches(x)[:, :, None]
         texts = [each.tokens[0].to(x.device, x.dtype) for each in conditions]
         found = network(list(planes), 1 - sigmas, texts, return_dict=False)[0]
-        # The network's time and prediction go from noise to picture, so both are reversed.
+        # The network predicts x0 - noise, so its prediction is negated. Its time is 1 - sigma.
         return -stack(list(found))[:, :, 0, :height, :width]
 
 

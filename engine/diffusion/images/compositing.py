@@ -75,7 +75,7 @@ def _mode(a: Images, b: Images, mode: str) -> Images:
 
 
 def ramp(length: int, feather: int, *, first: bool, last: bool) -> Tensor:
-    """Return weights (length,) of 1. At a soft end, they rise to 1 over `feather` places.
+    """Return weights (length,) of 1 that rise over `feather` positions from each soft end.
 
     `first` and `last` specify which ends are soft.
     """

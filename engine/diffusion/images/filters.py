@@ -20,7 +20,7 @@ from engine.errors import EngineError
 _SPREAD = 512.0
 """The range of a threshold map is this number, divided by the number of colours."""
 _SHARPENING = 10.0
-"""At a strength of 1, the difference to the blurred image is multiplied by this factor."""
+"""At a strength of 1, the difference from the blurred image is multiplied by this factor."""
 
 
 def blurred(images: Images, radius: int, sigma: float) -> Work[Images]:
@@ -53,7 +53,7 @@ def _along(planes: Tensor, weights: Tensor, side: int) -> Work[Tensor]:
 
 
 def sharpened(images: Images, radius: int, sigma: float, *, strength: float) -> Work[Images]:
-    """Sharpen images by adding their difference to the blurred images (unsharp masking)."""
+    """Sharpen images by adding their difference from the blurred images (unsharp masking)."""
     if strength == 0:
         return images
     difference = images - (yield from blurred(images, radius, sigma))
@@ -112,12 +112,12 @@ _SIGMA = 1.0
 _SOBEL = (-1.0, 0.0, 1.0), (1.0, 2.0, 1.0)
 _LEAST = 1e-6
 _EIGHTH = torch.pi / 4
-_WAYS = ((0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (-1, 1))
+_DIRECTIONS = ((0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (-1, 1))
 """The step in rows and columns to the next pixel, for each direction of a gradient."""
 
 
 def canny_edges(images: Images, *, low: float, high: float) -> Work[Mask]:
-    """Return 1 at edges: gradients above `high`, and gradients above `low` connected to these.
+    """Return a mask of edges: gradients above `high`, and connected gradients above `low`.
 
     Other runs may proceed between two images. Raises EngineError for images that are too small to
     be smoothed.
@@ -134,7 +134,7 @@ def canny_edges(images: Images, *, low: float, high: float) -> Work[Mask]:
 
 
 def _ridges(grey: Tensor) -> Tensor:
-    """Return (height, width): the gradient where it is largest across the edge, and 0 elsewhere."""
+    """Return (height, width): the gradient where it is largest across an edge, and 0 elsewhere."""
     across, down = _gradient(_smoothed(grey))
     strength = (across.square() + down.square() + _LEAST).sqrt()
     found: Tensor = (strength * _is_largest(strength, torch.atan2(down, across)))[0, 0]
@@ -163,11 +163,11 @@ def _gradient(grey: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_largest(strength: Tensor, angle: Tensor) -> Tensor:
-    """Whether the strength is largest along the gradient, in one of 8 directions.
+    """Return true where the strength is largest along the gradient, in one of 8 directions.
 
-    If two positions are equal, as beside a straight edge, the position on the dark side counts.
+    Of two equal neighbours, as beside a straight edge, only the darker one counts.
     """
-    direction = (angle / _EIGHTH).round().long() % len(_WAYS)
+    direction = (angle / _EIGHTH).round().long() % len(_DIRECTIONS)
     padded = functional.pad(strength, (1,) * 4)
     height, width = strength.shape[2:]
 
@@ -175,14 +175,14 @@ def _is_largest(strength: Tensor, angle: Tensor) -> Tensor:
         return padded[..., 1 + rows : 1 + rows + height, 1 + columns : 1 + columns + width]
 
     found = torch.zeros_like(strength, dtype=torch.bool)
-    for number, (rows, columns) in enumerate(_WAYS):
+    for number, (rows, columns) in enumerate(_DIRECTIONS):
         is_peak = (strength >= beside(rows, columns)) & (strength > beside(-rows, -columns))
         found |= is_peak & (direction == number)
     return found
 
 
 def _joined(weak: Tensor, strong: Tensor) -> Tensor:
-    """Return 1 at weak positions that are connected to a strong position, also by corners."""
+    """Return 1 at weak positions that are connected to a strong position, also diagonally."""
     numbers, count = ndimage.label(weak.numpy(), structure=[[1] * 3] * 3)
     numbers = torch.from_numpy(numbers).long()
     keeps = torch.zeros(count + 1)

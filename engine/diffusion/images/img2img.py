@@ -1,6 +1,6 @@
-"""Images and masks of the WebUI's img2img and inpainting, with integer levels of 0 to 255.
+"""Prepares images and masks for the WebUI's img2img and inpainting.
 
-As in the WebUI, images are resized by Pillow's filters.
+As in the WebUI, values are rounded to levels of 0 to 255, and Pillow resizes images.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from engine.diffusion.images.latents import PIXELS_PER_LATENT, Images, Mask
 from engine.webui.parameters import ResizeMode
 
 _MOST_PIXELS = 2**25
-"""The largest number of pixels of a scaled picture. For a larger picture, only the kept part is
-computed.
-"""
+"""If a scaled picture has more pixels, only the part that remains after the crop is computed."""
 Levels = NDArray[np.uint8]
 """(height, width, 3) for an image, (height, width) for a mask."""
 
@@ -44,7 +42,7 @@ def resized_mask(mask: Mask, width: int, height: int, *, mode: ResizeMode) -> Ma
 
 
 def stretched_mask(mask: Mask, width: int, height: int) -> Mask:
-    """Stretch a mask to that size, with a filter that does not cover pixels far from the mask."""
+    """Stretch a mask to that size, with a filter that adds no values far from masked pixels."""
     bilinear = Image.Resampling.BILINEAR
     return tensor_of(
         np.asarray(Image.fromarray(each).resize((width, height), bilinear))
@@ -53,10 +51,9 @@ def stretched_mask(mask: Mask, width: int, height: int) -> Mask:
 
 
 def _fitted(picture: Levels, width: int, height: int, mode: ResizeMode) -> Levels:
-    """Fit a picture to a size.
+    """Stretch a picture, or scale it in proportion and then crop or extend it.
 
-    By `mode`, the picture is stretched, or scaled in proportion and then cropped, or scaled in
-    proportion and then extended with the colours of the border.
+    An extended picture repeats the colours of its border.
     """
     image = Image.fromarray(picture)
     across, down = image.size
@@ -86,7 +83,7 @@ def _scaled_part(
     """Return a part of the image after scaling the image to `size`.
 
     If the scaled image would be too large, for example because it is long and thin, only the part
-    is computed. The levels of the part may then differ by rounding.
+    is computed. Its levels may then differ by rounding from those of the whole image.
     """
     left, top, right, bottom = part
     if size[0] * size[1] <= _MOST_PIXELS:
@@ -160,7 +157,7 @@ def painted_mask(
 
 
 def region_of(mask: Mask, width: int, height: int, *, padding: int) -> Region:
-    """Return the part of an image around the masked pixels, in the proportions of that size.
+    """Return the part of an image around the masked pixels, in the proportions of the size.
 
     If the mask covers nothing, the region is the whole image.
     """
@@ -182,7 +179,6 @@ def region_of(mask: Mask, width: int, height: int, *, padding: int) -> Region:
 
 
 def cut_out(values: Images | Mask, region: Region) -> Images | Mask:
-    """Return the part of images or masks in the region."""
     return values[:, region.top : region.bottom, region.left : region.right]
 
 

@@ -1,8 +1,8 @@
 """Reads the image and latent files of a job into tensors.
 
-Uploads are stored as PNG files, so only Pillow's PNG decoder is used here. Other decoders of Pillow
-never get the bytes of a caller; some of them start programs. Latents are safetensors files in the
-format of ComfyUI's SaveLatent.
+Uploads are stored as PNG files, so only Pillow's PNG decoder is used here. Some other decoders of
+Pillow start programs and must not get a caller's bytes. Latents are safetensors files in the format
+of ComfyUI's SaveLatent.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _read(content: bytes, name: str, limits: Limits) -> Image.Image:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InputFileUnavailable(f"The image {name} is damaged: {error}") from error
     if upright.mode in _SIXTEEN_BITS:
-        # The correct divisor is 257. ComfyUI divides by 255, which makes images a bit brighter.
+        # The exact divisor is 257. ComfyUI divides by 255, which makes images slightly brighter.
         return Image.fromarray((np.asarray(upright) / 255).clip(0, 255).astype(np.uint8))
     return upright
 
@@ -82,7 +82,7 @@ _CHANNELS = {CHANNELS, DEEP_CHANNELS}
 _TENSOR = "latent_tensor"
 _VERSION = "latent_format_version_0"
 _FIRST_SCALE = 0.18215
-"""Files without a version hold the UNet's latents, which are multiplied by this factor."""
+"""Latents in files without a version have been multiplied by this factor."""
 
 
 def read_latent(content: bytes, name: str, limits: Limits) -> Latent:

@@ -1,7 +1,7 @@
 """Operations on latents.
 
-As in the nodes, lengths are in pixels unless a name or a docstring contains "cells". A cell is one
-position of a latent, which corresponds to 8 x 8 pixels.
+Lengths are in pixels unless a name or a docstring contains "cells". A cell is one position of a
+latent, which corresponds to 8 x 8 pixels.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def added(first: Latent, second: Latent, factor: float = 1.0) -> Latent:
 
 
 def interpolated(first: Latent, second: Latent, share: float) -> Latent:
-    """Return the mean of two latents: the mean of the directions times the mean of the lengths.
+    """Return the mean direction of two latents, with their mean length, for each cell.
 
-    The channels of each cell are one vector. `share` is the weight of the first latent.
+    The channels of a cell are one vector. `share` is the weight of the first latent.
     """
     a, b = first.samples, _fitted(first, second)
     lengths = [each.norm(dim=1, keepdim=True) for each in (a, b)]
-    ways = [(each / length).nan_to_num() for each, length in zip((a, b), lengths, strict=True)]
-    way = ways[0] * share + ways[1] * (1 - share)
-    way = (way / way.norm(dim=1, keepdim=True)).nan_to_num()
-    return replace(first, samples=way * (lengths[0] * share + lengths[1] * (1 - share)))
+    units = [(each / length).nan_to_num() for each, length in zip((a, b), lengths, strict=True)]
+    unit = units[0] * share + units[1] * (1 - share)
+    unit = (unit / unit.norm(dim=1, keepdim=True)).nan_to_num()
+    return replace(first, samples=unit * (lengths[0] * share + lengths[1] * (1 - share)))
 
 
 def blended(first: Latent, second: Latent, share: float) -> Latent:
@@ -83,14 +83,13 @@ _LEAST_SIDE = 64
 
 @dataclass(frozen=True, slots=True)
 class LatentOperations:
-    """Operations that make latents. They raise TooLarge if the result would exceed `limits`."""
+    """Operations on latents. They raise TooLarge if the result would exceed `limits`."""
 
     limits: Limits
 
     def empty(
         self, width: int, height: int, batch_size: int, *, channels: int = CHANNELS
     ) -> Latent:
-        """A latent of zeros."""
         self.limits.require_batch(batch_size, width=width, height=height)
         return empty_latent(width, height, batch_size, channels)
 
@@ -102,7 +101,7 @@ class LatentOperations:
         """
         if width == height == 0:
             return latent
-        # As in ComfyUI, a shorter side is made 64 before the other side is computed from it.
+        # As in ComfyUI, a side below 64 becomes 64 before the other side is computed from it.
         width, height = (side and max(_LEAST_SIDE, side) for side in (width, height))
         width, height = kept_ratio(width, height, of=latent.samples, least=_LEAST_SIDE)
         return self._to_cells(
@@ -127,7 +126,7 @@ class LatentOperations:
         return replace(latent, samples=samples)
 
     def repeated(self, latent: Latent, amount: int) -> Latent:
-        """Repeat the batch. Each repeat gets noise of its own."""
+        """Repeat the batch. Each repetition gets noise of its own."""
         samples, mask, index = latent.samples, latent.noise_mask, latent.batch_index
         self._require(len(samples) * amount, samples.shape[-1], samples.shape[-2])
         if mask is not None and len(mask) > 1:

@@ -40,7 +40,7 @@ def empty_latent(width: int, height: int, batch_size: int, channels: int = CHANN
 
 
 def noise_like(samples: Tensor, seed: int) -> Tensor:
-    """Return normal noise for the whole batch. The CPU draws it, so it is equal for all devices."""
+    """Return normal noise for the whole batch, drawn on the CPU to be equal for all devices."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(samples.shape, generator=generator, dtype=torch.float32)
 

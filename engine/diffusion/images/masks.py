@@ -11,7 +11,7 @@ from engine.diffusion.images.latents import Images, Mask
 from engine.errors import EngineError
 
 VALUES_IN_A_TURN = 4_000_000
-"""Other runs are served after this number of values has been computed."""
+"""The number of values that a run may compute before it yields to other runs."""
 
 
 def planes(mask: Mask) -> Mask:
@@ -66,7 +66,7 @@ def feathered(mask: Mask, *, left: int, top: int, right: int, bottom: int) -> Ma
 
 
 def _soft_ends(length: int, first: int, last: int) -> Tensor:
-    """Return (length,) weights that rise over `first` places and fall over `last` places.
+    """Return (length,) weights that rise over `first` positions and fall over `last` positions.
 
     As in ComfyUI, the fall is one position too late, so its last value is at the first position.
     """
@@ -83,10 +83,10 @@ def of_colour(images: Images, colour: int) -> Mask:
 
 
 def grown(mask: Mask, by: int, *, tapered: bool) -> Work[Mask]:
-    """Grow the mask by that many pixels. A negative number shrinks the mask.
+    """Grow the mask by `by` pixels. A negative number shrinks the mask.
 
-    A single pixel grows to a square, or to a diamond if `tapered`. Other runs may proceed during
-    the computation.
+    A single pixel grows to a square, or to a diamond if `tapered`. Other runs may proceed while a
+    tapered mask is computed.
     """
     mask = planes(mask)
     if by < 0:
@@ -104,7 +104,7 @@ def grown(mask: Mask, by: int, *, tapered: bool) -> Work[Mask]:
 
 
 def _along(mask: Mask, by: int, side: int) -> Mask:
-    """Return the largest value within `by` places on either side."""
+    """Return the maximum within `by` positions along the axis `side`."""
     by, reached = min(by, mask.shape[side] - 1), 0
     while reached < by:
         step = min(reached + 1, by - reached)

@@ -18,18 +18,17 @@ _GREY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ImageOperations:
-    """Operations that make images. They raise TooLarge if the result would exceed `limits`."""
+    """Operations on images. They raise TooLarge if the result would exceed `limits`."""
 
     limits: Limits
 
     def empty(self, width: int, height: int, batch_size: int, *, colour: int) -> Images:
-        """Images of one colour, 0xRRGGBB."""
+        """Return images of one colour, 0xRRGGBB."""
         self.limits.require_batch(batch_size, width=width, height=height)
         levels = [(colour >> shift & 0xFF) / 0xFF for shift in (16, 8, 0)]
         return torch.tensor(levels).repeat(batch_size, height, width, 1)
 
     def solid_mask(self, width: int, height: int, value: float) -> Mask:
-        """A mask of one value."""
         self.limits.require_batch(1, width=width, height=height)
         return torch.full((1, height, width), value)
 
@@ -60,7 +59,6 @@ class ImageOperations:
         return torch.cat((first, second))
 
     def repeated(self, images: Images, amount: int) -> Images:
-        """The batch, repeated `amount` times."""
         _, height, width, _ = images.shape
         self.limits.require_batch(len(images) * amount, width=width, height=height)
         return images.repeat(amount, 1, 1, 1)
@@ -90,26 +88,19 @@ class ImageOperations:
         return framed, mask
 
     def to_mask(self, images: Images, channel: str) -> Mask:
-        """Return a channel as masks, (batch, height, width).
-
-        Raises EngineError if there is no such channel.
-        """
+        """Return a channel as masks. Raises EngineError if there is no such channel."""
         if channel not in _CHANNELS:
             raise EngineError(f"The image has no channel {channel}: it has {', '.join(_CHANNELS)}.")
         return images[..., _CHANNELS.index(channel)]
 
     def from_mask(self, mask: Mask) -> Images:
-        """The masks as grey images."""
         return mask.reshape(-1, *mask.shape[-2:], 1).expand(-1, -1, -1, len(_CHANNELS))
 
 
 def _soft_edge(
     height: int, width: int, feathering: int, *, left: bool, top: bool, right: bool, bottom: bool
 ) -> Tensor:
-    """Return (height, width) values that fall from 1 at the chosen sides to 0.
-
-    The value is 0 at a distance of `feathering` pixels from these sides.
-    """
+    """Return (height, width): 1 at the chosen sides, and 0 from `feathering` pixels inwards."""
     if feathering == 0 or 2 * feathering >= min(height, width):
         return torch.zeros(height, width)
     rows, columns = torch.arange(height), torch.arange(width)

@@ -27,7 +27,7 @@ _NEARLY_PARALLEL = 1 - 1e-5
 
 
 def resampled(samples: Tensor, width: int, height: int, *, method: str, crop: str) -> Tensor:
-    """Resize (batch, channels, height, width) by one of the methods and crops above.
+    """Resize (batch, channels, height, width) by a `Method` and a `Crop`.
 
     The crop "center" first cuts off the parts that do not fit the new proportions.
     """
@@ -72,7 +72,7 @@ def _lanczos(samples: Tensor, width: int, height: int) -> Tensor:
 
 
 def _along_rows(samples: Tensor, width: int) -> Tensor:
-    """Resize one axis by spherical linear interpolation (Shoemake 1985, "Animating rotation")."""
+    """Resize rows by spherical linear interpolation (Shoemake 1985, "Animating rotation")."""
     old_width = samples.shape[-1]
     places = torch.arange(old_width, dtype=torch.float32)[None, None]
     places = functional.interpolate(places, size=width, mode="linear")[0, 0].to(samples.device)
@@ -82,7 +82,7 @@ def _along_rows(samples: Tensor, width: int) -> Tensor:
 
 
 def _slerp(a: Tensor, b: Tensor, part: Tensor) -> Tensor:
-    """Interpolate the direction (over the channels) and the length from `a` to `b` by `part`."""
+    """Interpolate direction and length of the channels' vectors from `a` to `b` by `part`."""
     lengths = a.norm(dim=1, keepdim=True), b.norm(dim=1, keepdim=True)
     first, second = (
         torch.where(length > 0, each / length, 0.0)

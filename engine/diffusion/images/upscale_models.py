@@ -1,4 +1,4 @@
-"""Upscale models: networks that enlarge images tile by tile.
+"""Enlarges images tile by tile with upscale models.
 
 The sizes of a network are derived from the shapes of its weights.
 """
@@ -75,10 +75,7 @@ class Rrdb(UpscaleNetwork):
         return enlarged[..., :height, :width]
 
     def _padded(self, images: Tensor) -> Tensor:
-        """Pad images to whole blocks.
-
-        As in spandrel, a block has 4 pixels for every `unshuffle` > 1.
-        """
+        """Pad images to multiples of 4 pixels if `unshuffle` > 1, as the package spandrel does."""
         height, width = images.shape[-2:]
         block = _UNSHUFFLE_MULTIPLE if self.unshuffle > 1 else 1
         rest = (0, -width % block, 0, -height % block)
@@ -87,7 +84,7 @@ class Rrdb(UpscaleNetwork):
 
 
 class _Dense(nn.Module):
-    """Five convolutions. The input of each is the outputs of all convolutions before it."""
+    """Five convolutions. Each gets the features and the outputs of all convolutions before it."""
 
     def __init__(self, features: int, growth: int) -> None:
         super().__init__()
@@ -107,7 +104,7 @@ class _Dense(nn.Module):
 
 
 class Compact(UpscaleNetwork):
-    """The small network of Real-ESRGAN. Its convolutions compute a residual for every new pixel."""
+    """The small network of Real-ESRGAN. It adds a residual to the enlarged image."""
 
     def __init__(self, *, features: int, depth: int, scale: int) -> None:
         super().__init__()
@@ -193,13 +190,13 @@ def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _ends(ends: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the names in `Rrdb` of the layers after the body, in the order of their numbers."""
-    layers = sorted({key.rpartition(".")[0] for key in ends}, key=_place)
+    """Return the names in `Rrdb` of the layers after the body, by their names in the file."""
+    layers = sorted({key.rpartition(".")[0] for key in ends}, key=_order)
     *others, last = layers
     return {layer: f"ends.{n}" for n, layer in enumerate(others)} | {last: "last"}
 
 
-def _place(layer: str) -> tuple[bool, bool, int]:
+def _order(layer: str) -> tuple[bool, bool, int]:
     number = re.search(r"\d+$", layer)
     return layer == "conv_last", number is None, int(number[0]) if number else 0
 
@@ -243,7 +240,7 @@ class Upscale(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
-        """The enlarged tiles, (1, 3, height, width) on the CPU."""
+        """Return the enlarged tiles, (1, 3, height, width), on the CPU."""
         network = requests[0].network
         device = next(network.parameters()).device
         with memory_checked():
@@ -265,7 +262,7 @@ def upscaled(network: UpscaleNetwork, images: Images, limits: Limits) -> Work[Im
 
 def _in_tiles_that_fit(network: UpscaleNetwork, image: Tensor) -> Work[Tensor]:
     # Tiles with half the side need a quarter of the memory. All tiles of the image are computed
-    # again, because tiles of the former size overlap at other places.
+    # again, because tiles of the former size overlap at other positions.
     side = _LARGEST_TILE
     while True:
         try:

@@ -1,7 +1,6 @@
 """Decodes latents to images and encodes images to latents.
 
-If an image does not fit in memory as a whole, it is processed in overlapping tiles. The tiles are
-then blended.
+An image that does not fit in memory is processed in overlapping tiles, which are then blended.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Vae:
         return found
 
     def require_own(self, samples: Tensor) -> None:
-        """Raise EngineError for latents of another kind of VAE."""
+        """Raise EngineError for latents with another number of channels."""
         if samples.shape[1] != self.channels:
             raise EngineError(
                 f"the latent has {samples.shape[1]} channels, but the VAE needs {self.channels}: "
@@ -49,10 +48,7 @@ class Vae:
 
     @property
     def device(self) -> torch.device:
-        """The device of the first weight.
-
-        diffusers' own property iterates over all layers and takes a millisecond.
-        """
+        # diffusers' own property iterates over all layers and takes a millisecond.
         weight: Tensor = next(self.autoencoder.parameters())
         return weight.device
 
@@ -161,9 +157,10 @@ def prepared_for_inpainting(images: Images, mask: Mask, grow_by: int) -> tuple[I
 
 
 def _grown(mask: Mask, by: int) -> Mask:
-    """Grow the mask by the maximum in a square. An even side reaches further down and right.
+    """Return the maximum in a square around each pixel. `by` is the side of the square in pixels.
 
-    Columns are pooled before rows. The result is the same as for a square, and this is much faster.
+    An even `by` grows the mask further down and right. Pooling columns and then rows is much faster
+    than pooling squares, with the same result.
     """
     if by == 0:
         return mask
@@ -207,10 +204,7 @@ def decoded_within_memory(vae: Vae, latent: Latent, on_tiled: Callable[[], None]
 
 
 def encoded_within_memory(vae: Vae, images: Images, on_tiled: Callable[[], None]) -> Work[Latent]:
-    """Encode images after cropping (see `cropped`).
-
-    The rest is as in `decoded_within_memory`.
-    """
+    """Crop images and encode them. Tiles and errors are as in `decoded_within_memory`."""
     samples: list[Tensor] = []
     for image in cropped(images).split(1):
         try:
@@ -254,18 +248,15 @@ def decoded(vae: Vae, latent: Latent, *, tile: int, overlap: int) -> Work[Images
         for shape in tilings(tile):
             for rows, columns in tiles_of(width, height, tile=shape, overlap=overlap):
                 part: Images = yield Decode(vae, samples[..., rows, columns], is_clamped=False)
-                place = rows.start * PIXELS_PER_LATENT, columns.start * PIXELS_PER_LATENT
-                mean.add(part.movedim(-1, 1), place, feather=overlap * PIXELS_PER_LATENT)
+                corner = rows.start * PIXELS_PER_LATENT, columns.start * PIXELS_PER_LATENT
+                mean.add(part.movedim(-1, 1), corner, feather=overlap * PIXELS_PER_LATENT)
             mean.end_tiling()
         images.append(mean.planes.movedim(1, -1).clamp(0.0, 1.0))
     return torch.cat(images)
 
 
 def encoded(vae: Vae, images: Images, *, tile: int, overlap: int) -> Work[Latent]:
-    """Crop images and encode them tile by tile.
-
-    `tile` and `overlap` are in cells of the latent.
-    """
+    """Crop images and encode them tile by tile. `tile` and `overlap` are in cells of the latent."""
     latents = []
     for image in cropped(images).split(1):
         height, width = (side // PIXELS_PER_LATENT for side in image.shape[1:3])
@@ -296,18 +287,18 @@ class _Mean:
     def planes(self) -> Tensor:
         return self._ended / self._count
 
-    def add(self, part: Tensor, place: tuple[int, int], *, feather: int) -> None:
-        """Add a tile with its top left corner at `place` (row, column), and with soft sides."""
-        (top, left), (height, width) = place, part.shape[2:]
+    def add(self, part: Tensor, corner: tuple[int, int], *, feather: int) -> None:
+        """Add a tile with soft sides. `corner` is the row and column of its top left pixel."""
+        (top, left), (height, width) = corner, part.shape[2:]
         rows, columns = slice(top, top + height), slice(left, left + width)
         weight = _soft(height, feather)[:, None] * _soft(width, feather)
         # The weight of a tile falls towards its sides, where the VAE lacks the pixels beyond the
-        # tile. The division by the sum of the weights is also correct at the border of the image.
+        # tile. Division by the sum of the weights keeps the border of the image at full value.
         self._sum[..., rows, columns] += part * weight
         self._weights[rows, columns] += weight
 
     def end_tiling(self) -> None:
-        """End a tiling. The next tile belongs to another tiling."""
+        """Add the finished tiling to the mean. The next tile belongs to another tiling."""
         self._ended += self._sum / self._weights
         self._count += 1
         self._sum.zero_()

@@ -1,8 +1,8 @@
 """Inspects checkpoints on disk without building a network.
 
-A checkpoint is a single file or a diffusers folder. In a single file, some information is missing,
-for instance the number of attention heads. The missing information is read from `name.config/`
-beside the file or, if this folder does not exist, from `configs/` in this package.
+A checkpoint is a single file or a diffusers folder. A single file lacks some values, such as the
+number of attention heads. These values are read from the folder `name.config/` beside the file or,
+if there is no such folder, from `engine/diffusion/configs/`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ZERO_TERMINAL_SNR_KEY = "ztsnr"
 _DIFFUSERS_VAE_KEY = "decoder.mid_block.resnets.0.norm1.weight"
 _SINGLE_FILE_VAE_KEY = "decoder.mid.block_1.norm1.weight"
 _CLIP_H_LAYERS = 24
-_DEEP_CHANNELS = 16
+_FLUX_CHANNELS = 16
 _VAE_PREFIXES = ("", VAE, "vae.")
 
 
@@ -54,33 +54,32 @@ class Component:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckpointInfo:
-    """The description of a checkpoint. It is made before the weights are read."""
+    """Describes a checkpoint with a UNet. The weights are read later."""
 
     family: Family
     prediction: Prediction
     has_zero_terminal_snr: bool
-    """Whether the model was trained up to a noise level that leaves nothing of the picture."""
+    """Whether the training included a noise level at which nothing of the picture is left."""
     unet: Component
     vae: Component
     text_encoders: tuple[tuple[Component, TextEncoderSpec], ...]
 
 
 def inspect(path: Path) -> CheckpointInfo:
-    """Inspect a checkpoint. Raises CheckpointUnavailable, with the reason."""
+    """Inspect a checkpoint. Raises CheckpointUnavailable."""
     return _folder(path) if path.is_dir() else _single_file(path)
 
 
 def inspect_vae(path: Path) -> Component:
-    """Inspect the file of a VAE, in the layout of a checkpoint or in the layout of diffusers.
+    """Inspect the VAE in a file or a diffusers folder. Raises CheckpointUnavailable.
 
-    The configuration is read from the first of these files that exists:
-    `name.config/config.json`, then `config.json` in the same folder, then a built-in file. There
-    are two built-in files: one for Flux, which is used if the VAE has 16 channels, and one for
-    Stable Diffusion 1.5. Raises CheckpointUnavailable.
+    The configuration is the first of these files that exists: `name.config/config.json`,
+    `config.json` in the folder of the weights, a built-in file. The built-in file is that of Flux
+    for a VAE with 16 channels, and that of Stable Diffusion 1.5 for any other VAE.
     """
     files = component_files(path / "vae") if path.is_dir() else (path,)
     path, weights = files[0], Weights(*files)
-    known = "flux" if _DEEP_CHANNELS in _input_shape(weights)[1:2] else "sd15"
+    known = "flux" if _FLUX_CHANNELS in _input_shape(weights)[1:2] else "sd15"
     folders = (path.with_suffix(CONFIG_SUFFIX), path.parent, CONFIGS / known / "vae")
     config = read_json(next(p for p in (each / "config.json" for each in folders) if p.is_file()))
     keys = weights.shapes.keys()
@@ -95,7 +94,7 @@ def inspect_vae(path: Path) -> Component:
 
 
 def _input_shape(weights: Weights) -> tuple[int, ...]:
-    """The shape of the first weights of a VAE's decoder."""
+    """Return the shape of the first weight in a VAE's decoder, or () if there is no such weight."""
     names = (f"{prefix}decoder.conv_in.weight" for prefix in _VAE_PREFIXES)
     return next((weights.shapes[name] for name in names if name in weights.shapes), ())
 
@@ -129,9 +128,9 @@ def _single_file(path: Path) -> CheckpointInfo:
 def _encoder_in_file(
     weights: Weights, prefix: str, config: dict[str, Any], spec: TextEncoderSpec
 ) -> tuple[Component, TextEncoderSpec]:
-    """Return a text encoder with the number of layers in the file.
+    """Return a text encoder with as many layers as the file has.
 
-    Some files of Stable Diffusion 2 do not have the last layer, because it is not used.
+    Some files of Stable Diffusion 2 do not have the last layer, which is not used.
     """
     is_open_clip = prefix.endswith("model.")
     layers_key = "resblocks." if is_open_clip else "encoder.layers."

@@ -1,7 +1,6 @@
 """Loads checkpoints, and also networks, text encoders and VAEs from separate files.
 
-A checkpoint is one file or a diffusers folder. The operator puts the files of tokenizers beside the
-text encoders that need them.
+A checkpoint is one file or a diffusers folder.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ TOKENIZER = "tokenizer.json"
 def require_vocabulary(tokenizer: Tokenizer, size: int, name: str) -> None:
     """Raise CheckpointUnavailable if a tokenizer has more tokens than the encoder `name`.
 
-    On a GPU, the look-up of a token that the encoder does not have would make the device unusable.
+    On a GPU, the look-up of a token that the encoder does not know makes the device unusable.
     """
     last = max(tokenizer.get_vocab().values(), default=0)
     if last >= size:
@@ -76,10 +75,9 @@ def require_vocabulary(tokenizer: Tokenizer, size: int, name: str) -> None:
 def tokenizer_file(place: Path, kind: str, shared: Path) -> Path:
     """Return the file of the tokenizer for an encoder of that kind.
 
-    `place` is the file or the folder of the encoder. If `place` is a folder `text_encoder` or
-    `text_encoder_2`, the tokenizer is in the folder `tokenizer` or `tokenizer_2` beside `place`.
-    If `place` is a file, the tokenizer is in `name.config/` beside the file, or in `kind.config/`
-    of the folder `shared`. Raises CheckpointUnavailable.
+    `place` is the file or the folder of the encoder. For a folder `text_encoder_2`, the tokenizer
+    is in the folder `tokenizer_2` beside it. For a file `name`, the tokenizer is in `name.config/`
+    beside the file or in `kind.config/` of the folder `shared`. Raises CheckpointUnavailable.
     """
     if place.is_dir():
         number = place.name.removeprefix("text_encoder")
@@ -98,7 +96,7 @@ def tokenizer_file(place: Path, kind: str, shared: Path) -> Path:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Return a tokenizer. It is kept until its file changes. Raises CheckpointUnavailable."""
+    """Return a tokenizer, from memory if its file is unchanged. Raises CheckpointUnavailable."""
     try:
         state = path.stat()
         return _read(path, state.st_size, state.st_mtime_ns)
@@ -121,7 +119,7 @@ def _read(path: Path, _size_bytes: int, _changed_ns: int) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """The weights in one or more files whose names begin with a prefix."""
+    """The tensors of `weights` whose names begin with `prefix`."""
 
     weights: Weights
     prefix: str = ""
@@ -139,7 +137,7 @@ class Part:
     def component(
         self, config: dict[str, Any], key_map: Callable[[Sequence[str], Shapes], KeyMap]
     ) -> Component:
-        """Return the weights with their configuration."""
+        """Return the tensors as a component. `key_map` returns keys without the prefix."""
         shapes = self.shapes
 
         def prefixed(names: Any) -> KeyMap:
@@ -166,7 +164,7 @@ _SIGNS = {
 MakeModel: TypeAlias = Callable[[Shapes], LanguageModel]
 _LANGUAGE_MODELS: dict[str, MakeModel] = {each.kind: each for each in (Qwen3, T5)}
 _IN_CHECKPOINT = "text_encoders."
-_CLIP_HEAD = 64
+_CLIP_HEAD_WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,10 +256,7 @@ def _language_model(
 
 
 def _tokenizer(store: ModelStore, file: EncoderFile) -> Tokenizer:
-    """Return the tokenizer of an encoder.
-
-    The device thread calls this function at each load, so the file is read with a time-out.
-    """
+    """Read an encoder's tokenizer, with a time-out because reading blocks the device thread."""
     place, kind, shared = file.place, file.kind, store.models.at_top(TEXT_ENCODERS)
     return store.models.reads.read(
         ("tokenizer", place, kind),
@@ -306,7 +301,7 @@ def _clip_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
         "hidden_size": width,
         "intermediate_size": own["encoder.layers.0.mlp.fc1.weight"][0],
         "num_hidden_layers": len(layers),
-        "num_attention_heads": max(1, width // _CLIP_HEAD),
+        "num_attention_heads": max(1, width // _CLIP_HEAD_WIDTH),
         "max_position_embeddings": own["embeddings.position_embedding.weight"][0],
         "hidden_act": "quick_gelu",
         "bos_token_id": 49406,
@@ -321,7 +316,7 @@ _ROUNDED = {
     "fp8_e4m3fn_fast": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
-"""Weights are rounded to these types before they are converted to the type of the computation."""
+"""The type to which weights are rounded before their conversion, by a node's `weight_dtype`."""
 
 
 def load_diffusion_model(store: ModelStore, name: str, weight_dtype: str) -> Model:
@@ -365,10 +360,7 @@ def _read_network(
 
 
 def whole_family(path: Path) -> Family | None:
-    """Return the family of a checkpoint with a transformer, or None for a checkpoint with a UNet.
-
-    Raises CheckpointUnavailable.
-    """
+    """Return the family of a checkpoint, or None if it has a UNet. Raises CheckpointUnavailable."""
     if not path.is_dir():
         family = checkpoint_family(read_header(path))
     elif (path / "transformer").is_dir():
@@ -447,7 +439,7 @@ def _read_unet(store: ModelStore, component: Component) -> Any:
 
 
 def load_vae(store: ModelStore, name: str) -> Vae:
-    """Return the VAE of that name in the folder of VAEs. Raises CheckpointUnavailable."""
+    """Return the VAE of that name from memory or disk. Raises CheckpointUnavailable."""
     path = store.models.path(VAES, name)
     identity = store.identity(path)
     component = store.inspect_once(inspect_vae, path, identity)

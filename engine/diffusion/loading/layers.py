@@ -1,15 +1,14 @@
-"""Layers that replace layers of torch and diffusers, with the same results in less time.
+"""Faster replacements for layers of torch and diffusers.
 
-On a CPU, linear layers here use oneDNN. torch uses MKL for products of float32 matrices, and oneDNN
-only for convolutions. On processors that Intel did not make, MKL takes twice as long as oneDNN. The
-operator is private to torch, so a new version of torch may rename the operator.
+On a CPU, torch multiplies float32 matrices with MKL. On processors that Intel did not make, MKL
+takes twice as long as oneDNN, so the linear layers of this module use oneDNN. torch's operator for
+oneDNN is private, and a new version of torch may rename it.
 
 An attention layer of diffusers inspects the signature of its processor at each call. This takes as
-long as the product of a small layer, and the UNet of Stable Diffusion has 32 attention layers. The
-attention layers here do not inspect anything.
+long as the product of a small layer, and the UNet of Stable Diffusion has 32 attention layers.
 
-Keys and values of cross-attention depend only on the texts. The texts of a batch are mostly the
-same in every step, so the keys and values are kept from one UNet call to the next.
+Keys and values of cross-attention depend only on the texts. A batch has mostly the same texts in
+every step, so the keys and values are kept from one UNet call to the next.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _LIMIT_BYTES = 256 * 2**20
 
 
 class CrossAttentionCache:
-    """The texts of a UNet's last call, and the keys and values that its layers computed from them.
+    """Keeps the texts of a UNet's last call, and the keys and values computed from the texts.
 
     A deep copy of the cache is empty, because a copy of a UNet may get other weights.
     """
@@ -56,28 +55,25 @@ class CrossAttentionCache:
     ) -> Tensor:
         """Like the function `join_texts`, but returns the same tensor object for the same texts.
 
-        `adapters` change the projections of each text.
+        The `adapters` of each text must be the same as well, because they change the projections.
         """
         # Tensors are compared by identity, so their values are not read. The encoder caches its
         # results, so a job uses the same tensors in every step.
         of_texts = tuple((id(text), size) for text, size in zip(texts, sizes, strict=True))
         key = length, of_texts, tuple(map(key_of, adapters))
         if key != self._key:
-            # As long as the texts are held, no other tensor can get their ids.
+            # While the cache refers to the texts, no other tensor can get their ids.
             self._key, self._texts = key, tuple(texts)
             self._joined = join_texts(texts, sizes, length)
             self._projections, self._free_bytes = {}, self._limit_bytes
         return self._joined
 
     def get(self, layer: str, texts: Tensor) -> Tensor | None:
-        """Return the keys or values that the layer computed from `texts`, or None.
-
-        The result is None if `texts` are not the texts of this call, or if nothing was kept.
-        """
+        """Return the kept keys or values that the layer computed from `texts`, or None."""
         return self._projections.get(layer) if texts is self._joined else None
 
     def put(self, layer: str, texts: Tensor, projection: Tensor) -> None:
-        """Keep a layer's keys or values for the texts of this call, as far as the limit allows."""
+        """Keep a layer's keys or values if `texts` is the last joined tensor, up to the limit."""
         if texts is self._joined and projection.nbytes <= self._free_bytes:
             self._free_bytes -= projection.nbytes
             self._projections[layer] = projection
@@ -86,8 +82,8 @@ class CrossAttentionCache:
 def join_texts(texts: Sequence[Tensor], sizes: Sequence[int], length: int) -> Tensor:
     """Join texts (1 or size, tokens, width) to one tensor (rows, length, width).
 
-    `sizes` has the number of rows of each text. A text is repeated up to `length` tokens, which is
-    a multiple of the number of its tokens. The repetition does not change the result of attention.
+    `sizes` has the number of rows of each text. The tokens of a text are repeated to `length`
+    tokens, a multiple of their number. Repetition does not change the result of attention.
     """
     return torch.cat(
         [
@@ -105,7 +101,7 @@ _TEXT_PROJECTIONS = (".attn2.to_k", ".attn2.to_v")
 class OneDnnLinear(UpdatedLinear):
     """Replaces a linear layer and shares its parameters.
 
-    oneDNN adds in a different order than MKL, so the results differ by rounding.
+    oneDNN sums in another order than MKL, so the results of the two layers differ by rounding.
     """
 
     def product(self, x: Tensor) -> Tensor:
@@ -116,7 +112,7 @@ class OneDnnLinear(UpdatedLinear):
 
 
 class CrossAttentionLinear(OneDnnLinear):
-    """Projects texts to keys or values of cross-attention, once for calls with the same texts."""
+    """Projects texts to keys or values. Successive calls with the same texts share one result."""
 
     def __init__(self, layer: nn.Linear, name: str, cache: CrossAttentionCache) -> None:
         super().__init__(layer)
@@ -132,9 +128,9 @@ class CrossAttentionLinear(OneDnnLinear):
 
 
 def use_one_dnn(module: M, cache: CrossAttentionCache | None = None) -> M:
-    """Replace the linear layers in a module for which oneDNN is faster. Returns the module.
+    """Replace the float32 linear layers of a module that is on a CPU. Returns the module.
 
-    If there is a `cache`, the layers that make keys and values from texts use it.
+    The layers that make keys and values from texts use the `cache`.
     """
     if torch.backends.mkldnn.is_available():
         for name, layer in list(module.named_modules()):
@@ -153,8 +149,8 @@ def _is_float32_on_cpu(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
-_UNUSED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "added_kv_proj_dim")
-"""Attributes of attention layers that the layers of Stable Diffusion do not use."""
+_UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "added_kv_proj_dim")
+"""Attributes of attention layers that `PlainAttention` does not support."""
 
 
 class ContextChange(Protocol):
@@ -173,7 +169,7 @@ class PlainAttention(nn.Module):
         self.to_q, self.to_k, self.to_v = layer.to_q, layer.to_k, layer.to_v
         self.to_out = layer.to_out
         self.added: list[AddedAttention] = []
-        """Image prompts, to which rows of a call attend in addition to texts."""
+        """Image prompts, to which some rows of the call attend in addition to their texts."""
         self.train(layer.training)
 
     def forward(
@@ -182,10 +178,10 @@ class PlainAttention(nn.Module):
         encoder_hidden_states: Tensor | None = None,
         attention_mask: None = None,
     ) -> Tensor:
-        """Return the result of attention, (batch, n, width), for `hidden_states` of equal shape.
+        """Return a tensor (batch, n, width), which is also the shape of `hidden_states`.
 
-        The parameters have the names of diffusers. `encoder_hidden_states` is (batch, m, text
-        width). None: the layer attends to `hidden_states`. No UNet call has a mask.
+        `encoder_hidden_states` is (batch, m, text width). If it is None, the layer attends to
+        `hidden_states`. No UNet call has a mask. diffusers determines the parameters' names.
         """
         assert attention_mask is None
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
@@ -202,7 +198,7 @@ class PlainAttention(nn.Module):
         return projected
 
     def sources(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs of the projections to keys and to values."""
+        """Return the inputs of `to_k` and `to_v` for texts or hidden states."""
         keys = values = context
         for each in self.changes:
             keys, values = each.changed(keys, values)
@@ -218,7 +214,7 @@ def use_plain_attention(module: M) -> M:
 
 
 def _is_plain(layer: Attention) -> bool:
-    has_more = any(getattr(layer, name, None) is not None for name in _UNUSED)
+    has_more = any(getattr(layer, name, None) is not None for name in _UNSUPPORTED)
     is_scaled = layer.residual_connection or layer.rescale_output_factor != 1.0
     processor: object = layer.processor  # diffusers declares the type as a union of all processors.
     return type(processor) is AttnProcessor2_0 and not has_more and not is_scaled

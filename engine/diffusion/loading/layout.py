@@ -1,8 +1,7 @@
 """Maps the names of weights in diffusers and transformers to the keys of checkpoint files.
 
-A single file has the keys of the latent diffusion code base (CompVis). The larger text encoders
-of Stable Diffusion 2 and XL have the keys of open_clip. Every function takes the names of a
-module's weights and returns the tensor in the file for each weight.
+A checkpoint file has the keys of the latent diffusion code base (CompVis). The text encoder of
+Stable Diffusion 2 and the larger text encoder of XL have the keys of open_clip.
 """
 
 from __future__ import annotations
@@ -19,17 +18,15 @@ class StoredTensor:
 
     key: str
     third: int | None = None
-    """The third of the rows that is extracted, if the file stores query (0), key (1) and value (2)
-    as one tensor.
-    """
+    """0 for query, 1 for key, 2 for value, if the file stores these three weights as one tensor."""
     transposed: bool = False
     rows: tuple[int, int] | None = None
-    """The start and the end of the extracted rows, if the tensor holds several weights."""
+    """The start and the end of the extracted rows, if the tensor contains several weights."""
     swapped: bool = False
-    """Whether the two halves of the tensor are swapped."""
+    """Whether the file stores the second half of the weight before the first half."""
 
     def extracted_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the shape of the weight in a tensor of that shape, or None for an unfit shape."""
+        """Return the shape of the weight if the tensor has `shape`, or None for a wrong `shape`."""
         if self.transposed:
             return shape[::-1] if len(shape) == 2 else None
         first, *rest = shape or (0,)
@@ -104,7 +101,7 @@ def unet(names: Iterable[str], config: Mapping[str, Any], prefix: str = "") -> K
 
 
 def unet_names(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the key in a single file for each name of a UNet's weight or module."""
+    """Return the keys in a single file, by the names of a UNet's weights or modules."""
     blocks = _unet_blocks(config)
     found = {}
     for name in names:
@@ -152,10 +149,7 @@ def _unet_blocks(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def vae(names: Iterable[str], config: Mapping[str, Any], prefix: str = "") -> KeyMap:
-    """Return the key map of a VAE in a single file.
-
-    In such a file, the projections of attention are 1x1 convolutions.
-    """
+    """Return the key map of a VAE in a single file."""
     top = len(config["block_out_channels"]) - 1
     return {name: StoredTensor(f"{prefix}{_vae_key(name, top)}") for name in names}
 
@@ -182,10 +176,7 @@ def _vae_key(name: str, top: int) -> str:
 
 
 def diffusers_vae(names: Iterable[str], keys: Collection[str]) -> KeyMap:
-    """Return the key map of a VAE that diffusers wrote.
-
-    The attention layers may have the names of an old version.
-    """
+    """Return the key map of a VAE that diffusers wrote, possibly an old version of diffusers."""
     found = {}
     for name in names:
         key = name
@@ -197,10 +188,7 @@ def diffusers_vae(names: Iterable[str], keys: Collection[str]) -> KeyMap:
 
 
 def clip(names: Iterable[str], keys: Collection[str], prefix: str = "") -> KeyMap:
-    """Return the key map of a text encoder in transformers' layout.
-
-    The keys may begin with `text_model.`.
-    """
+    """Return the key map of a text encoder in transformers' layout. `text_model.` is optional."""
     found = {}
     for name in names:
         key = f"{prefix}{name}"

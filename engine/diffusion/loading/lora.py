@@ -1,9 +1,9 @@
-"""LoRAs applied to the networks of a model: added by row in the denoising network, or merged.
+"""Applies LoRAs to the networks of a model.
 
 A LoRA changes a weight W to W + strength * alpha / rank * up @ down (Hu et al. 2021,
-arXiv:2106.09685). `lora_file` describes the other kinds. A kind that rotates a weight rotates the
-result of the LoRAs before it. LoRAs of text encoders, and LoRAs that cannot be added by row, are
-merged into copies of the changed weights.
+arXiv:2106.09685). `lora_file` describes the other kinds, and what *added by row* means. OFT and
+BOFT rotate the weight with the changes of all earlier LoRAs. LoRAs of text encoders, and LoRAs that
+cannot be added by row, are merged into copies of the changed weights.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Origin:
 
 
 def is_merged(module: nn.Module) -> bool:
-    """Whether LoRAs are merged into a module. A changed copy of a merged module is a new base."""
+    """Return whether LoRAs are merged into a module. A copy of a merged module is a new base."""
     origin: Origin | None = getattr(module, "origin", None)
     return origin is not None and origin.merged() is module
 
@@ -68,7 +68,7 @@ def is_merged(module: nn.Module) -> bool:
 def merged(store: ModelStore, module: M, loras: tuple[AppliedLora, ...], known: Known) -> M:
     """Return the module with more LoRAs, from the store if the LoRAs were merged before.
 
-    If the files have no layers for the module, the module itself is returned.
+    Returns `module` itself if the files do not change any of its layers.
     """
     if not any(LoraFile(lora.path).changes(known) for lora in loras):
         return module
@@ -87,8 +87,8 @@ def merged(store: ModelStore, module: M, loras: tuple[AppliedLora, ...], known: 
 
 def _merge(store: ModelStore, base: Any, loras: tuple[AppliedLora, ...], known: Known) -> Any:
     files = [LoraFile(lora.path) for lora in loras]
-    ahead = Counter(name for file in files for name in _touched(base, file, known))
-    store.make_room(sum(base.get_parameter(name).nbytes for name in ahead))
+    remaining = Counter(name for file in files for name in _touched(base, file, known))
+    store.make_room(sum(base.get_parameter(name).nbytes for name in remaining))
     copied = sharing_copy(base)
     # Weights stay in float32 until their last difference is added, so each is rounded once.
     changing: dict[str, Tensor] = {}
@@ -101,15 +101,15 @@ def _merge(store: ModelStore, base: Any, loras: tuple[AppliedLora, ...], known: 
             base, file, known, current=current, strength=lora.strength
         ):
             changing[name] = current(name) + difference
-            ahead[name] -= 1
-            if not ahead[name]:
+            remaining[name] -= 1
+            if not remaining[name]:
                 _set(copied, name, changing.pop(name))
     copied.origin = Origin(base, loras, weakref.ref(copied))
     return copied if (mark := streamed(base)) is None else stream(copied, mark.device)
 
 
 def _set(module: Any, name: str, weight: Tensor) -> None:
-    """Replace a weight of a module. The new weight has the data type of the old weight."""
+    """Replace a weight and keep its data type. Text encoders' weights are rounded to float16."""
     layer, _, last = name.rpartition(".")
     dtype = module.get_parameter(name).dtype
     rounded = weight.to(torch.float16) if isinstance(module, TextEncoder) else weight
@@ -124,7 +124,7 @@ def _differences(
     current: Callable[[str], Tensor],
     strength: float,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names of the weights that the file changes, and the changes in float32."""
+    """Yield the names of the parameters that the file changes, and the changes in float32."""
     with file.opened() as read:
         for change, places in file.changes(known):
             for part, names in _parts(base, change, places):
@@ -139,14 +139,14 @@ def _differences(
 
 
 def _touched(base: nn.Module, file: LoraFile, known: Known) -> Iterator[str]:
-    """Yield the name of a weight once for each change that the file makes to it."""
+    """Yield the names of the parameters that the file changes, once for each change."""
     for change, places in file.changes(known):
         for _, names in _parts(base, change, places):
             yield from names
 
 
 def _parts(base: nn.Module, change: Change, places: Places) -> Iterator[tuple[Part, list[str]]]:
-    """Yield the parameters that a change applies to. A bias is left out if a layer has no bias."""
+    """Yield the parts of a change that all its layers have, with the names of the parameters."""
     for part in change.parts:
         layers = [base.get_submodule(place.layer) for place in places]
         if all(getattr(layer, part, None) is not None for layer in layers):
@@ -155,20 +155,21 @@ def _parts(base: nn.Module, change: Change, places: Places) -> Iterator[tuple[Pa
 
 _log = logging.getLogger(__name__)
 _MOST_SHARE = 0.25
-"""The largest size of a model's adapters together, as a share of the weights that they change.
+"""The largest total size of a model's adapters, as a share of the weights that they change.
 
-Larger adapters are merged, because their products would cost nearly as much as the base.
+Larger adapters are merged, because their products would take nearly as long as the products of the
+weights.
 """
 _MOST_BY_ROW = 8
 """The largest number of adapters of a model that are added by row. Each adapter reads and writes
-the outputs of its layers once more, even if its rank is low. A layer with eight adapters of rank 1
-takes 1.6 times as long as the layer alone, and other rows of the call wait for these adapters.
+the outputs of its layers again, even if its rank is low. With eight adapters of rank 1, a layer
+takes 1.6 times as long as without adapters, also for other jobs in the same call.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The networks that a LoRA changes. Networks are equal only if they are the same objects."""
+    """The networks that a LoRA changes."""
 
     unet: Any
     """The denoising network."""
@@ -179,10 +180,7 @@ class Networks:
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for the same networks and adapters.
-
-        The key does not keep the networks and adapters in memory.
-        """
+        """A key for these networks and adapters, which does not keep them in memory."""
         modules = tuple(weakref.ref(each) for each in (self.unet, *self.text_encoders))
         return modules, key_of(self.adapters)
 
@@ -195,10 +193,10 @@ def with_lora(
     unet_strength: float,
     text_strength: float,
 ) -> Networks:
-    """Return the networks changed by the LoRA of that name.
+    """Return the networks, changed by the LoRA of that name.
 
-    If the LoRA has no layers for a network, the network stays the same. Raises
-    CheckpointUnavailable if the file is missing or damaged, or has no layers for any network.
+    A network for which the file has no layers stays the same. Raises CheckpointUnavailable if the
+    file is missing or damaged, or has no layers for any network.
     """
     path = store.models.path(LORAS, name)
     identity = store.identity(path)
@@ -226,10 +224,7 @@ def _known(networks: Networks) -> tuple[Known, list[Known]]:
 
 
 def _require_some(file: LoraFile, known: set[str]) -> None:
-    """Raise CheckpointUnavailable if the model has none of the layers.
-
-    Logs the number of layers that the model does not have.
-    """
+    """Raise CheckpointUnavailable if `known` has none of the file's layers. Logs unknown layers."""
     unknown = sum(name not in known for name in file.layers)
     if unknown == len(file.layers):
         raise CheckpointUnavailable(
@@ -259,7 +254,7 @@ def _with_unet(
     if not file.changes(known):
         return networks
     sizes = file.row_sizes(known, unet)
-    if sizes and _can_have(unet, sizes) and _is_low(networks, sizes):
+    if sizes and _supports_row_updates(unet, sizes) and _is_small(networks, sizes):
         adapter = _adapter(store, unet, lora, file=file, known=known)
         added = AppliedAdapter(adapter, lora.strength)
         return replace(networks, adapters=(*networks.adapters, added))
@@ -270,14 +265,14 @@ def _with_unet(
     return replace(networks, unet=merged(store, unet, (*before, lora), known), adapters=())
 
 
-def _can_have(unet: Any, layers: Iterable[str]) -> bool:
-    """Whether adapters can be added to these layers of a network by row."""
+def _supports_row_updates(unet: Any, layers: Iterable[str]) -> bool:
+    """Return whether adapters can be added to these layers by row."""
     updates: RowUpdates | None = getattr(unet, "row_updates", None)
     return updates is not None and not is_merged(unet) and updates.cover(layers)
 
 
-def _is_low(networks: Networks, sizes: Mapping[str, int]) -> bool:
-    """Whether the adapters are few, and small in comparison with the weights that they change."""
+def _is_small(networks: Networks, sizes: Mapping[str, int]) -> bool:
+    """Return whether the adapters, with a new one of these sizes, are few and small enough."""
     applied = [each.adapter for each in networks.adapters]
     if len(applied) >= _MOST_BY_ROW:
         return False

@@ -1,4 +1,4 @@
-"""Reads the files of LoRAs and of similar adapters: which layers a file changes, and how.
+"""Reads the files of LoRAs and of similar adapters.
 
 The kinds are described in these papers:
 
@@ -8,9 +8,9 @@ The kinds are described in these papers:
 - OFT: Qiu et al. 2023 (arXiv:2306.07280)
 - BOFT: Liu et al. 2023 (arXiv:2311.06243)
 
-The names of a layer's tensors determine the kind of change. Most kinds are merged into a copy of
-the weight. Low-rank and Kronecker changes of linear layers can be added to the layer's output row
-by row at low cost. Jobs with different LoRAs can then share a call.
+The names of a layer's tensors determine the kind of change. A change is either merged into a copy
+of the weight or *added by row*: for the rows of one job, a product is added to the layer's output.
+Jobs with different LoRAs can then share a call. Most LoRAs, LoHas and LoKrs can be added by row.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 
 
 class Unfit(ValueError):
-    """Raised if tensors cannot be multiplied, or are for a weight of another size."""
+    """Raised if the tensors of a change do not fit each other or the weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of change."""
+    """A kind of change of a weight, such as LoRA."""
 
     title: str
     sets: tuple[frozenset[str], ...]
-    """Sets of tensors. A change of this kind has all tensors of one of the sets."""
+    """A change of this kind has all tensors of at least one of these sets."""
     difference: Callable[[Tensors, Tensor, float], Tensor]
     """A function that returns the change of a weight at a strength. Raises Unfit, RuntimeError."""
     optional: frozenset[str] = frozenset()
 
     @property
     def tensors(self) -> frozenset[str]:
-        """All tensors that a change of this kind may have, except alpha."""
+        """The names of all tensors of this kind, without `alpha`."""
         return self.optional.union(*self.sets)
 
 
@@ -74,7 +74,6 @@ def low_rank_matrices(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tens
 
 
 def rank_of(tensors: Tensors) -> int:
-    """Return the rank of a LoRA. The LoRA is scaled by alpha / rank."""
     return len(tensors["down"])
 
 
@@ -124,9 +123,9 @@ def _product_or_tucker(
 
 
 def hadamard_matrices(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Return the matrices of a LoHa without a core.
+    """Return `down` and `up`, as in `low_rank_matrices`, for a LoHa without cores.
 
-    If the factors have the ranks r and s, the matrices have the rank r * s.
+    If the two products of the LoHa have the ranks r and s, `down` and `up` have the rank r * s.
     """
     halves = [tensors[f"hada_w{n}_{half}"] for n in (1, 2) for half in "ab"]
     _require_product(halves[0], halves[1], shape)
@@ -145,9 +144,9 @@ def _kronecker(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
 
 
 def kronecker_factors(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Return the two factors of a Kronecker product.
+    """Return the factors of a Kronecker product. The second is multiplied by alpha / rank.
 
-    The second factor is one block, multiplied by alpha / rank. Raises Unfit, RuntimeError.
+    Raises Unfit, RuntimeError.
     """
     first, second = (_factor(tensors, name, shape) for name in ("lokr_w1", "lokr_w2"))
     _require(first.ndim == 2, 2 <= second.ndim <= len(shape))
@@ -159,10 +158,7 @@ def kronecker_factors(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tens
 
 
 def _factor(tensors: Tensors, name: str, shape: torch.Size) -> Tensor:
-    """Return a factor, which is stored whole or as a product of two matrices.
-
-    The factor is never larger than the weight.
-    """
+    """Return a factor. Raises Unfit if a product of matrices would be larger than the weight."""
     if name in tensors:
         return tensors[name]
     a, b = tensors[f"{name}_a"], tensors[f"{name}_b"]
@@ -195,9 +191,9 @@ def _rotation(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
 
 
 def _cayley(blocks: Tensor, limit: float) -> Tensor:
-    """Return the rotations (I + Q) / (I - Q) for skew-symmetric Q.
+    """Return the rotations (I + Q) / (I - Q), where Q is a block minus its transpose.
 
-    If `limit` is not 0, it limits the norm of Q.
+    A `limit` above 0 is the largest norm of all Q together.
     """
     skew = blocks - blocks.transpose(-1, -2)
     norm = float(skew.norm()) + 1e-8
@@ -209,7 +205,7 @@ def _cayley(blocks: Tensor, limit: float) -> Tensor:
 
 
 def _butterfly(rotations: Tensor, weight: Tensor) -> Tensor:
-    """Rotate the weight by each level of blocks in turn.
+    """Return the weight, rotated by each level of blocks in turn.
 
     A block of the level k rotates size / 2 neighbouring rows together with the rows that come
     2^k * size / 2 rows after them.
@@ -241,10 +237,9 @@ def _given_norm(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
 
 
 def with_magnitude(difference: Tensor, weight: Tensor, magnitude: Tensor) -> Tensor:
-    """Return the difference of a DoRA.
+    """Return the difference of a DoRA, which scales the changed rows to the lengths in `magnitude`.
 
-    The rows of the changed weight are scaled to the lengths in `magnitude`. If `magnitude` has one
-    length for each column, the columns are scaled instead.
+    If `magnitude` has one length for each column, the columns are scaled instead.
     """
     changed = weight + difference
     axis = 0 if magnitude.ndim < 2 or len(magnitude) == len(weight) else 1
@@ -258,14 +253,14 @@ def with_magnitude(difference: Tensor, weight: Tensor, magnitude: Tensor) -> Ten
 
 
 def _require_product(up: Tensor, down: Tensor, shape: torch.Size) -> None:
-    """Require that up @ down has the size of the weight."""
+    """Raise Unfit if up @ down would not have the size of the weight."""
     _require(up.ndim >= 2, down.ndim >= 2, up.numel() > 0, down.numel() > 0)
     _require(len(up) == shape[0], up[0].numel() == len(down))
     _require(down[0].numel() == math.prod(shape[1:]))
 
 
 def _require_core(core: Tensor, shape: torch.Size) -> None:
-    """Require that no rank of a core in Tucker's form exceeds the longer side of the weight.
+    """Raise Unfit if a rank of a core in Tucker's form exceeds the longer side of the weight.
 
     Without this limit, small tensors in a file could cause an intermediate result of any size.
     """
@@ -320,9 +315,9 @@ KINDS = (
     Kind("difference of a norm", _sets(("w_norm",)), _given_norm),
 )
 BIASES = ("diff_b", "b_norm")
-"""Names of the difference of a bias. A layer may have only a difference of the bias."""
+"""The names of a tensor that is added to a bias. A layer may have no other tensor."""
 MAGNITUDE = "dora_scale"
-"""The tensor that makes a change of any other kind a DoRA; see `with_magnitude`."""
+"""The name of the tensor that turns a change of any kind into a DoRA."""
 
 
 Part: TypeAlias = Literal["weight", "bias"]
@@ -338,7 +333,7 @@ _OLD_ATTENTION = re.compile(r"\.processor\.to_(q|k|v|out)$")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The keys of a layer's tensors in a file, by the names of the tensors in `KINDS`."""
+    """The tensors that change one layer: their keys in the file, by names of this module."""
 
     layer: str
     keys: dict[str, str] = field(default_factory=dict)
@@ -355,14 +350,13 @@ class Change:
 
     @property
     def missing(self) -> set[str]:
-        """The tensors that the change lacks."""
+        """The names of the required tensors that the file does not have."""
         found = self.kind
         lacks = [each - self.keys.keys() for each in found.sets] if found else []
         return set(min(lacks, key=len, default=()))
 
     @property
     def title(self) -> str:
-        """The name of the kind for messages."""
         if self.kind is None:
             return "difference of a bias"
         return "DoRA" if MAGNITUDE in self.keys else self.kind.title
@@ -383,7 +377,7 @@ class Change:
 
 
 def part_of(key: str) -> tuple[str, str] | None:
-    """Return the layer of a tensor and the tensor's name there, or None for an unknown key."""
+    """Return the layer and the name of the tensor with this key, or None for an unknown key."""
     if found := _MATRIX.search(key):
         return _current(key[: found.start()]), _MATRICES.get(found[1], found[1])
     if found := _OTHER.search(key):
@@ -394,22 +388,22 @@ def part_of(key: str) -> tuple[str, str] | None:
 
 
 def _current(layer: str) -> str:
-    """Return the current name of a layer for a name that may be from an old diffusers version."""
+    """Replace a layer's name from an old version of diffusers by the current name."""
     name = _OLD_ATTENTION.sub(lambda at: f".to_{at[1]}", layer)
     return f"{name}.0" if name.endswith(".to_out") else name
 
 
-_SIMPLE: Mapping[str, frozenset[str]] = {
+_BY_ROW: Mapping[str, frozenset[str]] = {
     LORA.title: LORA.tensors,
     LOHA.title: LOHA.sets[0],
     LOKR.title: LOKR.tensors - LOKR.optional,
 }
-"""A change can be added by row if it has only these tensors of its kind, and alpha."""
+"""A change with other tensors than these and `alpha` is merged. The keys are titles of kinds."""
 
-_MOST_BETWEEN = 2
+_MOST_INTERMEDIATE = 2
 """The largest width of a Kronecker product's intermediate result, in widths of the layer.
 
-With some small factors, the intermediate result of each token would be as large as the weight.
+Without this limit, the intermediate result for each token could be as large as the weight.
 """
 
 
@@ -418,11 +412,11 @@ def row_size(
 ) -> int | None:
     """Return the number of elements that a change keeps in memory if it is added by row.
 
-    Return None if the change must be merged. `shapes` has the shapes of the tensors in the file,
-    which possibly do not fit the weight.
+    Returns None if the change must be merged. `shapes` are the shapes of the file's tensors, which
+    may not fit the weight.
     """
     kind = change.kind
-    if kind is None or not change.keys.keys() <= _SIMPLE.get(kind.title, frozenset()) | {"alpha"}:
+    if kind is None or not change.keys.keys() <= _BY_ROW.get(kind.title, frozenset()) | {"alpha"}:
         return None
     own = {name: (*shapes[name], 1, 1) for name in change.keys}
     if kind is LORA:
@@ -433,7 +427,7 @@ def row_size(
     if len(weight) > 2 or not all(_is_aligned(place, rows) for place in places):
         return None
     first = [own[name][side] for side, name in enumerate(_of_factor(own, "lokr_w1"))]
-    if first[1] * rows > _MOST_BETWEEN * max(weight):
+    if first[1] * rows > _MOST_INTERMEDIATE * max(weight):
         return None
     return rows * columns + math.prod(first)
 
@@ -443,19 +437,19 @@ def _sides(weight: torch.Size) -> int:
 
 
 def _of_factor(names: Mapping[str, object], factor: str) -> tuple[str, str]:
-    """Return the names of the tensors that have the rows and the columns of a factor."""
+    """Return the name of the tensor with a factor's rows, and of the tensor with its columns."""
     return (factor, factor) if factor in names else (f"{factor}_a", f"{factor}_b")
 
 
 def _is_aligned(place: Place, rows: int) -> bool:
-    """Whether the rows of a place are whole blocks of a Kronecker product."""
+    """Return whether the rows of a place are whole blocks of a Kronecker product."""
     return not place.swapped and all(rows and end % rows == 0 for end in place.rows or (0,))
 
 
 def row_updates(
     change: Change, tensors: Tensors, weights: Sequence[Tensor], places: Places
 ) -> list[Update]:
-    """Return an update for the output of each layer in `places`, which have these `weights`.
+    """Return the update of each layer in `places`. `weights` has the weight of each layer.
 
     Raises Unfit, RuntimeError.
     """
@@ -488,7 +482,7 @@ Read: TypeAlias = Callable[[Change, torch.device], Tensors]
 
 
 class LoraFile:
-    """The layers in a file. The weights are read later. Raises CheckpointUnavailable."""
+    """The layers that a LoRA file changes. Raises CheckpointUnavailable for an unusable file."""
 
     def __init__(self, path: Path) -> None:
         self._weights = Weights(path)
@@ -513,24 +507,24 @@ class LoraFile:
         return [(each, known[name]) for name, each in self.layers.items() if name in known]
 
     def row_sizes(self, known: Known, module: nn.Module) -> Counter[str] | None:
-        """Return the number of elements that each layer needs for updates by row.
+        """Return the number of elements in the row updates of each layer of the network.
 
-        The keys are the layers' names in the network. Return None if a change must be merged.
+        Returns None if a change must be merged.
         """
         sizes: Counter[str] = Counter()
         for change, places in self.changes(known):
             shapes = {name: self._weights.shapes[key] for name, key in change.keys.items()}
             size = row_size(change, shapes, _shape(_weights(module, places)), places)
-            # A file may have a layer under several names. Each name would cost another product, for
-            # which other rows of the call would wait.
+            # A file may change a layer under several names. The product for each name would make
+            # the call slower for all jobs that share it.
             if size is None or any(place.layer in sizes for place in places):
                 return None
-            # All places share the first of the two matrices.
+            # The layers share one matrix, so together they need `size` elements.
             sizes += Counter({place.layer: size // len(places) for place in places})
         return sizes
 
     def row_updates(self, known: Known, module: nn.Module) -> Iterator[tuple[str, Update]]:
-        """Yield the name of a layer and an update that is added to the layer's output by row."""
+        """Yield the name of each layer in the network and an update of the layer's output."""
         with self.opened() as read:
             for change, places in self.changes(known):
                 weights = _weights(module, places)
@@ -555,7 +549,7 @@ class LoraFile:
 
     @contextmanager
     def fitting(self, change: Change, shape: torch.Size) -> Iterator[None]:
-        """Raise CheckpointUnavailable if the tensors of a change do not fit a weight."""
+        """Raise CheckpointUnavailable if a change does not fit a weight of this shape."""
         try:
             yield
         except (Unfit, RuntimeError) as error:
@@ -604,5 +598,5 @@ def _weights(module: nn.Module, places: Places) -> list[Tensor]:
 
 
 def _shape(weights: list[Tensor]) -> torch.Size:
-    """Return the shape of the file's weight that holds all these weights."""
+    """Return the shape of the weight in the file, which has the rows of all these weights."""
     return torch.Size((sum(map(len, weights)), *weights[0].shape[1:]))

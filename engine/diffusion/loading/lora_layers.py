@@ -1,7 +1,7 @@
-"""The layers of a network, by every name that the file of a LoRA may use.
+"""Finds the layers of a network by the names that LoRA files use.
 
-Training programs name a layer as in the network's own file or as in diffusers. The name has dots,
-or underscores as in kohya's scripts, and begins with one of a few prefixes.
+A LoRA file names layers as the network's own file does or as diffusers does, with dots or (as in
+kohya's scripts) with underscores. Each name begins with one of several prefixes.
 """
 
 from __future__ import annotations
@@ -29,51 +29,50 @@ _TRANSFORMER = (
 """The prefixes of names with dots, and the prefixes of names with underscores."""
 _TEXT = (
     (("text_encoder.",), ("lora_te_", "lora_te1_")),
-    # Training programs for Flux use both 2 and 3 for the second encoder.
+    # Some training programs for Flux number the second encoder 2, and others 3.
     (("text_encoder_2.",), ("lora_te2_", "lora_te3_")),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A layer of a network, and its rows within the layer of a file."""
+    """A layer of a network, and its position in a layer of a file."""
 
     layer: str
     rows: tuple[int, int] | None = None
-    """The start and the end of the rows. None: all rows."""
+    """The start and the end of this layer's rows in the file's layer. None: all rows."""
     swapped: bool = False
-    """Whether the two halves of the rows are swapped in the file."""
+    """Whether the file stores the second half of these rows before the first half."""
 
     def own(self, whole: Tensor) -> Tensor:
-        """Return the rows of this layer from a tensor with the rows of the file's layer."""
+        """Return this layer's rows of `whole`, which has all rows of the file's layer."""
         part = whole if self.rows is None else whole[slice(*self.rows)]
         return torch.cat(part.chunk(2)[::-1]) if self.swapped else part
 
     def stored(self, own: Tensor) -> Tensor:
-        """Return the rows of this layer in the order of the file."""
+        """Return `own`, a tensor of this layer, with its rows in the file's order."""
         return torch.cat(own.chunk(2)[::-1]) if self.swapped else own
 
 
 Places: TypeAlias = tuple[Place, ...]
-"""The layers of a network that are one layer in a file, in the order of the file's rows."""
+"""The layers of a network that a file stores as one layer, in the order of the file's rows."""
 Known: TypeAlias = Mapping[str, Places]
 """The layers of a network, by their names in files."""
 
 
-_FOUND: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
-"""The layers of networks in memory. A search for every job would take milliseconds."""
+_KNOWN_LAYERS: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+"""The results of `layers_of`. A search at each job would take milliseconds."""
 
 
 def layers_of(network: nn.Module, find: Callable[[Any], Known]) -> Known:
     """Return the layers of a network. `find` is called once for each network."""
-    known = _FOUND.get(network)
+    known = _KNOWN_LAYERS.get(network)
     if known is None:
-        known = _FOUND[network] = find(network)
+        known = _KNOWN_LAYERS[network] = find(network)
     return known
 
 
 def unet_layers(unet: Any) -> Known:
-    """Return the layers of a UNet, by their names in files."""
     names = list(_changeable(unet))
     found: dict[str, Places] = {}
     for name, key in (*((name, name) for name in names), *_in_single_file(unet, names)):
@@ -86,10 +85,7 @@ def _in_single_file(unet: Any, names: list[str]) -> Iterable[tuple[str, str]]:
 
 
 def text_layers(encoder: nn.Module, at: int) -> Known:
-    """Return the layers of a text encoder, by their names in files.
-
-    `at` is 0 for the first encoder of the model and 1 for the second.
-    """
+    """Return the layers of the model's first (`at` = 0) or second (`at` = 1) text encoder."""
     dotted, underscored = _TEXT[at]
     found: dict[str, Places] = {}
     for name in _changeable(encoder):
@@ -104,10 +100,9 @@ def text_layers(encoder: nn.Module, at: int) -> Known:
 
 
 def transformer_layers(network: Any, file_keys: Callable[[Sequence[str]], KeyMap]) -> Known:
-    """Return the layers of a transformer, by their names in files.
+    """Return the layers of a transformer.
 
-    One layer of a file may be several layers of the network. `file_keys` maps weights to the
-    tensors in the first publisher's file.
+    `file_keys` maps names of weights to the tensors in the file of the model's authors.
     """
     names = list(_changeable(network))
     found: dict[str, Places] = {}
@@ -123,7 +118,7 @@ def transformer_layers(network: Any, file_keys: Callable[[Sequence[str]], KeyMap
 
 
 def _places(network: Any, together: list[tuple[str, StoredTensor]]) -> Iterator[Place]:
-    """Yield the places of the network's layers that are one layer in the file."""
+    """Yield the places of the layers in `together`, which the file stores as one layer."""
     if len(together) == 1:
         ((name, stored),) = together
         yield Place(name, swapped=stored.swapped)
@@ -142,7 +137,7 @@ def _spellings(name: str, dotted: Iterable[str], underscored: Iterable[str]) -> 
 
 
 def _changeable(module: nn.Module) -> Iterator[str]:
-    """Yield the names of the layers with a weight that a file may change."""
+    """Yield the names of the layers whose weight a LoRA can change."""
     for name, layer in module.named_modules():
         own = dict(layer.named_parameters(recurse=False))
         if "weight" in own and not isinstance(layer, nn.Embedding):

@@ -22,42 +22,34 @@ from engine.diffusion.text.text_encoders import TextEncoder
 from engine.errors import EngineError
 
 _CONFIG = ("block_out_channels", "cross_attention_dim", "transformer_layers_per_block")
-"""The part of the configuration that is the same for all UNets of one family."""
+"""Keys of a UNet's configuration whose values are the same for all UNets of one family."""
 
 
 Shares: TypeAlias = tuple[float, float]
-"""The shares of the first and the second model in a weight."""
+"""The factors of the first and of the second model's weight in a merged weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """The shares of weights, by prefixes of the weights' names in single files.
+    """The shares for each weight, by prefixes of the weights' names in checkpoint files.
 
-    If a name has several of the prefixes, the longest prefix applies. If a name has no prefix, the
-    first shares apply.
+    The longest matching prefix applies. If no prefix matches, the first shares apply.
     """
 
     by_prefix: tuple[tuple[str, Shares], ...]
 
     def shares(self, key: str) -> Shares:
-        """Return the shares for the weight of that name."""
         found = [each for each in self.by_prefix if key.startswith(each[0])]
         return max(found, key=lambda each: len(each[0]), default=self.by_prefix[0])[1]
 
 
 def mix_key(first: Hashable, second: Hashable, mix: Mix) -> Hashable:
-    """Return a key that is equal for equal merges.
-
-    `first` and `second` are from `unet_key` or `clip_key`.
-    """
+    """Return the key of a merge. `first` and `second` are from `unet_key` or `clip_key`."""
     return "mix", first, second, mix
 
 
 def unet_key(model: Model) -> Hashable:
-    """Return a key that is equal for the same UNet with the same adapters.
-
-    The key does not keep the UNet and the adapters in memory.
-    """
+    """Return a key for a UNet with its adapters. The key does not keep either in memory."""
     return weakref.ref(model.unet), key_of(model.adapters)
 
 
@@ -67,7 +59,7 @@ def clip_key(clip: Clip) -> Hashable:
 
 
 def mixed_unet(store: ModelStore, first: Model, second: Model, mix: Mix) -> Any:
-    """Return a UNet with the merged weights. Raises EngineError if the models' sizes differ."""
+    """Return a merged UNet. Raises EngineError for transformers and for different families."""
     for each in (first, second):
         require_unet(each.unet)
     configs = [tuple(each.unet.config.get(name) for name in _CONFIG) for each in (first, second)]
@@ -91,7 +83,7 @@ def mixed_unet(store: ModelStore, first: Model, second: Model, mix: Mix) -> Any:
 def mixed_encoders(
     store: ModelStore, first: Clip, second: Clip, mix: Mix
 ) -> tuple[TextEncoder, ...]:
-    """Return text encoders with the merged weights. Raises EngineError if their kinds differ."""
+    """Return merged text encoders. Raises EngineError if their kinds differ."""
     kinds = [
         [(each.spec.embedding_key, each.width) for each in one.encoders] for one in (first, second)
     ]
@@ -113,9 +105,9 @@ def _mixed_encoder(first: TextEncoder, second: TextEncoder, mix: Mix) -> TextEnc
 
 
 def _weights(module: nn.Module, adapters: Adapters = ()) -> Callable[[str], Tensor | None]:
-    """Return a function that returns a weight in float32, changed by the adapters.
+    """Return a function that returns a weight of the module in float32, changed by the adapters.
 
-    The function returns None if the module has no weight of that name.
+    The function returns None for the name of a weight that the module does not have.
     """
     own: Mapping[str, Tensor] = dict(module.named_parameters())
 
@@ -141,8 +133,8 @@ def _mixed(
 ) -> Any:
     """Return a copy of `base` with the merged weights.
 
-    If a weight has another shape in the second model, the weight of the first model is multiplied
-    by its share and nothing is added, as in ComfyUI.
+    If a weight has another shape in the second model, the result is the weight of the first model
+    times its share, as in ComfyUI.
     """
     made = sharing_copy(base)
     for name, weight in _parameters(base, first):
@@ -157,7 +149,7 @@ def _mixed(
         dtype = base.get_parameter(name).dtype
         final = (final if rounded_to is None else final.to(rounded_to)).to(dtype)
         setattr(made.get_submodule(layer), last, nn.Parameter(final, requires_grad=False))
-    made.origin = None  # The result counts as a base without LoRAs.
+    made.origin = None  # LoRAs that are merged later use this copy as their base.
     return made
 
 

@@ -24,7 +24,6 @@ from engine.options import UnetOptions
 
 
 def dtype_of(options: UnetOptions, device: torch.device) -> torch.dtype:
-    """Return the data type of a UNet's weights on that device."""
     if options.precision == "auto":
         return torch.float16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, options.precision)
@@ -32,10 +31,10 @@ def dtype_of(options: UnetOptions, device: torch.device) -> torch.dtype:
 
 
 def prepared(unet: Any, options: UnetOptions) -> Any:
-    """Prepare a UNet by the options: its memory format, and whether it is compiled.
+    """Set the memory format of a UNet, and compile it or replace its layers. Returns the UNet.
 
-    Returns the same UNet. A UNet that is not compiled gets a `cross_attention_cache`, `row_updates`
-    for LoRAs, and `row_prompts` for image prompts.
+    A UNet that is not compiled gets a `cross_attention_cache`, `row_updates` for LoRAs, and
+    `row_prompts` for image prompts.
     """
     if options.channels_last:
         # The method `to` of diffusers would warn that it does not support this argument.
@@ -72,7 +71,7 @@ _BAD_CONFIGURATION = (
 
 
 def read_module(store: ModelStore, cls: Any, component: Component, target: LoadTarget) -> Any:
-    """Return a model of diffusers' class `cls` with its weights."""
+    """Read a model of diffusers' class `cls` with its weights."""
     return loaded(store, empty_module(cls, component), component, target)
 
 
@@ -83,10 +82,9 @@ def empty_module(cls: Any, component: Component) -> Any:
 
 
 def loaded(store: ModelStore, module: M, component: Component, target: LoadTarget) -> M:
-    """Load the weights of a module that is on the meta device.
+    """Load the weights of a module that is on the meta device. Returns the module.
 
-    Memory is freed for the weights first. Raises CheckpointUnavailable before that if a weight is
-    missing.
+    Raises CheckpointUnavailable if a weight is missing, before other models are dropped.
     """
     weights = module.state_dict()
     with configuration_checked(component.weights.name):
@@ -100,10 +98,9 @@ def loaded(store: ModelStore, module: M, component: Component, target: LoadTarge
 def target_within_room(
     store: ModelStore, module: nn.Module, name: str, target: LoadTarget
 ) -> LoadTarget:
-    """Return the target for the weights of a module that is on the meta device.
+    """Return `target`, changed to streaming if the weights of a module do not fit on the device.
 
-    Weights that do not fit on the device are loaded into the machine's memory and streamed. Raises
-    OutOfMemory if the memory does not suffice for streaming either.
+    Raises OutOfMemory if there is not enough memory for streaming either.
     """
     size_bytes = sum(each.numel() for each in module.parameters()) * target.dtype.itemsize
     if store.room is None or store.fits(size_bytes):
@@ -114,7 +111,7 @@ def target_within_room(
 
 
 def streamable(module: M, target: LoadTarget) -> M:
-    """Mark a module as streamable. If its weights were loaded for streaming, it is streamed."""
+    """Mark a module as streamable, and stream it if its weights were loaded for streaming."""
     found: Any = module
     found.is_streamable = True
     return stream(module, target.device) if target.is_streamed else module
@@ -134,7 +131,7 @@ def configuration_checked(name: str) -> Iterator[None]:
 def read_clip_encoder(
     store: ModelStore, component: Component, spec: TextEncoderSpec
 ) -> TextEncoder:
-    # ComfyUI keeps text encoders in half precision. The same rounding is needed for equal pictures.
+    # ComfyUI keeps text encoders in half precision. Equal pictures need the same rounding.
     target = LoadTarget(store.device, torch.float32, rounded_to=torch.float16)
     with configuration_checked(component.weights.name):
         empty = made_on_meta(component.config, spec)

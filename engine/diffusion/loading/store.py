@@ -1,14 +1,14 @@
 """Keeps all loaded models within one memory limit and drops the least recently used models first.
 
-A node can load a model of any other kind with a function that reads the model:
+A node can load a model of its own kind with a function that reads the model:
 
     def read_upscaler(path: Path, device: torch.device) -> Upscaler: ...
 
     upscaler: Upscaler = yield from context.model("upscale_models", name, read_upscaler)
 
-The function returns a module, a tensor, or a dataclass of these with `weakref_slot=True`. A model
-is in use while this object is referenced outside the store. So all users must hold this object, not
-a copy.
+The function returns a module, a tensor, or a dataclass of these with `weakref_slot=True`. The store
+does not drop this object while there are other references to it. So every user must keep a
+reference to the object itself, not to a copy.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class Entry:
     value: Any
     label: str
     sizes: dict[int, int] = field(init=False)
-    """The number of bytes on the device, by the address of each tensor. A streamed model has one
-    entry.
-    """
+    """Bytes on the device, by the address of each tensor. A streamed model has one number."""
 
     def __post_init__(self) -> None:
         self.measure()
@@ -67,17 +65,17 @@ class Entry:
         return sum(self.sizes.values())
 
     def drop(self) -> bool:
-        """Drop the value if nothing else holds it. Returns whether it was dropped."""
-        # The reference count is the usage count. When this entry's reference is removed, the weak
-        # reference becomes invalid at once unless a job holds the model.
-        held = weakref.ref(self.value)
-        holds_itself = streamed(self.value) is not None
+        """Drop the value if there are no other references to it. Returns whether it was dropped."""
+        # Without this entry's reference, the weak reference becomes invalid at once unless a job
+        # refers to the model.
+        weak = weakref.ref(self.value)
+        is_cyclic = streamed(self.value) is not None
         self.value = None
-        # If the model is streamed, the hooks of its layers refer to it. Only the garbage collector
+        # The hooks in the layers of a streamed model refer to the model. Only the garbage collector
         # can then free the model.
-        if holds_itself:
+        if is_cyclic:
             gc.collect()
-        self.value = held()
+        self.value = weak()
         return self.value is None
 
 
@@ -102,27 +100,26 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 T = TypeVar("T")
 Read: TypeAlias = Callable[[Path, torch.device], T]
-"""Reads a file or folder onto a device. Raises CheckpointUnavailable."""
+"""Reads a model from a file or folder onto a device. Raises CheckpointUnavailable."""
 Identity: TypeAlias = tuple[str, int, int]
-"""The path, the size in bytes and the time of the last change in nanoseconds. The size and the time
-include the files in the folder or in the configuration folder. A replaced file has a new identity,
-so it counts as another model.
+"""The path, the size in bytes and the time of the last change in nanoseconds.
+
+Size and time include the files of a folder, or of a file's configuration folder. A replaced file
+has another identity and thus counts as another model.
 """
 
 _log = logging.getLogger(__name__)
 _TEXT_CACHE_BYTES = 128 * 2**20
 """The largest size of all cached encodings of texts together."""
 _MOST_INSPECTED = 128
-"""The largest number of kept results of `inspect_once`. For a large file, the result takes a
-megabyte of memory.
-"""
+"""The largest number of kept results of `inspect_once`. A result may take a megabyte of memory."""
 
 
 class ModelStore:
     """Models in memory, with a limit of `cache_bytes`. Shared tensors count once.
 
     A model in use is never dropped: the drop would free no memory, and the next user would load a
-    second copy. The newest model is never dropped either.
+    second copy.
     """
 
     def __init__(
@@ -138,13 +135,13 @@ class ModelStore:
         self.device = device
         self.unets = unets
         self.room = room
-        """The free memory, for streaming weights that do not fit. None: streaming is disabled."""
+        """The free memory, by which models are streamed. None: streaming is disabled."""
         self.encoding_cache = EncodingCache(_TEXT_CACHE_BYTES)
-        """The texts that the loaded text encoders have encoded."""
+        """The results of the loaded text encoders, by text."""
         self.previews: dict[int, Preview] = {}
-        """The preview maps that were fitted to VAEs, by the number of latent channels."""
+        """Maps from latents to preview colours, fitted to VAEs, by number of latent channels."""
         self.use = ModelUse()
-        """The use of models. Any thread may read this attribute."""
+        """Statistics of loads, evictions and hits. Any thread may read this attribute."""
         self._cache_bytes = cache_bytes
         self._inspected: OrderedDict[Hashable, Identity] = OrderedDict()
         """The identity of the path when `inspect_once` last called `read`, by (`read`, path). The
@@ -167,10 +164,7 @@ class ModelStore:
         return sum(sizes.values())
 
     def get(self, kind: str, name: str, read: Read[T]) -> T:
-        """Return the model of that name in the folder of that kind.
-
-        `read` reads the model if it is not in memory.
-        """
+        """Return a model in the folder `kind`. `read` reads the model if it is not in memory."""
         path = self.models.path(kind, name)
         identity = self.identity(path)
 
@@ -188,16 +182,15 @@ class ModelStore:
         """Return the result of `read` for a path.
 
         While the models folder does not respond, the previous result is returned, so that models in
-        memory can still be used. Raises ModelsUnavailable if there is no previous result, and the
-        errors of `read`.
+        memory can still be used. Raises ModelsUnavailable if there is no previous result, or an
+        error of `read`.
         """
         return self.models.reads.read((read, path), partial(read, path), ttl_s=0)
 
     def inspect_once(self, read: Callable[[Path], T], path: Path, identity: Identity) -> T:
         """Like `inspect`, but the result is kept as long as the path has the same identity.
 
-        So the names of all tensors are read once per file and not at the start of every job, which
-        would take a millisecond or more.
+        Without this, reading the names of all tensors would take each job a millisecond or more.
         """
         key, reads = (read, path), self.models.reads
         if self._inspected.get(key) == identity:
@@ -235,30 +228,27 @@ class ModelStore:
         return value
 
     def make_room(self, size_bytes: int) -> None:
-        """Drop models until there is room for `size_bytes`, or until all remaining are in use."""
+        """Drop unused models until `size_bytes` more are within the limit."""
         self._evict(size_bytes, spared=0)
 
     def free_unused(self) -> bool:
-        """Drop all models that are not in use, and all encoded texts.
-
-        Returns whether anything was dropped.
-        """
+        """Drop all unused models and all encoded texts. Returns whether anything was dropped."""
         count = len(self._entries)
         self._evict(self._cache_bytes, spared=0)
         return self.encoding_cache.clear() or len(self._entries) < count
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether `size_bytes` fit on the device. Unused models are dropped if needed."""
+        """Return whether `size_bytes` fit on the device. Unused models are dropped if needed."""
         if self.room is None or self.room.fits(size_bytes):
             return True
         self.free_unused()
         return self.room.fits(size_bytes)
 
     def free_memory(self, *, may_stream: bool = True) -> bool:
-        """Free memory after it ran out. Returns whether any memory was freed.
+        """Drop unused models after memory ran out. Returns whether any memory was freed.
 
-        Models that no run uses are dropped. If nothing could be dropped and `may_stream` is true,
-        the largest streamable model is streamed from now on.
+        If nothing could be dropped and `may_stream` is true, the largest streamable model is
+        streamed from now on.
         """
         freed = self.free_unused()
         for key, entry in list(self._entries.items()):
@@ -284,8 +274,8 @@ class ModelStore:
     def _stream(self, key: Hashable, entry: Entry) -> bool:
         """Stream the model's weights from now on. Returns whether this succeeded.
 
-        After a failure, only a part of the weights is streamed. The model is then removed from the
-        store, so that no other run uses the model.
+        After a failure, the model is removed from the store, because only some of its weights are
+        streamed.
         """
         try:
             stream(entry.value, self.device)
@@ -299,11 +289,11 @@ class ModelStore:
         entry.measure()
         return True
 
-    def _evict(self, room_bytes: int, *, spared: int) -> None:
+    def _evict(self, more_bytes: int, *, spared: int) -> None:
         # The entries are in the order of their last use. Weights that several models share count
         # once, so the total size is computed again after each drop.
         for key in list(self._entries)[: len(self._entries) - spared]:
-            if self.size_bytes + room_bytes <= self._cache_bytes:
+            if self.size_bytes + more_bytes <= self._cache_bytes:
                 return
             if (entry := self._entries[key]).drop():
                 del self._entries[key]
@@ -335,7 +325,7 @@ def _identity_of(path: Path) -> Identity:
 
 @dataclass(slots=True, eq=False)
 class Load(Request):
-    """Loads models into memory. One call serves all runs that wait for the same models."""
+    """Loads models into memory. One call serves all runs that need the same models."""
 
     activity: ClassVar[ActivityKind] = ActivityKind.LOAD
     stage: ClassVar[Stage | None] = Stage.LOAD

@@ -1,8 +1,8 @@
-"""Streams weights from the machine's memory to the device, layer by layer, ahead of their use.
+"""Streams weights that do not fit on the device from the machine's memory, layer by layer.
 
-This module uses the group offloading of diffusers. While a layer computes, the next layer is copied
-from pinned memory on a separate stream, and the weights of the previous layer are dropped. The
-results are identical to the bit.
+With the group offloading of diffusers, the next layer is copied from pinned memory on a separate
+CUDA stream while a layer computes. The weights of the previous layer are then dropped from the
+device. Streaming does not change any bit of the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.errors import OutOfMemory
 M = TypeVar("M", bound=nn.Module)
 _HOST = torch.device("cpu")
 _USED_SHARE = 0.8
-"""The share of the device's free memory that weights may use. The rest is for calls."""
+"""The share of the device's free memory that weights may use. Calls need the remaining memory."""
 _LAYERS_AT_ONCE = 2
 """The number of layers on the device at once. One layer computes while the other is copied."""
 _HOOKS = ("group_offloading", "layer_execution_tracker", "lazy_prefetch_group_offloading")
@@ -29,19 +29,19 @@ _HOOKS = ("group_offloading", "layer_execution_tracker", "lazy_prefetch_group_of
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Functions that return the free bytes on the device and on the host."""
+    """Functions that return the free memory of the device and of the machine, in bytes."""
 
     device: Callable[[], int]
     host: Callable[[], int]
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether weights of this size fit on the device and leave memory for calls."""
+        """Return whether weights of this size fit on the device and leave memory for calls."""
         return size_bytes <= self.device() * _USED_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A module whose weights are streamed."""
+    """The mark of a module whose weights are streamed."""
 
     device: torch.device
     """The device on which the module computes."""
@@ -52,13 +52,13 @@ class Streamed:
 
 
 def streamed(module: object) -> Streamed | None:
-    """Return the mark of a module whose weights are streamed, or None for any other module."""
+    """Return the mark of a streamed module, or None for any other object."""
     found: Streamed | None = getattr(module, "streamed", None)
     return found
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return the device on which a module computes, also if its weights are streamed."""
+    """Return the device on which a module computes, even if its weights are streamed."""
     mark = streamed(module)
     # The property `device` of diffusers iterates over all weights and takes a millisecond.
     return next(module.parameters()).device if mark is None else mark.device
@@ -108,10 +108,10 @@ def end_streaming(module: nn.Module) -> torch.device | None:
 
 
 def resident_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
-    """Return the largest size of a streamed module on the device at one time, in bytes.
+    """Return the most bytes that the weights of a streamed module use on the device at one time.
 
-    The size is the sum of the weights outside the lists of layers and of the two largest layers. If
-    `dtype` is set, the sizes are computed for weights of this type.
+    These are the weights outside the lists of layers, and the two largest layers. If `dtype` is
+    set, the sizes are computed for weights of this type.
     """
     layers = [_size_bytes(each, dtype) for each in _layers(module)]
     rest = _size_bytes(module, dtype) - sum(layers)
@@ -119,7 +119,7 @@ def resident_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
 
 
 def pinned_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
-    """Return the size of the machine's memory that a streamed module needs, in bytes.
+    """Return the bytes of the machine's memory that a streamed module needs.
 
     If `dtype` is set, the sizes are computed for weights of this type.
     """
@@ -130,7 +130,7 @@ def pinned_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
 
 
 def require_room(module: nn.Module, name: str, room: Room, dtype: torch.dtype) -> None:
-    """Raise OutOfMemory if a module neither fits on the device nor can be streamed."""
+    """Raise OutOfMemory if there is not enough memory to stream a module."""
     size, resident = _size_bytes(module, dtype), resident_bytes(module, dtype)
     pinned = pinned_bytes(module, dtype)
     text = (
@@ -150,10 +150,7 @@ def require_room(module: nn.Module, name: str, room: Room, dtype: torch.dtype) -
 
 
 def _with_layers(module: nn.Module) -> nn.Module:
-    """Return the module that has the lists of layers.
-
-    A language model wraps a model of transformers, which has these lists.
-    """
+    """Return the module that has the lists of layers. In a `LanguageModel`, this is `model`."""
     inner = getattr(module, "model", None)
     return inner if isinstance(inner, nn.Module) else module
 
@@ -178,7 +175,7 @@ def _size_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
 
 
 def _pinned_bytes(size_bytes: int) -> int:
-    """Return the bytes that torch allocates for a tensor in pinned memory, a power of two."""
+    """Round a tensor's size up to the power of two that torch allocates in pinned memory."""
     return 1 << max(0, size_bytes - 1).bit_length()
 
 

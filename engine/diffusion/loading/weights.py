@@ -1,7 +1,7 @@
 """Reads weights from safetensors files into modules, a few tensors at a time to save memory.
 
-Some files have weights of eight bits with a scale, in one of the two formats of ComfyUI. These
-weights are multiplied by their scale while they are read.
+Some files have weights of eight bits with a scale, in one of the two formats of ComfyUI. Reading
+multiplies these weights by their scale.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.graph.safetensors_header import Header, read_header
 _WEIGHT = ".weight"
 _SCALES = (".scale_weight", ".weight_scale")
 _FORMAT = ".comfy_quant"
-_MOST_BYTES = 4096
+_MOST_FORMAT_BYTES = 4096
 _SHOWN_FORMAT_CHARS = 40
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FORMATS = {"float8_e4m3fn", "float8_e5m2"}
@@ -37,9 +37,9 @@ _FORMATS = {"float8_e4m3fn", "float8_e5m2"}
 def unscaled(
     key: str, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Tensor]
 ) -> Tensor:
-    """Return the tensor of that name, multiplied by its scale if there is a scale.
+    """Return the tensor of that key, multiplied by its scale if there is a scale.
 
-    Raises CheckpointUnavailable if the tensor has an unknown format.
+    Raises CheckpointUnavailable if the format or the scale is not supported.
     """
     stem = key.removesuffix(_WEIGHT)
     if stem == key:
@@ -61,7 +61,7 @@ def unscaled(
 
 def _require_format(content: Tensor, key: str) -> None:
     try:
-        described = content.flatten()[:_MOST_BYTES].to(torch.uint8).tolist()
+        described = content.flatten()[:_MOST_FORMAT_BYTES].to(torch.uint8).tolist()
         found = str(json.loads(bytes(described))["format"])
     except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointUnavailable(f"{key} has no readable format of its weight") from error
@@ -76,7 +76,7 @@ _log = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
 SUFFIX = ".safetensors"
 _SHOWN_CHARS = 300
-_OF_CONTENT = (
+_DAMAGE_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -102,7 +102,7 @@ class LoadTarget:
     """Whether the weights stay in the machine's memory and are streamed to the device."""
 
     def convert(self, tensor: Tensor) -> Tensor:
-        """Return a copy of the tensor. The copy does not change when the file changes."""
+        """Return a converted copy of the tensor, which may be a memory map of a file."""
         if self.is_streamed:
             rounded = tensor if self.rounded_to is None else tensor.to(self.rounded_to)
             kept = rounded.to(dtype=self.dtype, copy=True)
@@ -126,15 +126,11 @@ class Weights:
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the tensors by name."""
         return {k: s for header in self._headers.values() for k, s in header.shapes.items()}
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[str], Tensor]]:
-        """Within this context, the yielded function reads a tensor by its name.
-
-        Raises CheckpointUnavailable.
-        """
+        """Yield a function that reads a tensor by its name. Raises CheckpointUnavailable."""
         try:
             with ExitStack() as stack:
                 files: dict[str, Any] = {}
@@ -206,7 +202,7 @@ def _dimensions(shape: tuple[int, ...]) -> str:
 
 
 def component_files(folder: Path) -> tuple[Path, ...]:
-    """Return the file with the weights of a diffusers component, or all shards of the weights."""
+    """Return the file or the shards of a diffusers component. Raises CheckpointUnavailable."""
     found = sorted(folder.glob(f"*{SUFFIX}"))
     if not found:
         is_pickled = any(folder.glob("*.bin"))
@@ -243,11 +239,11 @@ def read_json(path: Path) -> dict[str, Any]:
 def damage_reported(name: str) -> Iterator[None]:
     """Raise CheckpointUnavailable instead of a library's error about a damaged file.
 
-    Errors of the memory, the device or the machine are passed on unchanged.
+    Errors of memory, device or machine are not replaced.
     """
     try:
         yield
-    except _OF_CONTENT as error:
+    except _DAMAGE_ERRORS as error:
         if is_out_of_memory(error) or is_device_error(error) or is_machine_error(error):
             raise
         _log.warning("a model cannot be used", extra={"action": "load"}, exc_info=True)
@@ -256,5 +252,4 @@ def damage_reported(name: str) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's error, without the details."""
     return str(error).strip().split("\n")[0]

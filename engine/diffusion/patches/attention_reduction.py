@@ -1,15 +1,14 @@
 """Methods that reduce the work of a UNet's self-attention: HyperTile and token merging.
 
-HyperTile by tfernd (https://github.com/tfernd/HyperTile) attends within tiles of a large picture.
-As in ComfyUI, only the queries are cut into tiles of the picture. Keys and values are cut into the
-same number of parts, in the order in which they are in memory.
+HyperTile by tfernd (https://github.com/tfernd/HyperTile) cuts the queries of a large picture into
+tiles. As in ComfyUI, keys and values are cut into the same number of consecutive parts instead.
 
 Token merging lets similar queries attend as one query (Bolya and Hoffman 2023, arXiv:2303.17604,
 section 4). The matching is from section 3.2 of Bolya et al. 2022 (arXiv:2210.09461). As in ComfyUI,
 only queries are merged, and only in the largest level.
 
-Both methods draw random numbers, in calls that rows of several runs share. The numbers are drawn
-separately for each run, so each run gets the same numbers as in a call of its own.
+Both methods draw random numbers, separately for each run. A run therefore gets the same numbers
+alone and in calls that it shares with other runs.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class CallDraws:
         self._drawn: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
     def integers(self, layer: int, below: int, shape: tuple[int, ...]) -> Tensor:
-        """Return random numbers from 0 to `below` - 1.
+        """Return random integers from 0 to `below` - 1.
 
         Within a call, a layer always gets the same numbers for the same shape.
         """
@@ -53,18 +52,18 @@ class CallDraws:
 
 
 class DrawnRows:
-    """The rows of the current call of a UNet, only for the thread that calls the UNet."""
+    """The rows of each run in the current call of a UNet.
+
+    Only the thread that calls the UNet may use this object.
+    """
 
     def __init__(self) -> None:
         self.size = (0, 0)
         """The height and width of the latents."""
         self.parts: tuple[tuple[slice, CallDraws], ...] = ()
-        """The rows that belong to each run."""
 
     def assign(self, draws: Sequence[CallDraws], sizes: Sequence[int], x: Tensor) -> None:
-        """Assign the rows of `x` to the `draws` in order. `sizes` has the number of rows for each
-        of the draws.
-        """
+        """Assign rows of `x` to the draws in order: `sizes[i]` rows to `draws[i]`."""
         self.size = x.shape[2], x.shape[3]
         parts, start = [], 0
         for own, same in groupby(zip(draws, sizes, strict=True), key=itemgetter(0)):
@@ -80,7 +79,7 @@ _PIXELS_PER_CELL = 8
 
 @dataclass(frozen=True, slots=True)
 class HyperTile:
-    """The levels and sizes in which a UNet's self-attention is cut into tiles."""
+    """Settings of HyperTile: the levels with tiles, and the sizes of the tiles."""
 
     tile_size: int
     """The least side of a tile in pixels."""
@@ -92,22 +91,19 @@ class HyperTile:
     """Whether tiles are larger in deeper levels."""
 
     def patch(self, unet: Any) -> None:
-        """Replace the attention layers of a UNet with layers that use tiles.
-
-        The UNet must not share its layers with another UNet.
-        """
+        """Replace attention layers of a UNet, which must not share its layers with other UNets."""
         unet.drawn_rows = rows = DrawnRows()
         fewest = unet.config.block_out_channels[0]
         widths = {fewest * 2**depth for depth in range(self.max_depth + 1)}
         found = self_attention(use_plain_attention(unet))
         layers = [each for each in found if each[1].to_q.in_features in widths]
-        for place, (name, layer) in enumerate(layers):
+        for index, (name, layer) in enumerate(layers):
             depth = layer.to_q.in_features // fewest - 1
             least = max(_LEAST_TILE, self.tile_size) // _PIXELS_PER_CELL
             tiles = _Tiles(
                 least * 2**depth if self.scale_depth else least,
                 self.swap_size,
-                place=place,
+                index=index,
                 layers=len(layers),
             )
             unet.set_submodule(name, TiledAttention(layer, tiles, rows))
@@ -115,17 +111,17 @@ class HyperTile:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """The settings with which one layer is cut into tiles."""
+    """The tile settings of one layer."""
 
     least: int
     options: int
-    place: int
+    index: int
     """The index of the layer among the layers that are cut, in the order in which they run."""
     layers: int
 
     def of(self, call: int, sides: tuple[int, int]) -> tuple[int, int]:
-        """Return the number of tiles along both sides in a call of a run."""
-        seed = 1 + 2 * (call * self.layers + self.place)
+        """Return the number of tiles along each side in the model call with the number `call`."""
+        seed = 1 + 2 * (call * self.layers + self.index)
         down, across = (
             _parts(side, self.least, self.options, seed + at) for at, side in enumerate(sides)
         )
@@ -143,9 +139,9 @@ class TiledAttention(SelfAttentionLayer):
         height, width = self._rows.size
         sides = sides_of(hidden_states.shape[1], width / height)
         by_count: defaultdict[tuple[int, int], list[Tensor]] = defaultdict(list)
-        places = torch.arange(len(hidden_states), device=hidden_states.device)
+        positions = torch.arange(len(hidden_states), device=hidden_states.device)
         for rows, draws in self._rows.parts:
-            by_count[self._tiles.of(draws.number, sides)].append(places[rows])
+            by_count[self._tiles.of(draws.number, sides)].append(positions[rows])
         projected = self.projections(hidden_states)
         found = torch.empty_like(projected[0])
         for counts, rows_of in by_count.items():
@@ -185,14 +181,14 @@ def _parts(side: int, least: int, options: int, seed: int) -> int:
 
 
 def _cut(hidden: Tensor, sides: tuple[int, int], counts: tuple[int, int]) -> Tensor:
-    """Return the tiles as (batch * tiles, places of a tile, width)."""
+    """Return the tiles as (batch * tiles, positions of a tile, width)."""
     (height, width), (down, across) = sides, counts
     cut = hidden.view(len(hidden), down, height // down, across, width // across, -1)
     return cut.transpose(2, 3).flatten(0, 2).flatten(1, 2)
 
 
 def _joined(hidden: Tensor, sides: tuple[int, int], counts: tuple[int, int]) -> Tensor:
-    """Return the places of all tiles as (batch, places, width)."""
+    """Undo `_cut`. Returns (batch, positions, width)."""
     (height, width), (down, across) = sides, counts
     tiles = hidden.view(-1, down, across, height // down, width // across, hidden.shape[-1])
     return tiles.transpose(2, 3).flatten(1, 4)
@@ -202,8 +198,8 @@ _STRIDE = 2
 """The side of a square of tokens. One token of each square is never merged into another token."""
 
 _LIKENESS_BYTES = 64 * 2**20
-"""The largest memory for one comparison of tokens. For an image of 2048 x 2048, the comparison of
-all tokens at once would need 3 GiB.
+"""The largest memory for one comparison of tokens. For an image of 2048 x 2048, a comparison of all
+tokens at once would need 3 GiB.
 """
 
 
@@ -214,25 +210,22 @@ class TokenMerging:
     ratio: float
 
     def patch(self, unet: Any) -> None:
-        """Replace the attention layers of a UNet with layers that merge queries.
-
-        The UNet must not share its layers with another UNet.
-        """
+        """Replace attention layers of a UNet, which must not share its layers with other UNets."""
         unet.drawn_rows = rows = DrawnRows()
-        for place, (name, layer) in enumerate(self_attention(use_plain_attention(unet))):
-            unet.set_submodule(name, MergingAttention(layer, self.ratio, rows, place))
+        for index, (name, layer) in enumerate(self_attention(use_plain_attention(unet))):
+            unet.set_submodule(name, MergingAttention(layer, self.ratio, rows, index))
 
 
 class MergingAttention(SelfAttentionLayer):
-    def __init__(self, layer: Any, ratio: float, rows: DrawnRows, place: int) -> None:
+    def __init__(self, layer: Any, ratio: float, rows: DrawnRows, index: int) -> None:
         super().__init__(layer)
-        self._ratio, self._rows, self._place = ratio, rows, place
+        self._ratio, self._rows, self._index = ratio, rows, index
 
     def attend(self, hidden_states: Tensor) -> Tensor:
         height, width = self._rows.size
-        places = hidden_states.shape[1]
-        count = int(places * self._ratio)
-        if count == 0 or places != height * width or min(height, width) == 1:
+        positions = hidden_states.shape[1]
+        count = int(positions * self._ratio)
+        if count == 0 or positions != height * width or min(height, width) == 1:
             return super().attend(hidden_states)
         matches = [
             (rows, Match.of(hidden_states[rows], kept_places(drawn, width), count))
@@ -244,17 +237,17 @@ class MergingAttention(SelfAttentionLayer):
         return torch.cat([match.unmerged(found[rows]) for rows, match in matches])
 
     def _drawn(self, down: int, across: int) -> list[tuple[slice, Tensor]]:
-        """Return the index of the kept place within each square, for the rows of each run."""
+        """Return the index of the kept position in each square, for the rows of each run."""
         return [
-            (rows, draws.integers(self._place, _STRIDE**2, (down, across, 1))[..., 0])
+            (rows, draws.integers(self._index, _STRIDE**2, (down, across, 1))[..., 0])
             for rows, draws in self._rows.parts
         ]
 
 
 def kept_places(drawn: Tensor, width: int) -> Tensor:
-    """Return the places into which other places are merged, in ascending order.
+    """Return the positions into which other positions are merged, in ascending order.
 
-    `drawn` has the index of the kept place within each square.
+    `drawn` has the index of the kept position within each square.
     """
     down, across = (torch.arange(side) * _STRIDE for side in drawn.shape)
     rows, columns = down[:, None] + drawn // _STRIDE, across + drawn % _STRIDE
@@ -263,25 +256,22 @@ def kept_places(drawn: Tensor, width: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The places of each row that are merged, and the places into which they are merged."""
+    """Says which positions of each row are merged, and into which positions."""
 
     targets: Tensor
-    """The places into which sources are merged."""
+    """(m,): the positions into which other positions may be merged."""
     sources: Tensor
-    """All other places."""
+    """All other positions."""
     apart: Tensor
-    """(batch, n): the sources that are not merged."""
+    """(batch, n): the indices in `sources` of the positions that are not merged."""
     gone: Tensor
-    """(batch, count): the sources that are merged."""
+    """(batch, count): the indices in `sources` of the positions that are merged."""
     into: Tensor
-    """(batch, count): the target of each merged source."""
+    """(batch, count): the indices in `targets` of the positions into which `gone` are merged."""
 
     @classmethod
     def of(cls, hidden: Tensor, targets: Tensor, count: int) -> Self:
-        """Match those `count` places that are most similar to a target.
-
-        `hidden` is (batch, places, width).
-        """
+        """Match `count` positions of `hidden` (batch, positions, width) most similar to targets."""
         is_source = torch.ones(hidden.shape[1], dtype=torch.bool)
         is_source[targets] = False
         targets = targets.to(hidden.device)
@@ -293,7 +283,10 @@ class Match:
         return cls(targets, sources, apart, gone, into.gather(1, gone))
 
     def merged(self, x: Tensor) -> Tensor:
-        """Return (batch, places - count, width), where merged tokens are replaced by their mean."""
+        """Return (batch, positions - count, width).
+
+        Each target becomes the mean of itself and the sources that are merged into it.
+        """
         sources, targets = x[:, self.sources], x[:, self.targets]
         found = targets.scatter_reduce(
             1, _wide(self.into, x), sources.gather(1, _wide(self.gone, x)), "mean"
@@ -301,7 +294,7 @@ class Match:
         return torch.cat([sources.gather(1, _wide(self.apart, x)), found], dim=1)
 
     def unmerged(self, x: Tensor) -> Tensor:
-        """Return (batch, places, width), where each merged token has the result of its target."""
+        """Return (batch, positions, width). Each merged source gets the result of its target."""
         count = self.apart.shape[1]
         apart, targets = x[:, :count], x[:, count:]
         sources = x.new_empty(len(x), len(self.sources), x.shape[-1])
@@ -313,15 +306,12 @@ class Match:
 
 
 def _most_alike(sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest similarity of each source to a target, and that target.
-
-    Both are (batch, n).
-    """
+    """Return the largest similarity of each source to a target, and that target's index."""
     row_bytes = len(targets) * targets.shape[1] * targets.element_size()
     parts = sources.split(max(1, _LIKENESS_BYTES // row_bytes), dim=1)
     likeness, which = zip(*((each @ targets.mT).max(-1) for each in parts), strict=True)
     return torch.cat(likeness, 1), torch.cat(which, 1)
 
 
-def _wide(places: Tensor, x: Tensor) -> Tensor:
-    return places[..., None].expand(-1, -1, x.shape[-1])
+def _wide(positions: Tensor, x: Tensor) -> Tensor:
+    return positions[..., None].expand(-1, -1, x.shape[-1])

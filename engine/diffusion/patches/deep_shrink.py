@@ -21,7 +21,7 @@ class DeepShrink:
     """Settings of deep shrink: where, when and how the latent is made smaller."""
 
     percent_range: tuple[float, float]
-    """The range of the timesteps in which the latent is made smaller."""
+    """The range of the timesteps in which the latent is smaller, in fractions of all timesteps."""
     block: int
     """The index of the encoder's block, as in single files: the first convolution is 0."""
     factor: float
@@ -30,10 +30,7 @@ class DeepShrink:
     up: str
 
     def patch(self, unet: Any) -> None:
-        """Make the layers of a UNet resize their outputs.
-
-        The UNet must not share its layers with another UNet.
-        """
+        """Make the layers of a UNet resize their outputs. No other UNet may share the layers."""
         encoder, decoder = list(_encoder(unet)), list(_decoder(unet))
         if self.block >= len(encoder):
             return
@@ -54,7 +51,7 @@ class DeepShrink:
             self._join(before, skip, sizes)
 
     def _join(self, before: nn.Module, skip: int, sizes: list[tuple[int, ...]]) -> None:
-        """Resize the output of a layer to the size of the skip connection that joins it."""
+        """Resize the output of `before` to the size of the skip connection that follows."""
 
         def fitted(hidden: Tensor) -> Tensor:
             height, width = sizes[skip]
@@ -87,7 +84,7 @@ def _noted(hidden: Tensor, sizes: list[tuple[int, ...]]) -> Tensor:
 
 
 def _encoder(unet: Any) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield the first and the last layer of each block of the encoder, in single files' order."""
+    """Yield the first and the last layer of each encoder block, in the order of single files."""
     yield unet.conv_in, unet.conv_in
     for block in unet.down_blocks:
         attentions = getattr(block, "attentions", block.resnets)
@@ -97,7 +94,6 @@ def _encoder(unet: Any) -> Iterator[tuple[nn.Module, nn.Module]]:
 
 
 def _decoder(unet: Any) -> Iterator[nn.Module]:
-    """Yield the last layer of each block of the decoder."""
     for block in unet.up_blocks:
         layers = list(getattr(block, "attentions", block.resnets))
         if block.upsamplers:

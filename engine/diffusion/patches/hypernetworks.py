@@ -2,7 +2,7 @@
 
 Hypernetworks are a method of the WebUI. The width of the context (text or picture) selects a pair
 of networks: one for the keys and one for the values. The files are pickled dictionaries. They are
-read with torch's `weights_only`, which creates only tensors, numbers and texts, and calls no code.
+read with torch's `weights_only`, so no code of a file is called.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Hypernetwork:
 
 
 def read_hypernetwork(path: Path, device: torch.device) -> Hypernetwork:
-    """Read the networks to the device. Raises CheckpointUnavailable, with the reason."""
+    """Load the networks onto the device. Raises CheckpointUnavailable for an invalid file."""
     stored, dtype = _stored(path), torch.float16 if device.type == "cuda" else torch.float32
     form = _Form.of(path.name, stored)
     found: dict[int, tuple[nn.Module, nn.Module]] = {}
@@ -101,23 +101,23 @@ class _Form:
         layers: list[nn.Module] = []
         pairs = list(_pairs(weights, f"{self.name}, width {width}"))
         last = max((at for at, (weight, _) in enumerate(pairs) if weight.ndim == 2), default=0)
-        given = width
+        out_width = width
         for at, (weight, bias) in enumerate(pairs):
-            if weight.shape[-1] != given or bias.shape != weight.shape[:1]:
+            if weight.shape[-1] != out_width or bias.shape != weight.shape[:1]:
                 raise CheckpointUnavailable(
                     f"{self.name}: a layer for the width {width} has the shape "
-                    f"{tuple(weight.shape)}, but the layer before it returns {given}"
+                    f"{tuple(weight.shape)}, but the layer before it returns {out_width}"
                 )
-            taken, given = given, len(weight)
+            in_width, out_width = out_width, len(weight)
             if weight.ndim == 1:
-                layers.append(_with(nn.LayerNorm(given, device="meta"), weight, bias))
+                layers.append(_with(nn.LayerNorm(out_width, device="meta"), weight, bias))
                 continue
-            layers.append(_with(nn.Linear(taken, given, device="meta"), weight, bias))
+            layers.append(_with(nn.Linear(in_width, out_width, device="meta"), weight, bias))
             if self.activation and (at != last or self.activates_output):
                 layers.append(self.activation())
-        if given != width:
+        if out_width != width:
             raise CheckpointUnavailable(
-                f"{self.name}: a network for the width {width} returns {given}"
+                f"{self.name}: a network for the width {width} returns {out_width}"
             )
         return nn.Sequential(*layers).eval().requires_grad_(False)
 
@@ -128,7 +128,6 @@ def _with(layer: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
 
 
 def _pairs(weights: object, where: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield weight and bias of each layer, in the order in which they are stored."""
     if not isinstance(weights, Mapping) or not all(map(_is_tensor, weights.values())):
         raise CheckpointUnavailable(
             f"{where}: the weights of a network must be a dictionary of floating-point tensors"
@@ -151,7 +150,7 @@ def _is_tensor(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """A hypernetwork at a strength. Copies of a UNet share it."""
+    """A hypernetwork at a strength. Copies of a UNet share this object."""
 
     network: Hypernetwork
     strength: float
@@ -175,9 +174,9 @@ class _Applied:
 
 
 def with_hypernetwork(model: Model, network: Hypernetwork, strength: float) -> Model:
-    """Return the model with a changed UNet, which shares its weights with the UNet of `model`.
+    """Return the model with a changed copy of its UNet. The copy shares the UNet's weights.
 
-    Equal settings give the same UNet. With the strength 0, `model` is returned. Raises EngineError
+    Equal settings give the same copy. With the strength 0, `model` is returned. Raises EngineError
     if the hypernetwork has no networks for the width of the model's texts.
     """
     if not strength:

@@ -18,7 +18,7 @@ _THRESHOLD = 1.0
 
 
 class SelfAttentionLayer(PlainAttention):
-    """A self-attention layer, which never gets texts."""
+    """A self-attention layer. It never gets texts."""
 
     def forward(
         self,
@@ -31,33 +31,29 @@ class SelfAttentionLayer(PlainAttention):
         return self.attend(hidden_states)
 
     def attend(self, hidden_states: Tensor) -> Tensor:
-        """Return the layer's output, (batch, places, width), for states of the same shape."""
+        """Return the layer's output, (batch, positions, width), for states of the same shape."""
         return super().forward(hidden_states)
 
     def projections(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, (batch, places, width) each."""
+        """Return query, key and value, (batch, positions, width) each."""
         keys, values = self.sources(hidden_states)
         return self.to_q(hidden_states), self.to_k(keys), self.to_v(values)
 
     def compared(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attended values (batch, places, width). Each head uses a part of the width."""
+        """Return the attended values, (batch, positions, width)."""
         parts = (
             each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (query, key, value)
         )
         return functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
 
     def output(self, found: Tensor) -> Tensor:
-        """Project the attended values to the layer's output."""
         projection, dropout = self.to_out
         projected: Tensor = dropout(projection(found))
         return projected
 
 
 class ValueAttention(SelfAttentionLayer):
-    """Self-attention in which each place attends only to itself.
-
-    This is equation 15 of Ahn et al. 2024 (arXiv:2403.17377).
-    """
+    """Self-attention of each position only to itself (arXiv:2403.17377, equation 15)."""
 
     def attend(self, hidden_states: Tensor) -> Tensor:
         _, values = self.sources(hidden_states)
@@ -65,7 +61,7 @@ class ValueAttention(SelfAttentionLayer):
 
 
 def perturb(unet: Any) -> None:
-    """Make each place in the middle block of a UNet attend only to itself."""
+    """Make each position in the middle block of a UNet attend only to itself."""
     for name, layer in _middle_self_attention(unet):
         unet.set_submodule(name, ValueAttention(layer))
     # `watch` may have set `watched` to the name of a layer that has now been replaced.
@@ -73,12 +69,12 @@ def perturb(unet: Any) -> None:
 
 
 class WatchedAttention(SelfAttentionLayer):
-    """Self-attention that keeps the attention to each place until the next call."""
+    """Self-attention that keeps its attention map until the next call."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
         self.attended: Tensor | None = None
-        """(batch, places): the sum over all queries of the mean over all heads."""
+        """(batch, positions): the mean over all heads, summed over all queries."""
 
     def attend(self, hidden_states: Tensor) -> Tensor:
         keys, _ = self.sources(hidden_states)
@@ -113,8 +109,8 @@ class SelfAttention:
     def degraded(self, x0: Tensor, attended: Tensor) -> Tensor:
         """Return x0 (batch, channels, h, w), blurred where the model attends most.
 
-        `attended` is (batch, places) of a level of the UNet. The sides of x0 are multiples of the
-        sides of this level.
+        `attended` is (batch, positions) for a level of the UNet. The sides of the level are the
+        sides of x0, divided by a whole number and rounded up.
         """
         height, width = x0.shape[2:]
         part = math.ceil(math.sqrt(height * width / attended.shape[1]))
@@ -125,8 +121,8 @@ class SelfAttention:
     def _blurred(self, x0: Tensor) -> Tensor:
         if self.blur_sigma == 0:
             return x0
-        places = torch.arange(-_BLUR_RADIUS, _BLUR_RADIUS + 1, device=x0.device).to(x0)
-        weights = (-((places / self.blur_sigma) ** 2) / 2).exp()
+        offsets = torch.arange(-_BLUR_RADIUS, _BLUR_RADIUS + 1, device=x0.device).to(x0)
+        weights = (-((offsets / self.blur_sigma) ** 2) / 2).exp()
         kernel = torch.outer(weights, weights) / weights.sum() ** 2
         padded = functional.pad(x0, (_BLUR_RADIUS,) * 4, mode="reflect")
         channels = x0.shape[1]
@@ -134,7 +130,7 @@ class SelfAttention:
 
     @staticmethod
     def suits(x0: Tensor) -> bool:
-        """Whether x0 is large enough to be blurred."""
+        """Return whether x0 is large enough to be blurred."""
         return min(x0.shape[2:]) > _LEAST_CELLS
 
 

@@ -31,22 +31,21 @@ M = TypeVar("M", bound=nn.Module)
 def sharing_copy(module: M) -> M:
     """Copy a module but share its weights, so that single weights can be replaced in the copy.
 
-    The copy of a streamed module is not streamed. Call `stream` to stream the copy.
+    The copy of a streamed module is not streamed.
     """
     shared: dict[int, Any] = {id(each): each for each in module.parameters()}
     shared |= {id(each): each for each in module.buffers()}
     device = end_streaming(module)
     try:
         copied = copy.deepcopy(module, shared)
-    # This also runs after an error, because calls of the module need the streamed weights.
+    # After an error too, the module is streamed again, because its calls need the weights.
     finally:
         if device is not None:
             stream(module, device)
     if device is None:
         both: tuple[Any, Any] = module, copied
         for each in both:
-            # The modules share weights, so streaming one module would also move the weights of the
-            # other.
+            # Streaming one module would also move the weights of the other.
             each.is_streamable = False
     if isinstance(copied, TextEncoder | LanguageModel):
         copied.renew_serial()
@@ -85,10 +84,7 @@ def variant_of(network: Any, settings: Hashable, change: Callable[[Any], None]) 
 
 
 def seamless(network: M) -> M:
-    """Return the network with circular padding instead of zero padding.
-
-    A network that is already seamless is returned unchanged.
-    """
+    """Return the network with circular padding. A seamless network is returned unchanged."""
     if getattr(network, "is_seamless", False):
         return network
     found: M = variant_of(network, "seamless", _pad_around)
@@ -130,8 +126,8 @@ class FreeU:
     s1: float
     s2: float
     follows_mean: bool = False
-    """Whether to use the second version of FreeU. In this version, the factor has more effect at
-    places where the mean over the channels is high.
+    """Whether the factor has more effect where the mean over the channels is high, as in the second
+    version of FreeU.
     """
 
     def scaled(self, hidden: Tensor, factor: float) -> Tensor:
@@ -147,10 +143,7 @@ class FreeU:
 
 
 def with_free_u(model: Model, settings: FreeU) -> Model:
-    """Return the model with a changed UNet, which shares its weights with the UNet of `model`.
-
-    Equal settings give the same UNet.
-    """
+    """Return the model with a changed copy of its UNet. Equal settings give the same copy."""
     unet = variant_of(model.unet, settings, partial(_patch, settings=settings))
     return replace(model, unet=unet)
 
@@ -177,10 +170,7 @@ def _patch(unet: Any, settings: FreeU) -> None:
 
 
 def _layers_after_skips(unet: Any) -> Iterator[tuple[nn.Module, int]]:
-    """Yield the decoder's layers whose input is the backbone joined with a skip connection.
-
-    The number is the number of channels of the backbone in the layer's input.
-    """
+    """Yield the layers after skip connections, and the backbone's channels in their inputs."""
     channels = unet.config.block_out_channels[-1]
     for block in unet.up_blocks:
         for layer in block.resnets:

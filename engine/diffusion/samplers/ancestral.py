@@ -1,4 +1,4 @@
-"""Samplers that add independent noise after each step. Their reverse process is a Markov chain."""
+"""Samplers that add independent noise in each step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ _MOST_CHURN = math.sqrt(2) - 1
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """The settings of the noise that is added before each step: S_churn, S_tmin, S_tmax.
-
-    Only samplers that use no past steps support this noise.
-    """
+    """The settings of the noise that is added before each step: S_churn, S_tmin, S_tmax."""
 
     amount: float = 0.0
     sigma_min: float = 0.0
@@ -39,10 +36,7 @@ def churned(
     *,
     churn: Churn,
 ) -> Sampling:
-    """Run the steps of `sampler`, each from a higher sigma.
-
-    This is algorithm 2 of Karras et al. 2022 (arXiv:2206.00364).
-    """
+    """Run each step of `sampler` from a higher sigma (arXiv:2206.00364, algorithm 2)."""
     gamma = min(churn.amount / (len(sigmas) - 1), _MOST_CHURN)
     for sigma, sigma_next in pairwise(sigmas):
         noise = noise_sampler(sigma, sigma)
@@ -112,10 +106,7 @@ def dpm_2_ancestral(
 def dpmpp_2s_ancestral(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """DPM-Solver++(2S) with ancestral steps (Lu et al. 2022, arXiv:2211.01095, algorithm 1).
-
-    r is 1/2.
-    """
+    """DPM-Solver++(2S), r = 1/2, with ancestral steps (arXiv:2211.01095, algorithm 1)."""
     return (yield from _dpmpp_2s_ancestral(x, sigmas, noise_sampler, eta=eta))
 
 
@@ -143,7 +134,7 @@ def _dpmpp_2s_ancestral(
             denoised = yield x_mid, sigma_mid
             x0_mid, x0_uncond = denoised if cfg_pp else (denoised, x0)
             # With CFG++, x0_uncond is now the unconditional x0 of the second call, as in ComfyUI.
-            # Otherwise it is x0 of the first call.
+            # Without CFG++, x0_uncond is x0 of the first call.
             x = sigma_down / sigma * (x + (x0 - x0_uncond)) - (-h).expm1() * x0_mid
         else:
             x = x0

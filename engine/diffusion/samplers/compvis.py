@@ -1,7 +1,6 @@
 """Samplers that step along timesteps and end at the first timestep, not at a sigma of 0.
 
-These samplers are defined for variance-preserving latents. So the returned latent is scaled as a
-variance-preserving latent of the last sigma.
+The returned latent has the variance-preserving scale for which these samplers are defined.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def plms(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def uni_pc(x: Tensor, sigmas: Tensor) -> Sampling:
-    """UniPC with B_1(h) = h. It ends at the first timestep."""
+    """UniPC with B_1(h) = h."""
     x = yield from data_prediction.uni_pc(x, sigmas)
     return _scaled(x, sigmas[-1])
 

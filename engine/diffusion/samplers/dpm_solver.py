@@ -1,7 +1,7 @@
 """DPM-Solver in single steps (Lu et al. 2022, arXiv:2206.00927).
 
-The lambda of the paper is t = -log sigma here. All samplers in this module end at the smallest
-sigma above 0, without a last step to 0.
+t = -log sigma is the lambda of the paper. All samplers here end at the smallest sigma above 0,
+without a last step to 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ACCEPT_SAFETY = 0.81
 _T_ERROR = 1e-5
 _TINY = 1e-8
 _ORDER, _NOISY_ORDER = 3, 1.5
-"""The orders in the formula for the next step size: for steps without noise, and with noise."""
+"""The order that determines the next step size, for steps without noise and with noise."""
 _THIRD, _TWO_THIRDS = 1 / 3, 2 / 3
 """As in k-diffusion, values are multiplied by these factors, not divided by 3. The error of a step
 is a small difference of two estimates, so different rounding would change the next step's size.
@@ -51,8 +51,8 @@ def dpm_fast_ancestral(
 def dpm_adaptive(x: Tensor, sigmas: Tensor) -> Sampling:
     """The adaptive DPM-Solver of orders 2 and 3. The error of a step determines the next step size.
 
-    Raises ValueError if an output of the model is not a number. Raises ValueError also if the
-    sampler needs more than `ADAPTIVE_STEPS` steps and more steps than the schedule has.
+    Raises ValueError if an output of the model is not finite, or if the sampler needs more than
+    `ADAPTIVE_STEPS` steps and more steps than the schedule has.
     """
     return (yield from _adaptive(x, sigmas, _NO_NOISE))
 
@@ -60,7 +60,7 @@ def dpm_adaptive(x: Tensor, sigmas: Tensor) -> Sampling:
 def dpm_adaptive_ancestral(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """`dpm_adaptive` with ancestral steps. The error of these steps shrinks more slowly."""
+    """`dpm_adaptive` with ancestral steps."""
     return (yield from _adaptive(x, sigmas, _StepNoise(noise_sampler, eta)))
 
 
@@ -161,7 +161,6 @@ def _orders(calls: int) -> list[int]:
 
 
 def _eps(x: Tensor, t: Tensor) -> _Eps:
-    """Return the noise in x at t."""
     sigma = (-t).exp()
     x0 = yield x, sigma
     return (x - x0) / sigma
@@ -173,10 +172,7 @@ def _eps_1(x: Tensor, t: Tensor, part: Tensor, eps: Tensor) -> _Eps:
 
 
 def _eps_2(x: Tensor, t: Tensor, h: Tensor, *, eps: Tensor, eps_1: Tensor) -> _Eps:
-    """Return the noise at two thirds of a step.
-
-    `eps` is the noise at the start of the step, and `eps_1` the noise at one third.
-    """
+    """Return the noise at two thirds of a step, from the noise at its start and at one third."""
     part = _TWO_THIRDS * h
     sigma = (-(t + part)).exp()
     u = x - sigma * part.expm1() * eps - 2 * sigma * (part.expm1() / part - 1) * (eps_1 - eps)
@@ -186,19 +182,13 @@ def _eps_2(x: Tensor, t: Tensor, h: Tensor, *, eps: Tensor, eps_1: Tensor) -> _E
 def _second_order(
     x: Tensor, t_next: Tensor, h: Tensor, *, eps: Tensor, eps_1: Tensor, r: float
 ) -> Tensor:
-    """Return x at the end of a step.
-
-    `eps` is the noise at the start, and `eps_1` the noise at the fraction `r` of the step.
-    """
+    """Return x after a step, from the noise at its start and at its fraction `r`."""
     sigma = (-t_next).exp()
     return x - sigma * h.expm1() * eps - sigma / (2 * r) * h.expm1() * (eps_1 - eps)
 
 
 def _third_order(x: Tensor, t_next: Tensor, h: Tensor, *, eps: Tensor, eps_2: Tensor) -> Tensor:
-    """Return x at the end of a step.
-
-    `eps` is the noise at the start of the step, and `eps_2` the noise at two thirds.
-    """
+    """Return x after a step, from the noise at its start and at two thirds."""
     sigma = (-t_next).exp()
     slope = sigma / _TWO_THIRDS * (h.expm1() / h - 1) * (eps_2 - eps)
     return x - sigma * h.expm1() * eps - slope

@@ -1,6 +1,6 @@
 """Samplers that use their past steps.
 
-Except `sa_solver_pece`, all samplers here call the model once for each step. SA-Solver (Xue et al.
+All samplers here except `sa_solver_pece` call the model once for each step. SA-Solver (Xue et al.
 2023, arXiv:2309.05019) predicts data, and its lambda is -log sigma. Its tau scales the noise of the
 reverse SDE: a tau of 0 gives the ODE, and a tau of 1 gives the SDE of the forward process.
 """
@@ -168,10 +168,7 @@ def ipndm_v(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def lms(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Linear multistep method: Adams-Bashforth of order 4 in sigma.
-
-    See Liu et al. 2022 (arXiv:2202.09778).
-    """
+    """Adams-Bashforth of order 4 in sigma (Liu et al. 2022, arXiv:2202.09778)."""
     slopes: list[Tensor] = []
     values = sigmas.double().numpy()
     for i, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
@@ -215,8 +212,8 @@ def ipndm_v_weights(h: Tensor, past: Sequence[Tensor]) -> list[Tensor]:
     weights = [torch.ones_like(h), *(torch.zeros_like(h) for _ in past)]
     for count in range(1, len(past) + 1):
         factor, difference = _ipndm_v_difference(h, past[:count])
-        for place, part in enumerate(difference):
-            weights[place] = weights[place] + factor * part
+        for index, part in enumerate(difference):
+            weights[index] = weights[index] + factor * part
     return weights
 
 
@@ -256,7 +253,7 @@ def _deis_weights(past: NDArray[np.float64], sigma_next: float) -> list[float]:
     sigma = np.sqrt(np.expm1(exponent))
     dsigma = np.exp(exponent) * (slope * tau + intercept) / (2 * sigma)
     span = times[-1] - times[0]
-    # The integral is a mean over the points. The trapezoidal rule would change pixels.
+    # The integral is a mean over the points: the trapezoidal rule would give other pixels.
     return [float(np.mean(lagrange(times[:-1], j)(tau) * dsigma) * span) for j in range(len(past))]
 
 
@@ -285,7 +282,7 @@ _TAU_SIGMA_MAX, _TAU_SIGMA_MIN = (
 
 
 def sa_solver(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
-    """SA-Solver, where tau is 1 from 20 to 80 % of the timesteps, and 0 before and after.
+    """SA-Solver with a tau of 1 from 20 to 80 % of the timesteps, and of 0 before and after.
 
     The authors' scheduler in diffusers has the same tau. The orders 3 and 4 are from the paper.
     """
@@ -309,10 +306,7 @@ def stochastic_adams(
     *,
     evaluates_twice: bool = False,
 ) -> Sampling:
-    """Run algorithm 1 of SA-Solver.
-
-    If the schedule ends at 0, the orders decrease towards the end.
-    """
+    """Run algorithm 1 of SA-Solver. If the schedule ends at 0, its last steps have lower orders."""
     past: list[tuple[float, Tensor]] = []
     step: _Step | None = None
     for left, (sigma, sigma_next) in zip(

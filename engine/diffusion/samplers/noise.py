@@ -35,7 +35,7 @@ def shifted(seed: int, by: int) -> int:
 
 
 def start_noise(latent: Latent, generator: torch.Generator) -> Tensor:
-    """Return the noise at the start of sampling. Each row gets the draw of its batch index.
+    """Return the noise at the start of sampling. Each latent gets the draw of its batch index.
 
     Raises TooLarge if an index is too large. A batch made from parts of other batches can have
     indices of any size.
@@ -51,8 +51,8 @@ def start_noise(latent: Latent, generator: torch.Generator) -> Tensor:
             "take too long to draw. Take the latent from fewer batches, one after the other."
         )
     for index in range(count):
-        # Rows are drawn one at a time. If 16 does not divide the size of a row, a draw of several
-        # rows at once gives different numbers.
+        # Latents are drawn one at a time. If 16 does not divide the size of a latent, one draw of
+        # several latents gives different numbers.
         draw = torch.randn(shape, generator=generator)
         if index in wanted:
             draws[index] = draw
@@ -67,8 +67,8 @@ class Variation:
     strength: float = 0.0
     """The position (0..1) between the noise of the original seed and the noise of `seed`."""
     cells: tuple[int, int] | None = None
-    """The height and width, in cells of a latent, of the noise that replaces the middle. None: all
-    noise is replaced.
+    """The height and width, in latent cells, for which noise is drawn. That noise replaces the
+    middle of the noise at the start. None: the size of the latent.
     """
 
 
@@ -89,10 +89,7 @@ def _drawn(shape: torch.Size, seed: int) -> Tensor:
 
 
 def _between(start: Tensor, end: Tensor, share: float) -> Tensor:
-    """Interpolate on the arc from `start` to `end`, for each column of each channel.
-
-    See Shoemake 1985, "Animating rotation".
-    """
+    """Interpolate on the arc from `start` to `end` for each column (Shoemake 1985)."""
     directions = [each / each.norm(dim=-2, keepdim=True) for each in (start, end)]
     cosine = (directions[0] * directions[1]).sum(dim=-2, keepdim=True)
     angle = cosine.clamp(-1, 1).acos()
@@ -102,15 +99,15 @@ def _between(start: Tensor, end: Tensor, share: float) -> Tensor:
 
 
 def _with_middle(noise: Tensor, middle: Tensor) -> Tensor:
-    """Replace the middle of the noise by `middle`. A side of `middle` that is longer is cropped."""
+    """Replace the middle of the noise by `middle`. A longer side of `middle` is cropped."""
     found = noise.clone()
-    place, source = found, middle
+    target, source = found, middle
     for axis in (2, 3):
         offset = (noise.shape[axis] - middle.shape[axis]) // 2
         length = middle.shape[axis] + min(2 * offset, 0)
-        place = place.narrow(axis, max(offset, 0), length)
+        target = target.narrow(axis, max(offset, 0), length)
         source = source.narrow(axis, max(-offset, 0), length)
-    place.copy_(source)
+    target.copy_(source)
     return found
 
 

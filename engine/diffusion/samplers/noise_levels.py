@@ -26,8 +26,7 @@ _BETA_END = 0.012
 _CONSISTENCY_TIMESTEPS = 50
 _LEAST_SIGMA = 1e-9
 _TERMINAL_ALPHA_CUMPROD = 4.8973451890853435e-08
-"""The last alpha_cumprod for a zero terminal SNR, as in ComfyUI. With 0, sigma would be infinite.
-"""
+"""The last alpha_cumprod for a zero terminal SNR, as in ComfyUI. 0 gives an infinite sigma."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,17 +86,11 @@ class NoiseLevels:
         return nearest * self.stride + self.first_timestep
 
     def timestep_near(self, sigma: float) -> float:
-        """Return the result of `timestep_of` for one sigma.
-
-        Results are cached, because jobs often have the same schedule.
-        """
+        """Return the result of `timestep_of` for one sigma."""
         return _timestep_near(self, sigma)
 
     def fractional_timestep_of(self, sigma: float) -> float:
-        """Return the fractional timestep of a sigma, interpolated in log sigma.
-
-        Results are cached.
-        """
+        """Return the fractional timestep of a sigma, interpolated in log sigma."""
         return _fractional_timestep(self, sigma)
 
     def noised(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
@@ -140,10 +133,7 @@ def scaled_linear_sigmas() -> Tensor:
 
 
 def zero_terminal_snr(sigmas: Tensor) -> Tensor:
-    """Rescale sigmas to a zero terminal SNR (Lin et al. 2023, arXiv:2305.08891, algorithm 1).
-
-    At the last timestep, nothing of the signal is left.
-    """
+    """Rescale sigmas to a zero terminal SNR (Lin et al. 2023, arXiv:2305.08891, algorithm 1)."""
     alphas_cumprod_sqrt = 1 / (sigmas**2 + 1).sqrt()
     first, last = alphas_cumprod_sqrt[0], alphas_cumprod_sqrt[-1]
     alphas_cumprod = ((alphas_cumprod_sqrt - last) * first / (first - last)) ** 2
@@ -230,10 +220,7 @@ def continuous_levels(sigma_max: float, sigma_min: float, time: Time) -> Continu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlowLevels(NoiseLevels):
-    """Noise levels of flow models: evenly spaced times that are shifted towards the noise.
-
-    The shift is equation 23 of Esser et al. 2024 (arXiv:2403.03206).
-    """
+    """Levels at evenly spaced times, shifted towards the noise (arXiv:2403.03206, equation 23)."""
 
     shift: float = 1.0
 

@@ -54,9 +54,9 @@ def _steps(sigmas: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     above_zero = karras_between(ends[0], ends[-1], steps - times * length)
     sigmas = torch.cat([above_zero, torch.zeros(1)])
     low, high = (int((sigmas - level).abs().argmin()) for level in (_RESTART_MIN, _RESTART_MAX))
-    for place, step in enumerate(pairwise(sigmas), start=1):
+    for number, step in enumerate(pairwise(sigmas), start=1):
         yield step
-        if place == low and high < low:
+        if number == low and high < low:
             again = karras_between(sigmas[high], sigmas[low], length + 1)
             for _ in range(times):
                 yield from pairwise(again)

@@ -1,13 +1,13 @@
-"""The deterministic samplers that use no past steps.
+"""Deterministic samplers that use no past steps.
 
-Every sampler is a generator. It yields x and sigma, gets x0, and makes a step with x0:
+All samplers of this package are generators, so that one model call can serve many samplers. A
+sampler yields x and sigma, gets x0, and makes a step with x0:
 
     x0 = yield x, sigma
 
 `x` is (batch, channels, height, width), `sigma` is a scalar, and `x0` is the model's estimate of
-the clean latent. `sigmas` falls to 0, and the return value is the latent at the last sigma. The
-engine runs the model once for many samplers. Samplers of CFG++ get (2, batch, ...): x0 and the
-unconditional x0.
+the clean latent. CFG++ samplers get (2, batch, ...): x0 and the unconditional x0. The return value
+is the latent at the last of the `sigmas`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def heun(x: Tensor, sigmas: Tensor) -> Sampling:
 
 
 def heunpp2(x: Tensor, sigmas: Tensor) -> Sampling:
-    """Heun's method over up to three sigmas. Each slope is weighted by its sigma.
+    """Heun's method with the slopes at up to three sigmas, weighted by their sigmas.
 
     The model is never called at the last sigma. There is no paper; the method is from its author's
     program (github.com/Carzit/sd-webui-sampler-heunpp).

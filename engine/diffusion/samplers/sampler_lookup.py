@@ -1,4 +1,4 @@
-"""Look-up of the functions of samplers and schedulers by their names in the tables."""
+"""Finds the functions of samplers and schedulers by their names."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ from engine.webui.sampler_names import SAMPLER_OF, SCHEDULER_OF
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
     eta: float | None = None
-    """The sampler's parameter eta; see `Sampler.eta`. None: the default. Samplers without this
-    parameter ignore this option.
-    """
+    """None: the default, `Sampler.eta`. Samplers without eta ignore this option."""
     noise_factor: float = 1.0
-    """The noise of the steps is multiplied by this factor."""
+    """The factor of the noise of the steps."""
     churn: Churn = NO_CHURN
-    """The noise before each step. Samplers that use past steps ignore this option."""
+    """The noise before each step. Only samplers with `Sampler.churns` use this option."""
 
 
 DEFAULT = SamplerOptions()
@@ -40,7 +38,7 @@ DEFAULT = SamplerOptions()
 
 @cache
 def function_at(place: str) -> Any:
-    """Return the function at `module:function` in this package. The first call imports it."""
+    """Return the function at `module:function` in this package. Imports the module if needed."""
     return resolve_name(f"{__package__}.{place}")
 
 
@@ -60,7 +58,7 @@ def sampling_of(
     options: SamplerOptions = DEFAULT,
     is_flow: bool = False,
 ) -> Sampling:
-    """Return the sampler of that name, before its first step.
+    """Return the generator of a sampler, before its first step.
 
     A sampler with Brownian noise draws its path from `seed`. The path covers the sigmas of `path`,
     or `sigmas` if `path` is None. A sampler with independent noise uses `step_noise`, or draws from

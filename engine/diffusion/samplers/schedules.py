@@ -32,17 +32,13 @@ def normal(levels: NoiseLevels, steps: int) -> Tensor:
 
 
 def karras(levels: NoiseLevels, steps: int) -> Tensor:
-    """Return the schedule of Karras et al. 2022 (arXiv:2206.00364, equation 5) with a rho of 7."""
     return karras_between(levels.sigma_max, levels.sigma_min, steps)
 
 
 def karras_between(
     sigma_max: Tensor, sigma_min: Tensor, steps: int, rho: float = _KARRAS_RHO
 ) -> Tensor:
-    """Return sigmas whose rho-th roots are evenly spaced.
-
-    This is equation 5 of Karras et al. 2022 (arXiv:2206.00364).
-    """
+    """Return sigmas whose rho-th roots are evenly spaced (arXiv:2206.00364, equation 5)."""
     ramp = torch.linspace(0, 1, steps)
     first, last = float(sigma_max) ** (1 / rho), float(sigma_min) ** (1 / rho)
     sigmas: Tensor = (first + ramp * (last - first)) ** rho
@@ -50,7 +46,6 @@ def karras_between(
 
 
 def exponential(levels: NoiseLevels, steps: int) -> Tensor:
-    """Return sigmas whose logarithms are evenly spaced."""
     return exponential_between(levels.sigma_max, levels.sigma_min, steps)
 
 
@@ -60,10 +55,7 @@ def exponential_between(sigma_max: Tensor, sigma_min: Tensor, steps: int) -> Ten
 
 
 def sgm_uniform(levels: NoiseLevels, steps: int) -> Tensor:
-    """Return sigmas whose timesteps are evenly spaced.
-
-    The last sigma is above the model's smallest sigma.
-    """
+    """Return sigmas at evenly spaced timesteps, without the model's smallest sigma."""
     timesteps = torch.linspace(levels.last_timestep, levels.first_timestep, steps + 1)
     return levels.sigma_at(timesteps[:-1])
 
@@ -83,10 +75,7 @@ def ddim_uniform(levels: NoiseLevels, steps: int) -> Tensor:
 
 
 def beta(levels: NoiseLevels, steps: int) -> Tensor:
-    """Return the sigmas of timesteps at quantiles of Beta(0.6, 0.6).
-
-    See Lee et al. 2024 (arXiv:2407.12173).
-    """
+    """Return the sigmas of timesteps at quantiles of Beta(0.6, 0.6) (arXiv:2407.12173)."""
     return at_beta_quantiles(levels, steps, _BETA_SHAPE, _BETA_SHAPE)
 
 
@@ -100,14 +89,13 @@ def at_beta_quantiles(levels: NoiseLevels, steps: int, first: float, second: flo
 def log_interpolated(sigmas: Sequence[float] | Tensor, count: int) -> Tensor:
     """Return `count` sigmas from the first to the last of `sigmas`, interpolated in log sigma."""
     known = np.log(np.asarray(sigmas, dtype=np.float64))
-    places = np.linspace(0, len(known) - 1, count)
-    return torch.from_numpy(np.exp(np.interp(places, np.arange(len(known)), known))).float()
+    positions = np.linspace(0, len(known) - 1, count)
+    return torch.from_numpy(np.exp(np.interp(positions, np.arange(len(known)), known))).float()
 
 
 def linear_quadratic(levels: NoiseLevels, steps: int) -> Tensor:
-    """Return sigmas that fall linearly in the first half, and then quadratically to 0.
-
-    See Polyak et al. 2024 (arXiv:2410.13720).
+    """Return sigmas that fall linearly in the first half, and then quadratically
+    (arXiv:2410.13720).
     """
     if steps == 1:
         return levels.sigma_max[None]
@@ -119,10 +107,7 @@ def linear_quadratic(levels: NoiseLevels, steps: int) -> Tensor:
 
 
 def kl_optimal(levels: NoiseLevels, steps: int) -> Tensor:
-    """Return sigmas whose arc tangents are evenly spaced.
-
-    See Sabour et al. 2024 (arXiv:2404.14507), theorem 3.1.
-    """
+    """Return sigmas whose arc tangents are evenly spaced (arXiv:2404.14507, theorem 3.1)."""
     ramp = torch.arange(steps) / max(steps - 1, 1)
     first, last = math.atan(levels.sigma_max), math.atan(levels.sigma_min)
     return (ramp * last + (1 - ramp) * first).tan()
@@ -196,15 +181,14 @@ def align_your_steps(levels: NoiseLevels, steps: int) -> Tensor:  # noqa: ARG001
 
 
 def align_your_steps_xl(levels: NoiseLevels, steps: int) -> Tensor:  # noqa: ARG001 - schedules have this parameter
-    """Return the sigmas of `align_your_steps` for Stable Diffusion XL."""
     return log_interpolated(_ALIGNED_XL, steps)
 
 
 def timesteps(levels: NoiseLevels, steps: int) -> Tensor:
-    """Return the sigmas of every k-th timestep from the second on.
+    """Return the sigmas of every k-th timestep from the second on (arXiv:2010.02502).
 
-    See Song et al. 2020 (arXiv:2010.02502). The schedule ends at the first timestep. If the number
-    of steps does not divide 1000, there are one or more additional steps.
+    The schedule ends at the first timestep. If the number of steps does not divide 1000, there are
+    one or more additional steps.
     """
     count = len(levels.sigmas)
     # If there are more steps than timesteps, every timestep is used.

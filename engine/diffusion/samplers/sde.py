@@ -20,10 +20,7 @@ _ER_POINTS = 200
 def dpmpp_sde(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """SDE-DPM-Solver++ in single steps with r = 1/2.
-
-    See Lu et al. 2022 (arXiv:2211.01095), section 5.
-    """
+    """SDE-DPM-Solver++ in single steps, r = 1/2 (Lu et al. 2022, arXiv:2211.01095, section 5)."""
     for sigma, sigma_next in pairwise(sigmas):
         x0 = yield x, sigma
         if sigma_next == 0:
@@ -50,10 +47,7 @@ def dpmpp_2m_sde(
 def dpmpp_2m_sde_heun(
     x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, eta: float = 1.0
 ) -> Sampling:
-    """SDE-DPM-Solver++(2M) with Heun's rule.
-
-    It is like `dpmpp_2m_sde`, but with the exact integral of the slope.
-    """
+    """Like `dpmpp_2m_sde`, but with the exact integral of the slope."""
     return (yield from _dpmpp_2m_sde(x, sigmas, noise_sampler, eta=eta, by_midpoint=False))
 
 

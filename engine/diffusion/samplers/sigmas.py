@@ -1,4 +1,4 @@
-"""Schedules that are made by nodes of a graph. Nodes can create, split and flip schedules."""
+"""Schedules that nodes create, split and flip."""
 
 from __future__ import annotations
 
@@ -73,16 +73,12 @@ def karras(steps: int, sigma_max: float, sigma_min: float, rho: float) -> Sigmas
 
 
 def exponential(steps: int, sigma_max: float, sigma_min: float) -> Sigmas:
-    """Return sigmas whose logarithms are evenly spaced."""
     values = exponential_between(torch.tensor(sigma_max), torch.tensor(sigma_min), steps)
     return Sigmas.down_to_zero(values, steps)
 
 
 def polyexponential(steps: int, sigma_max: float, sigma_min: float, rho: float) -> Sigmas:
-    """Return sigmas whose logarithms follow a linear ramp to the power of rho.
-
-    With a rho of 1, the schedule is the same as with `exponential`.
-    """
+    """Return sigmas whose logarithms follow a linear ramp to the power of rho."""
     first, last = torch.tensor(sigma_max).log(), torch.tensor(sigma_min).log()
     values = (torch.linspace(1, 0, steps) ** rho * (first - last) + last).exp()
     return Sigmas.down_to_zero(values, steps)
@@ -105,13 +101,13 @@ def beta_quantiles(levels: NoiseLevels, steps: int, alpha: float, beta: float) -
 
 
 def laplace(steps: int, *, sigma_max: float, sigma_min: float, mu: float, beta: float) -> Sigmas:
-    """Return sigmas whose logarithms are at quantiles of a Laplace distribution.
+    """Return sigmas whose logarithms are at quantiles of a Laplace distribution (arXiv:2407.03297).
 
-    See Hang et al. 2024 (arXiv:2407.03297). As in ComfyUI, no 0 is appended.
+    As in ComfyUI, no 0 is appended.
     """
-    places = torch.linspace(0, 1, steps)
-    tail = (1 - 2 * (0.5 - places).abs() + _LEAST_TAIL).log()
-    values = (mu - beta * (0.5 - places).sign() * tail).exp().clamp(sigma_min, sigma_max)
+    ramp = torch.linspace(0, 1, steps)
+    tail = (1 - 2 * (0.5 - ramp).abs() + _LEAST_TAIL).log()
+    values = (mu - beta * (0.5 - ramp).sign() * tail).exp().clamp(sigma_min, sigma_max)
     return replace(Sigmas.down_to_zero(values, steps), values=values)
 
 
@@ -121,20 +117,17 @@ def aligned(family: str, steps: int, denoise: float) -> Sigmas:
     For any other number of steps, the sigmas are interpolated in log sigma. `denoise` is the
     fraction of the steps that are used, counted from the end.
     """
-    taken = round(steps * denoise)
-    if taken == 0:
+    used_steps = round(steps * denoise)
+    if used_steps == 0:
         return Sigmas(torch.empty(0), 0)
     timesteps = _ALIGNED_TIMESTEPS.get(family)
     aligned = STABLE_DIFFUSION.sigmas[list(timesteps)] if timesteps else _ALIGNED_SIGMAS
     values = log_interpolated(aligned, steps + 1)
-    return Sigmas.down_to_zero(values[-(taken + 1) : -1], steps)
+    return Sigmas.down_to_zero(values[-(used_steps + 1) : -1], steps)
 
 
 def turbo(levels: NoiseLevels, steps: int, denoise: float) -> Sigmas:
-    """Return the sigmas at the timesteps 999, 899, ... of turbo models.
-
-    See Sauer et al. 2023 (arXiv:2311.17042).
-    """
+    """Return the sigmas at the timesteps 999, 899, ... of turbo models (arXiv:2311.17042)."""
     timesteps = torch.arange(_TURBO_STEPS, 0, -1) * _TURBO_STRIDE - 1
     first = _TURBO_STEPS - int(_TURBO_STEPS * denoise)
     return Sigmas.down_to_zero(levels.sigma_at(timesteps[first : first + steps].float()), steps)

@@ -90,14 +90,13 @@ class Clip:
         return any(each.spec.has_projection for each in self.encoders)
 
     def takes(self, embedding: Embedding) -> bool:
-        """Whether an embedding has vectors for every text encoder."""
+        """Return whether an embedding has vectors for every text encoder."""
         return all(
             embedding.vectors_for(each.spec.embedding_key, each.width) is not None
             for each in self.encoders
         )
 
     def encode(self, text: str) -> Work[Conditioning]:
-        """Return the conditioning of a prompt."""
         return encode(self, chunks_of(text, self.tokenizer, self.embeddings))
 
     def stopping_at(self, layer: int) -> Clip:
@@ -114,12 +113,12 @@ def chunks_of(
     """
     chunks: list[list[Weighted]] = [[]]
     for word in _words(prompt, tokenizer, embeddings):
-        room = CHUNK - len(chunks[-1])
-        if room < len(word) < _WHOLE_WORD:
+        free = CHUNK - len(chunks[-1])
+        if free < len(word) < _WHOLE_WORD:
             chunks.append([])
-            room = CHUNK
-        chunks[-1] += word[:room]
-        chunks += [word[at : at + CHUNK] for at in range(room, len(word), CHUNK)]
+            free = CHUNK
+        chunks[-1] += word[:free]
+        chunks += [word[at : at + CHUNK] for at in range(free, len(word), CHUNK)]
     return [padded(chunk) for chunk in chunks]
 
 
@@ -191,7 +190,6 @@ class Encode(Request):
             return [{chunk: encoded[chunk] for chunk in each.chunks} for each in requests]
 
     def _encode(self, chunks: Sequence[Tokens]) -> dict[Tokens, Encoded]:
-        """Return the encoding of each chunk, from the cache if possible."""
         cache, layer = self.clip.encoding_cache, self.clip.layer
         found: dict[Tokens, Encoded] = {}
         missing: list[Tokens] = []
@@ -223,7 +221,9 @@ def encode(
 def encode_each(
     clip: Clip, texts: Sequence[Sequence[Chunk]], weigh: ApplyWeights = weigh_from_empty
 ) -> Work[Conditioning]:
-    """Return the conditioning of one text for each text encoder, concatenated along the width."""
+    """Return the conditioning of one text for each text encoder. The states are concatenated along
+    the width.
+    """
     found: list[Tensor] = []
     pooled: Tensor | None = None
     for encoder, chunks in zip(clip.encoders, texts, strict=True):
@@ -255,7 +255,7 @@ def padded_to_length(chunks: Sequence[Chunk], length: int) -> Sequence[Chunk]:
 
 
 def _in_batches(chunks: Sequence[Chunk]) -> list[Sequence[Tokens]]:
-    """Return the chunks to encode for a prompt in batches, so that other jobs run between them."""
+    """Return the chunks of a prompt in batches, so that other jobs can run between two batches."""
     needed = list(dict.fromkeys([_EMPTY, *(_tokens(chunk) for chunk in chunks)]))
     size = _CHUNKS_PER_REQUEST
     return [needed[start : start + size] for start in range(0, len(needed), size)]
@@ -283,7 +283,7 @@ def _tokens(chunk: Chunk) -> Tokens:
 class FamilyTexts(ABC):
     """The text encoders of a family that does not use only CLIP.
 
-    It is used like a `Clip`. Operations that exist only for CLIP raise EngineError.
+    The class is used like `Clip`. Operations that exist only for CLIP raise EngineError.
     """
 
     title: ClassVar[str]
@@ -295,7 +295,7 @@ class FamilyTexts(ABC):
 
     @abstractmethod
     def with_networks(self, networks: Sequence[Any]) -> Self:
-        """Return text encoders with `networks` in place of their networks."""
+        """Return a copy with other networks."""
 
     @abstractmethod
     def encode(self, text: str) -> Work[Conditioning]:

@@ -30,7 +30,7 @@ _QWEN_EPS = 1e-6
 
 
 class LanguageModel(nn.Module):
-    """A model of transformers, without the parts that are not needed to encode texts."""
+    """A model of the library transformers, reduced to the parts that encode texts."""
 
     kind: ClassVar[str]
     checkpoint_name: ClassVar[str]
@@ -57,21 +57,18 @@ class LanguageModel(nn.Module):
 
     @abstractmethod
     def key_map(self, names: Iterable[str], keys: Mapping[str, Any]) -> KeyMap:
-        """Return the tensor in a file, without its prefix, for each weight."""
+        """Return, for each weight, its tensor in a file without a prefix."""
 
     @abstractmethod
     def layer_key(self, name: str) -> str:
-        """Return the name of a layer or weight in a file without a prefix."""
+        """Return the name that a layer or weight has in a file without a prefix."""
 
     @abstractmethod
     def encoded(self, texts: Sequence[Ids]) -> list[Tensor]:
         """Return the states (tokens, width) of each text in float32."""
 
     def finish(self) -> None:
-        """Create the parts of the model that files do not contain.
-
-        This method is called after the weights are loaded.
-        """
+        """Create the parts that files do not contain, after the weights are loaded."""
 
 
 class Qwen3(LanguageModel):

@@ -39,17 +39,14 @@ class Embedding:
 
     @property
     def tokens(self) -> list[EmbeddingToken]:
-        """The tokens that represent the embedding in a prompt.
-
-        The number of tokens is the largest number of vectors for one encoder.
-        """
+        """The tokens for a prompt: as many as the largest number of vectors for one encoder."""
         rows = max(len(each) for each in self.vectors.values())
         return [EmbeddingToken(self, row) for row in range(rows)]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingToken:
-    """One vector of an embedding, which takes the place of a token."""
+    """One vector of an embedding, used as a token."""
 
     embedding: Embedding
     row: int
@@ -130,7 +127,7 @@ class TextEncoder(nn.Module):
         return width
 
     def forward(self, chunks: Sequence[Tokens], layer: int | None) -> list[Encoded]:
-        """Encode chunks by the hidden states of a layer. None: the layer in the spec is used."""
+        """Return the hidden states of `layer` for each chunk. None: the layer in the spec."""
         rows = [list(self._fitted(chunk)) for chunk in chunks]
         ids = [[each if isinstance(each, int) else 0 for each in row] for row in rows]
         with self._embeddings_inserted(rows):
@@ -174,8 +171,8 @@ class TextEncoder(nn.Module):
 
     @contextmanager
     def _embeddings_inserted(self, rows: Sequence[Sequence[Token | Tensor]]) -> Iterator[None]:
-        """Within this context, vectors of embeddings replace the output of the token embedding."""
-        places = [
+        """Replace outputs of the token embedding by vectors of embeddings within this context."""
+        positions = [
             (row, column, token)
             for row, tokens in enumerate(rows)
             for column, token in enumerate(tokens)
@@ -183,7 +180,7 @@ class TextEncoder(nn.Module):
         ]
 
         def put(_module: nn.Module, _ids: Any, found: Tensor) -> Tensor:
-            for row, column, vector in places:
+            for row, column, vector in positions:
                 found[row, column] = vector.to(found)
             return found
 
@@ -195,7 +192,6 @@ class TextEncoder(nn.Module):
 
 
 def made_on_meta(config: dict[str, Any], spec: TextEncoderSpec) -> TextEncoder:
-    """Return a text encoder on the meta device, before its weights are loaded."""
     options = CLIPTextConfig(**config)
     with torch.device("meta"):
         return TextEncoder(options, spec)
@@ -203,10 +199,7 @@ def made_on_meta(config: dict[str, Any], spec: TextEncoderSpec) -> TextEncoder:
 
 @dataclass
 class EncodingCache:
-    """Encoded texts by text encoder, layer and tokens.
-
-    If the cache is full, the least recently used texts are dropped.
-    """
+    """Encoded texts. If the cache is full, the least recently used texts are dropped."""
 
     limit_bytes: int
     _entries: OrderedDict[Hashable, Encoded] = field(default_factory=OrderedDict)
@@ -218,7 +211,7 @@ class EncodingCache:
         return self._entries.get(key)
 
     def put(self, key: Hashable, encoded: Encoded) -> None:
-        """Keep a copy of an encoded text. The given tensor may be a row of a larger tensor."""
+        """Keep a copy, because the tensors may be slices of larger tensors."""
         pooled = None if encoded.pooled is None else encoded.pooled.clone()
         kept = Encoded(encoded.states.clone(), pooled)
         self._entries[key] = kept

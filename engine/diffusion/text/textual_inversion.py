@@ -1,7 +1,7 @@
 """Textual inversion embeddings from the folder `embeddings/` (Gal et al. 2022, arXiv:2208.01618).
 
-A file has one tensor with any name, or one tensor for each text encoder of SDXL, `clip_l` and
-`clip_g`.
+A file has one tensor with any name, or one tensor for each text encoder, such as `clip_l` and
+`clip_g` for SDXL.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class ListedEmbeddings:
 
     @cached_property
     def _outermost(self) -> dict[str, str]:
-        """The names of the files, by each end of the path, with and without the suffix.
+        """The names of the files, by each ending of their paths, with and without the suffix.
 
-        For `a/b.safetensors`, the ends are `a/b.safetensors` and `b.safetensors`. If several files
-        have the same end, the file with the fewest folders in its path is used.
+        For `a/b.safetensors`, the endings are `a/b.safetensors` and `b.safetensors`. If several
+        files have the same ending, the file with the fewest folders in its path is used.
         """
         found: dict[str, str] = {}
         for name in sorted(self.names, key=lambda name: name.count("/")):
@@ -85,7 +85,7 @@ class ListedEmbeddings:
 
 
 def read_embedding(path: Path, device: torch.device) -> Embedding:
-    """Return an embedding with vectors in float32. Raises CheckpointUnavailable."""
+    """Read an embedding as float32. Raises CheckpointUnavailable if the file is no embedding."""
     tensors = read_tensors(path)
     vectors = {
         key: _rows(tensor).to(device, torch.float32)

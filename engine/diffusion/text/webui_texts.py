@@ -37,9 +37,9 @@ from engine.webui.prompt import Part, Section, Segment, Stretch
 Clips: TypeAlias = Clip | FamilyTexts
 Parts: TypeAlias = Sequence[Part]
 _Spelled: TypeAlias = tuple[tuple[int, ...], str]
-"""The tokens of the name of an embedding, and the name."""
+"""The tokens of an embedding's name, and the name."""
 _NamesByToken: TypeAlias = dict[int, list[_Spelled]]
-"""The names of embeddings with their tokens, by the first token."""
+"""The names of embeddings and their tokens, by the first token."""
 
 _COMMA = 267
 _COMMA_BACKTRACK = 20
@@ -47,9 +47,9 @@ _COMMA_BACKTRACK = 20
 not split. If the comma is further than this number of tokens from the end, no token moves.
 """
 _BETWEEN = 1e-3
-"""The boundary between two texts, as a fraction of the distance from the lower sigma to the upper
-sigma. A sampler may call the model between two sigmas. The call then gets the text of the step at
-the upper sigma.
+"""The sigma at which the text changes, as a fraction of the distance from the lower to the upper
+sigma of a step. This fraction is small, so that a call between the two sigmas gets the text of the
+upper sigma.
 """
 
 
@@ -58,14 +58,14 @@ class TextOptions:
     """Options of the WebUI's encoding. By default, all options are off."""
 
     pads_texts: bool = False
-    """Whether all texts of a part are padded to the chunks of the longest text, and all parts to
-    the tokens of the longest part.
+    """Whether all texts of a part are padded to the length of the longest text, and all parts to
+    the length of the longest part.
     """
     zeroes_empty_negative: bool = False
     """Whether SDXL gets zeros for an empty negative prompt."""
     makes_plain: bool = False
     """Whether prompts are changed by `plain_text`. The name of an embedding that does not fit every
-    text encoder then is an ordinary word.
+    text encoder is then an ordinary word.
     """
     emphasis: Emphasis = "Original"
 
@@ -133,10 +133,7 @@ def _encode_parts(
 
 
 def _padded_to(conditions: Sequence[Condition]) -> Callable[[Condition], Condition]:
-    """Return a function that pads a text to the longest of `conditions`.
-
-    The padding repeats the last vector of the text.
-    """
+    """Return a function that repeats a text's last vector up to the longest of `conditions`."""
     longest = max(each.tokens.shape[1] for each in conditions)
 
     def pad(condition: Condition) -> Condition:
@@ -164,8 +161,7 @@ def chunks_of(
     """Return the tokens with their weights in chunks. There is at least one chunk.
 
     Each section begins a new chunk. The name of an embedding is replaced by the embedding's tokens.
-    Without `embeddings`, nothing is replaced. The name of an embedding that does not fit stays a
-    word.
+    If there are no `embeddings`, or if `fits` is false for the embedding, the name stays a word.
     """
     known = None if embeddings is None else embeddings.listed()
     names = {} if known is None else _names_by_token(known.names)
@@ -192,7 +188,6 @@ def chunks_of(
 def _words(
     section: Sequence[Segment], tokenizer: CLIPTokenizer, names: _NamesByToken
 ) -> Iterator[tuple[int | _Spelled, float]]:
-    """Yield tokens and names of embeddings, with their weights."""
     encoded = tokenizer.backend_tokenizer.encode_batch(
         [words for words, _ in section], add_special_tokens=False
     )
@@ -202,10 +197,7 @@ def _words(
 
 
 def _with_names(tokens: Sequence[int], names: _NamesByToken) -> Iterator[int | _Spelled]:
-    """Yield the tokens, and the names of embeddings in place of the names' tokens.
-
-    If several names match, the longest is used.
-    """
+    """Yield the tokens, with the longest names of embeddings in place of the names' tokens."""
     at = 0
     while at < len(tokens):
         for spelling, name in names.get(tokens[at], ()):
@@ -220,10 +212,7 @@ def _with_names(tokens: Sequence[int], names: _NamesByToken) -> Iterator[int | _
 
 @lru_cache(maxsize=8)
 def _names_by_token(names: tuple[str, ...]) -> _NamesByToken:
-    """Return the names of embeddings by their first token, the longest names first.
-
-    The tokens of a name do not include the folder and the suffix.
-    """
+    """Return the names by the first token of their stems, the longest names first."""
     tokenizer = load_tokenizer()
     found: _NamesByToken = defaultdict(list)
     for name in names:
@@ -252,7 +241,7 @@ class _ChunkBuilder:
         self.chunks[-1].append((token, weight))
 
     def add_embedding(self, tokens: Sequence[EmbeddingToken], weight: float) -> None:
-        """Add an embedding. It is split only if it is longer than a chunk."""
+        """Add an embedding. Only an embedding that is longer than a chunk is split."""
         for start in range(0, len(tokens), CHUNK):
             part = [(token, weight) for token in tokens[start : start + CHUNK]]
             if len(self.chunks[-1]) + len(part) > CHUNK:

@@ -43,24 +43,24 @@ def weighted_segments(prompt: str) -> list[tuple[str, float]]:
 def _closing(text: str) -> Mapping[int, int]:
     """Return the closing position of each opening parenthesis, by the opening position.
 
-    If a parenthesis is not closed, the closing position is the end of the text. If there is
-    no opening parenthesis before a closing parenthesis, the next opening parenthesis has no effect.
+    If a parenthesis is not closed, the closing position is the end of the text. After a closing
+    parenthesis that closes nothing, the next opening parenthesis has no effect.
     """
-    places: dict[int, int] = {}
+    closing: dict[int, int] = {}
     opened: list[int] = []
     missing = 0
     for parenthesis in _PARENTHESIS.finditer(text):
-        place = parenthesis.start()
-        if text[place] == ")":
+        position = parenthesis.start()
+        if text[position] == ")":
             if opened:
-                places[opened.pop()] = place
+                closing[opened.pop()] = position
             else:
                 missing += 1
         elif missing:
             missing -= 1
         else:
-            opened.append(place)
-    return places | dict.fromkeys(opened, len(text))
+            opened.append(position)
+    return closing | dict.fromkeys(opened, len(text))
 
 
 def _split(
@@ -71,20 +71,20 @@ def _split(
     Yields the start and the end of each piece, and whether the piece is a group. The last piece
     also counts as a group if it begins and ends with parentheses.
     """
-    place = text.find("(", start, end)
-    while place >= 0:
-        close = closing.get(place)
+    position = text.find("(", start, end)
+    while position >= 0:
+        close = closing.get(position)
         if close is None:
-            place = text.find("(", place + 1, end)
+            position = text.find("(", position + 1, end)
             continue
-        if place > start:
-            yield start, place, False
-        start = place
+        if position > start:
+            yield start, position, False
+        start = position
         if close >= end:
             break
-        yield place, close + 1, True
+        yield position, close + 1, True
         start = close + 1
-        place = text.find("(", start, end)
+        position = text.find("(", start, end)
     if start < end:
         rest = text[start:end]
         yield start, end, len(rest) > 1 and rest[0] == "(" and rest[-1] == ")"

@@ -50,8 +50,8 @@ class ImagePrompt:
     negative: Mapping[str, KeysValues]
     """The keys and values for the rows of the negative conditioning."""
     mask: Mask | None = None
-    """(masks, height, width) of any size: the weight of the prompt in each place. Each latent of a
-    batch gets one mask. If there are fewer masks than latents, the last mask is repeated.
+    """(masks, height, width) of any size: the weight of the prompt at each position. Each latent of
+    a batch gets one mask. If there are fewer masks than latents, the last mask is repeated.
     """
     percent_range: tuple[float, float] = (0.0, 1.0)
     """The start and the end of the prompt, as fractions (0..1) of the timesteps."""
@@ -77,7 +77,7 @@ class AddedAttention(NamedTuple):
     def add_to(self, found: Tensor, query: Tensor) -> None:
         """Add the attention to the image prompts to `found`, the output for the texts.
 
-        `found` and `query` are (rows, heads, places, width of a head).
+        `found` and `query` are (rows, heads, positions, width of a head).
         """
         keys, values = (
             each.unflatten(-1, (query.shape[1], -1)).transpose(1, 2)
@@ -92,11 +92,11 @@ class AddedAttention(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _sides(height: int, width: int, places: int) -> tuple[int, int]:
-    """Return the sides of a grid of `places` that is nearest to the proportions of the latent."""
-    wanted = math.sqrt(places * height / width)
+def _sides(height: int, width: int, positions: int) -> tuple[int, int]:
+    """Return the sides of a grid of `positions` whose proportions are nearest to the latent's."""
+    wanted = math.sqrt(positions * height / width)
     found = min(
-        (each for each in range(1, places + 1) if places % each == 0),
+        (each for each in range(1, positions + 1) if positions % each == 0),
         key=lambda each: abs(math.log(each / wanted)),
     )
-    return found, places // found
+    return found, positions // found

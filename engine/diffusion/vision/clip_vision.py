@@ -31,7 +31,6 @@ from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import CONFIG_SUFFIX
 
 ClipVision: TypeAlias = CLIPVisionModelWithProjection
-"""A vision model. The class is from the library transformers."""
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 _MOST_RATIO = 8
@@ -51,7 +50,6 @@ class ClipVisionOutput:
 
     @classmethod
     def joined(cls, parts: Sequence[ClipVisionOutput]) -> ClipVisionOutput:
-        """Join the outputs of all parts."""
         return cls(
             torch.cat([each.image_embeds for each in parts]),
             torch.cat([each.penultimate_hidden_states for each in parts]),
@@ -77,7 +75,6 @@ class EncodeVision(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[ClipVisionOutput]:
-        """Return the output of the model for each image."""
         network = requests[0].network
         side = network.config.image_size
         assert isinstance(side, int)  # The images are squares, so their size is one number.
@@ -90,7 +87,7 @@ class EncodeVision(Request):
 
 
 def encoded(network: ClipVision, images: Images, *, crop: bool) -> Work[ClipVisionOutput]:
-    """Return the output of the model for images, which are encoded one after the other."""
+    """Encode images one after the other."""
     parts: list[ClipVisionOutput] = []
     for image in images.split(1):
         parts.append((yield EncodeVision(network, image, crop, goes_ahead=not parts)))
@@ -178,7 +175,7 @@ def inspect_clip_vision(path: Path) -> Component:
 
 
 def _layout(weights: Weights) -> tuple[str, MapKeys]:
-    """Return the prefix of the names of layers, and the layout of the keys."""
+    """Return the prefix of the names of layers, and the function that maps the keys."""
     if any(key.startswith(_LAYERS) for key in weights.shapes):
         return _LAYERS, layout.same
     for prefix in _OPEN_PREFIXES:

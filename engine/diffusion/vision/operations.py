@@ -89,26 +89,18 @@ class VisionOperations:
         self._store = store
 
     def load(self, name: str) -> Work[ClipVision]:
-        """The CLIP vision model of that name."""
         return self._load(CLIP_VISIONS, name)
 
     def load_from_checkpoint(self, name: str) -> Work[ClipVision]:
-        """The CLIP vision model inside a checkpoint of unCLIP."""
+        """Load the CLIP vision model inside a checkpoint of unCLIP."""
         return self._load(CHECKPOINTS, name)
 
     def encode(self, network: ClipVision, images: Images, *, crop: bool) -> Work[ClipVisionOutput]:
-        """Return the output of the vision model for images.
-
-        With `crop`, each image is cropped to its centre square. Without `crop`, each image is
-        stretched to a square.
-        """
+        """Encode images, cropped to their centre square if `crop`, else stretched to a square."""
         return encoded(network, images, crop=crop)
 
     def cross_attentions(self, model: Model) -> tuple[CrossAttention, ...]:
-        """Return the layers that can attend to images, in IP-Adapter's order.
-
-        Raises EngineError if the model has no such layers.
-        """
+        """Return the layers that can attend to images; see the function `cross_attentions`."""
         return cross_attentions(model.unet)
 
     def with_image_prompt(self, model: Model, prompt: ImagePrompt) -> Model:

@@ -1,4 +1,4 @@
-"""The image prompts for the rows of a UNet call. Each row attends to the prompts of its job."""
+"""The image prompts for the rows of a UNet call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlacedPrompt(NamedTuple):
 def placed_prompts(
     prompts: Sequence[ImagePrompt], placed: PlacedCondition, x: Tensor
 ) -> list[PlacedPrompt]:
-    """Return the image prompts for a condition on the latents `x`."""
+    """Return the layers and the mask of each prompt for a condition on the latents `x`."""
     sides = tuple(placed.window(x).shape[2:])
     return [
         PlacedPrompt(
@@ -47,7 +47,7 @@ def _window(mask: Tensor, placed: PlacedCondition, x: Tensor) -> Tensor:
 def prompted(
     unet: Any, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]
 ) -> AbstractContextManager[None]:
-    """Within this context, the latents of each row attend to the prompts of the row.
+    """Let the latents of each row attend to the row's prompts within this context.
 
     `sizes` has the number of latents of each row.
     """
@@ -58,9 +58,10 @@ def prompted(
 
 
 class RowPrompts:
-    """The image prompts of a UNet's layers, only for the thread that calls the UNet.
+    """The image prompts of a UNet's layers in the current call.
 
-    A deep copy of the UNet has `RowPrompts` of its own.
+    Only the thread that calls the UNet may use this object. A deep copy of the UNet has
+    `RowPrompts` of its own.
     """
 
     def __init__(self, unet: nn.Module) -> None:
@@ -72,9 +73,9 @@ class RowPrompts:
 
     @contextmanager
     def of(self, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]) -> Iterator[None]:
-        """Within this context, a call of the UNet attends to these prompts.
+        """Let the UNet attend to these prompts within this context.
 
-        Prompts with equal numbers of tokens are computed as one attention.
+        One attention serves several rows if their tokens, masks and latents have equal sizes.
         """
         masks: _Masks = {}
         try:
@@ -95,7 +96,6 @@ large as a picture.
 def _added(
     name: str, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int], masks: _Masks
 ) -> Iterator[AddedAttention]:
-    """Yield the image prompts to which the layer of that name attends."""
     groups: defaultdict[Hashable, list[tuple[range, PlacedPrompt]]] = defaultdict(list)
     start = 0
     for own, size in zip(rows, sizes, strict=True):
@@ -112,15 +112,15 @@ def _added(
 def _joined(
     name: str, group: Sequence[tuple[range, PlacedPrompt]], masks: _Masks
 ) -> AddedAttention:
-    pairs = [(each.layers[name], len(places)) for places, each in group]
+    pairs = [(each.layers[name], len(indices)) for indices, each in group]
     keys = torch.cat([each.keys.expand(size, -1, -1) for each, size in pairs])
     own = [(each.mask, len(at)) for at, each in group if each.mask is not None]
     of_group = tuple((id(mask), size) for mask, size in own)
     if own and of_group not in masks:
         masks[of_group] = torch.cat([_sized(mask.to(keys.device), size) for mask, size in own])
-    places = [place for each, _ in group for place in each]
+    indices = [index for each, _ in group for index in each]
     return AddedAttention(
-        torch.tensor(places, device=keys.device),
+        torch.tensor(indices, device=keys.device),
         keys,
         torch.cat([each.values.expand(size, -1, -1) for each, size in pairs]),
         masks[of_group] if own else None,

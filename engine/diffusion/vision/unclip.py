@@ -1,4 +1,4 @@
-"""unCLIP: images that condition a model beside the text (Ramesh et al. 2022, arXiv:2204.06125).
+"""unCLIP: images that condition a model in addition to the text (arXiv:2204.06125).
 
 The input is the CLIP embedding of an image with added noise. The noise is described in section 4 of
 Ho et al. 2021 (arXiv:2106.15282). Stable Diffusion 2.1 unCLIP was trained with this noise.
@@ -73,8 +73,5 @@ def _noised(embed: Tensor, augmentation: float, generator: torch.Generator) -> T
 
 @cache
 def _kept() -> Tensor:
-    """Return the share of an embedding that is left at each noise level.
-
-    See Nichol and Dhariwal 2021 (arXiv:2102.09672), equation 17.
-    """
+    """Return the share of an embedding at each noise level (arXiv:2102.09672, equation 17)."""
     return (1.0 - betas_for_alpha_bar(_LEVELS).double()).cumprod(0)

@@ -124,9 +124,9 @@ def _resampler(own: Mapping[str, Tensor]) -> tuple[nn.Module, int]:
             for name, half in zip(("to_k", "to_v"), tensor.chunk(2), strict=True):
                 state[f"{layers}.{number}.attn.{name}.weight"] = half
             continue
-        theirs = next(each for each in _RESAMPLER_NAMES if part.startswith(each))
-        ours = _RESAMPLER_NAMES[theirs]
-        state[f"{layers}.{number}.{ours}{part.removeprefix(theirs)}"] = tensor
+        stored_part = next(each for each in _RESAMPLER_NAMES if part.startswith(each))
+        module_part = _RESAMPLER_NAMES[stored_part]
+        state[f"{layers}.{number}.{module_part}{part.removeprefix(stored_part)}"] = tensor
     return _filled(module, state), width
 
 

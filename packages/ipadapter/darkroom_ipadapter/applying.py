@@ -26,10 +26,7 @@ _BLACK_SIDE = 224
 
 
 def layers_for(layers: Sequence[CrossAttention], adapter: Adapter) -> Sequence[CrossAttention]:
-    """Return the layers of a model, if the adapter fits them.
-
-    Raises EngineError if the adapter was made for another family of models.
-    """
+    """Return `layers`. Raises EngineError if the adapter was made for another family of models."""
     own = [len(each) for each in adapter.to_keys]
     if own != [each.width for each in layers]:
         raise EngineError(
@@ -50,21 +47,21 @@ def seen(
     if negative is None and adapter.is_plus:
         negative = torch.zeros(1, _BLACK_SIDE, _BLACK_SIDE, 3)
     encoded = yield from context.vision.encode(clip_vision, image, crop=True)
-    positive = _taken(encoded, adapter)
+    positive = _output_for(encoded, adapter)
     if negative is None:
         return positive, torch.zeros_like(positive)
     others = yield from context.vision.encode(clip_vision, negative, crop=True)
-    return positive, sized(_taken(others, adapter), len(positive))
+    return positive, sized(_output_for(others, adapter), len(positive))
 
 
-def _taken(encoded: ClipVisionOutput, adapter: Adapter) -> Tensor:
-    taken = encoded.penultimate_hidden_states if adapter.is_plus else encoded.image_embeds
-    if (width := taken.shape[-1]) != adapter.seen_width:
+def _output_for(encoded: ClipVisionOutput, adapter: Adapter) -> Tensor:
+    output = encoded.penultimate_hidden_states if adapter.is_plus else encoded.image_embeds
+    if (width := output.shape[-1]) != adapter.seen_width:
         raise EngineError(
             f"{adapter.name} was made for another CLIP vision model: it needs {adapter.seen_width} "
             f"numbers from it, but this one returns {width}"
         )
-    return taken
+    return output
 
 
 def projected(adapter: Adapter, pictures: Seen, combining: str) -> Work[Pairs]:

@@ -63,11 +63,11 @@ def _applied_estimate(inputs: Mapping[str, Any]) -> Estimate:
         pictures.append(negative)
     count = sum(each.count for each in pictures)
     mask = inputs.get("attn_mask")
-    held = pictures[0].count * _PICTURE_BYTES + (mask.size_bytes if mask else 0)
+    prompt_bytes = pictures[0].count * _PICTURE_BYTES + (mask.size_bytes if mask else 0)
     return Estimate(
-        (model_shape(inputs["model"]).holding(held, pictures[0].count * _PICTURE_TOKENS),),
+        (model_shape(inputs["model"]).holding(prompt_bytes, pictures[0].count * _PICTURE_TOKENS),),
         work=count * 2 * work.VISION + sum(each.megapixels for each in pictures) * work.RESAMPLE,
-        scratch_bytes=held + sum(each.size_bytes for each in pictures),
+        scratch_bytes=prompt_bytes + sum(each.size_bytes for each in pictures),
     )
 
 
@@ -202,7 +202,6 @@ def _applied(
     image_negative: Images | None = None,
     attn_mask: Mask | None = None,
 ) -> Work[tuple[Any]]:
-    """Return the model with an image prompt that is made from pictures."""
     from darkroom_ipadapter import applying
 
     if loaded.clip_vision is None:

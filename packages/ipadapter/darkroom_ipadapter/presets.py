@@ -1,4 +1,4 @@
-"""The files of the unified loader's presets, by the names of published files."""
+"""Finds the files of the unified loader's presets by the names of published files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def adapter_file(preset: str, names: Sequence[str], *, is_xl: bool) -> str:
 
 
 def clip_vision_file(preset: str, names: Sequence[str]) -> str:
-    """Return the file of the CLIP vision model for the preset's adapter. Raises EngineError."""
+    """Return the preset's CLIP vision file. Raises EngineError if there is no such file."""
     is_g = preset.startswith("VIT-G")
     found = _matching(f"(?:{_VIT_G if is_g else _VIT_H})", names)
     shown = "CLIP-ViT-bigG-14-laion2B-39B-b160k" if is_g else "CLIP-ViT-H-14-laion2B-s32B-b79K"

@@ -8,10 +8,10 @@ from typing import Protocol
 
 LINEAR = "linear"
 _EASED: dict[str, Callable[[float], float]] = {
-    "ease in": lambda place: 1 - place,
-    "ease out": lambda place: place,
-    "ease in-out": lambda place: 1 - abs(2 * place - 1),
-    "reverse in-out": lambda place: abs(2 * place - 1),
+    "ease in": lambda position: 1 - position,
+    "ease out": lambda position: position,
+    "ease in-out": lambda position: 1 - abs(2 * position - 1),
+    "reverse in-out": lambda position: abs(2 * position - 1),
 }
 """Functions that return the weight for the position of a transformer, from 0 to 1."""
 _LEAST_EASED = 0.05
@@ -91,12 +91,12 @@ def _style_weights(weight_type: str, weight: float, *, is_xl: bool) -> dict[int,
     is_precise = weight_type.endswith("precise")
     swaps_style = weight_type == "composition precise"
     # In this type, the composition always has full weight, and `weight` changes only the style.
-    own = 1.0 if weight_type == "style and composition" else weight
+    composition_weight = 1.0 if weight_type == "style and composition" else weight
     found = {
         each: LayerWeight(weight * share, is_precise and swaps_style)
         for each, share in style.items()
     }
     return found | {
-        each: LayerWeight(own * share, is_precise and not swaps_style)
+        each: LayerWeight(composition_weight * share, is_precise and not swaps_style)
         for each, share in composition.items()
     }

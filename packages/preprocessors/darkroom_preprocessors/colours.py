@@ -13,7 +13,7 @@ _SHUFFLED_CELL = 256
 
 
 def palette(planes: Tensor, *, resolution: int) -> Tensor:
-    """Return squares of 64 pixels. Each square has one colour, taken from the image."""
+    """Return the image as squares of 64 pixels that have one colour each."""
     planes = at_resolution(planes, resolution, upscaled_by_area=True)
     height, width = planes.shape[1:]
     squares = cubic(planes, max(1, width // _CELL), max(1, height // _CELL))
@@ -28,7 +28,7 @@ def tile_sides(width: int, height: int, doublings: int) -> tuple[int, int]:
 
 
 def tile(planes: Tensor, *, doublings: int) -> Tensor:
-    """Remove the details of an image by reducing the image and doubling it `doublings` times."""
+    """Remove the details of an image by shrinking it and doubling its size `doublings` times."""
     height, width = planes.shape[1:]
     across, down = (side >> doublings for side in tile_sides(width, height, doublings))
     planes = by_area(planes, across, down)

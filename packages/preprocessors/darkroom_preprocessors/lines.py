@@ -15,10 +15,10 @@ _LINE_LEVEL = 127.0
 _DARK = 127
 _FINE_SIGMA, _COARSE_SIGMA = 0.5, 5.0
 _OTSU = (0, 255)
-"""The thresholds that are replaced with a threshold by Otsu's method."""
+"""The thresholds that stand for the threshold of Otsu's method."""
 _SOBEL = np.outer([1, 2, 1], [-1, 0, 1])[None]
 _SLOPE, _FRACTION = 13573, 15
-"""The tangent of 22.5 degrees as a fixed-point number with this many binary places."""
+"""The tangent of 22.5 degrees is `_SLOPE` / 2 ** `_FRACTION`."""
 
 
 def standard_lines(planes: Tensor, *, sigma: float, threshold: int, resolution: int) -> Tensor:
@@ -48,10 +48,7 @@ def difference_lines(planes: Tensor, *, threshold: int, resolution: int) -> Tens
 
 
 def binary(planes: Tensor, *, threshold: int, resolution: int) -> Tensor:
-    """Return planes that are white where an image is brighter than a threshold.
-
-    For 0 and 255, Otsu's threshold is used.
-    """
+    """Return planes that are white above a threshold. 0 and 255 mean Otsu's threshold."""
     brightness = grey(at_resolution(planes, resolution))
     bound = _otsu(brightness) if threshold in _OTSU else threshold
     return (brightness > bound) * 255.0
@@ -75,7 +72,7 @@ def edges(planes: Tensor, *, low: int, high: int, resolution: int) -> Tensor:
 
 
 def _thinned(levels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the gradient of the strongest colour at each pixel, and where it has a ridge."""
+    """Return each pixel's largest gradient of a colour, and whether that gradient is a ridge."""
     kernels = _SOBEL, _SOBEL.transpose(0, 2, 1)
     across, down = (ndimage.correlate(levels, each, mode="nearest") for each in kernels)
     strongest = (abs(across) + abs(down)).argmax(0)[None]

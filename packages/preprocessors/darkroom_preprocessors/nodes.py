@@ -72,8 +72,10 @@ def _tile_estimate(inputs: Mapping[str, Any]) -> Estimate:
 def _inpaint_estimate(inputs: Mapping[str, Any]) -> Estimate:
     images: ImageShape = inputs["image"]
     mask: MaskShape = inputs["mask"]
-    held = images.size_bytes + mask.size_bytes
-    return Estimate((images,), work=images.megapixels * work.RESAMPLE, scratch_bytes=2 * held)
+    input_bytes = images.size_bytes + mask.size_bytes
+    return Estimate(
+        (images,), work=images.megapixels * work.RESAMPLE, scratch_bytes=2 * input_bytes
+    )
 
 
 def _each(context: Context, image: Images, change: Change) -> Work[tuple[Images]]:

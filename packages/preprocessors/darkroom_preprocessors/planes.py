@@ -1,7 +1,6 @@
 """Resizes and blurs images as planes of integer levels.
 
-Planes are (channels, height, width) of 0..255 in float32. Other programs use OpenCV for these
-operations. Darkroom uses torch on the engine's device.
+Planes are (channels, height, width) of 0..255 in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _TRUNCATED_AT = 4.0
 
 @dataclass(slots=True, eq=False)
 class Preprocess(Request):
-    """Changes one image (1, height, width, 3) as planes on the device."""
+    """Applies `change` to the planes of one image (1, height, width, 3) on the device."""
 
     image: Images
     change: Change
@@ -66,7 +65,7 @@ def by_area(planes: Tensor, width: int, height: int) -> Tensor:
 
 
 def _along_last(planes: Tensor, size: int) -> Tensor:
-    """Return the means along the last dimension, from differences of the cumulative sum."""
+    """Average the last dimension to `size` pixels, by differences of the cumulative sum."""
     length = planes.shape[-1]
     edges = torch.arange(size + 1, device=planes.device, dtype=torch.float64) * (length / size)
     left = edges.long().clamp(max=length - 1)
@@ -85,8 +84,8 @@ def blurred(planes: Tensor, sigma: float) -> Tensor:
     radius = round(_TRUNCATED_AT * sigma)
     if sigma <= 0 or radius == 0:
         return planes
-    places = torch.arange(-radius, radius + 1, device=planes.device, dtype=torch.float32)
-    weights = (-(places**2) / (2 * sigma**2)).exp()
+    offsets = torch.arange(-radius, radius + 1, device=planes.device, dtype=torch.float32)
+    weights = (-(offsets**2) / (2 * sigma**2)).exp()
     kernel = (weights / weights.sum()).view(1, 1, 1, -1)
     for _ in range(2):
         framed = _mirrored(planes[:, None], radius)
@@ -97,9 +96,9 @@ def blurred(planes: Tensor, sigma: float) -> Tensor:
 def _mirrored(planes: Tensor, radius: int) -> Tensor:
     """Return planes padded at the left and the right by repeated mirroring."""
     length = planes.shape[-1]
-    places = torch.arange(-radius, length + radius, device=planes.device)
+    positions = torch.arange(-radius, length + radius, device=planes.device)
     period = max(1, 2 * (length - 1))
-    folded = places % period
+    folded = positions % period
     return planes[..., torch.minimum(folded, period - folded).clamp(max=length - 1)]
 
 
@@ -121,10 +120,7 @@ def enlarged(planes: Tensor) -> Tensor:
 
 
 def median(values: Tensor) -> float:
-    """Return the median, or nan if there are no values.
-
-    If the number of values is even, the median is the mean of the two middle values.
-    """
+    """Return the median (of two middle values: the mean), or nan if there are no values."""
     if not len(values):
         return math.nan
     ordered, middle = values.sort().values, len(values) // 2

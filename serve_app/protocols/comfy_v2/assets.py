@@ -1,8 +1,7 @@
-"""Assets, which are the caller's uploads and the results of their jobs, and the routes for assets.
+"""The routes for assets. An asset is an upload of the caller or a result of a job.
 
-An upload through this API is named after the blake3 hash of the sent bytes. If the same bytes are
-sent again, the existing upload is found by this name. The stored file is encoded again, as for
-every upload, so the digest of the stored file differs from this hash.
+An upload through this API is named after the blake3 hash of the sent bytes, by which it is found
+again. The stored file has another digest, because every upload is encoded again.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ _OUTPUT_ID = re.compile(rf"(?P<job>{_UPLOAD_ID.pattern})-(?P<index>0|[1-9][0-9]{
 _TYPE = "__type"
 _ASSET = "core/ASSET"
 _MOST = 64
-"""The largest number of different assets in one workflow. Each asset is read from the database, and
-each result of a job is copied.
-"""
+"""The most different assets in one workflow. Each asset needs a query, and each result a copy."""
 _FILE = "file"
 
 router = APIRouter(prefix=f"{PREFIX}/assets", include_in_schema=False)
@@ -77,10 +74,7 @@ def image_url_expires_at(reading: Reading, job: Job) -> datetime:
 
 
 def upload_expires_at(reading: Reading, upload: Upload) -> datetime | None:
-    """Return when an upload expires; None means never.
-
-    Each job with the upload extends the time.
-    """
+    """Return when an upload expires; None means never. Each job with it extends the time."""
     days = reading.files.upload_days
     return upload.used_at + timedelta(days=days) if days else None
 
@@ -205,10 +199,10 @@ async def name_uploads(
 async def _name(
     submission: Submission, reading: Reading, key: ApiKey, *, id: str, digest: str
 ) -> str:
-    """Return the upload name of an asset.
+    """Return the name of the upload for an asset.
 
-    The hash is used only if the id is not found. This occurs if two concurrent uploads of the same
-    bytes were stored as one upload.
+    `digest` is used only if there is no asset `id`. This occurs if two concurrent uploads of the
+    same bytes were stored as one upload.
     """
     try:
         found = await asset_of(reading, key, id)
@@ -238,7 +232,7 @@ def _inputs(workflow: dict[str, Any]) -> Generator[tuple[dict[str, Any], str, di
 
 
 def _id_of(reference: dict[str, Any]) -> str:
-    """Raises ApiError 422."""
+    """Return the asset id in a reference. Raises ApiError 422."""
     info = reference.get("info")
     id = info.get("id") if isinstance(info, dict) else None
     if not isinstance(id, str):
@@ -342,14 +336,14 @@ async def delete_asset(id: str, key: GenerateProtocolKey, reading: ReadingDep) -
 
 
 def _require_hash(form: FormData, digest: str) -> None:
-    """Raises ApiError 409."""
+    """Raise ApiError 409 if the form expects another hash."""
     expected = _text(form, "expected_hash")
     if expected and expected.lower() != digest:
         raise ApiError(409, "hash_mismatch", f"The received file has the hash {digest}.")
 
 
 def _created(reading: Reading, stored: Upload, path: str | None, *, is_new: bool) -> dict[str, Any]:
-    """Return the body of the answer. `file_path` has the value of the request and is not stored."""
+    """Return the body of the answer. Its `file_path` is `path`, which is not stored."""
     body = upload_body(reading, stored, created_new=is_new)
     return {**body, "file_path": path or body["file_path"]}
 

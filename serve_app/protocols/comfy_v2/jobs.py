@@ -49,10 +49,8 @@ from storage.keys import PNG, SAFETENSORS, file_name
 _OUTPUT_NODES = ("Save", "Preview")
 _MEMBERS = {"workflow", "extra_data"}
 _LONGEST_KEY = 255
-_OF_KEYS = "comfy-api-v2 "
-"""A prefix that distinguishes the idempotency keys of this API from those of `/v1`. In
-`/v1` a repeated request returns the same job, but here it is refused.
-"""
+_KEY_PREFIX = "comfy-api-v2 "
+"""The prefix of this API's idempotency keys. Unlike in `/v1`, a repeated request is refused."""
 
 router = APIRouter(prefix=f"{PREFIX}/jobs", include_in_schema=False)
 
@@ -71,12 +69,12 @@ def status_of(job: Job) -> str:
 
 
 async def known_body(reading: Reading, job: Job) -> dict[str, Any]:
-    """Return the body of a job with its queue position. `job` must contain its request."""
+    """Return the body of a job with its queue position. `job` must be read with its request."""
     return job_body(reading, job, await reading.live.queue_positions.of(job))
 
 
 def job_body(reading: Reading, job: Job, place: QueuePosition | None = None) -> dict[str, Any]:
-    """Return the body of a job. `job` must contain its request. `place` is None for a new job."""
+    """Return the body of a job, which must be read with its request."""
     runs = job.end is None and job.started_at is not None
     progress = reading.live.progress.get(job.id) if runs else None
     return {
@@ -145,7 +143,7 @@ def workflow_of(job: Job) -> dict[str, Any]:
 
 
 def _output_node(job: Job) -> str:
-    """Return the first output node, for images of older versions, which recorded no node."""
+    """Return the first output node. Older versions recorded no node with an image."""
     nodes = workflow_of(job).items()
     saves = (id for id, node in nodes if str(node.get("class_type")).startswith(_OUTPUT_NODES))
     return next(saves, "")
@@ -188,7 +186,7 @@ def job_stream(reading: Reading, request: Request, key: ApiKey, job: Job) -> Eve
 
 
 class _ServerEnds(Exception):
-    """The listener was closed, so no more events will come."""
+    """The listener has ended, because the server stops."""
 
 
 @dataclass
@@ -197,14 +195,14 @@ class _Stream:
     request: Request
     key: ApiKey
     job: Job
-    _said: dict[str, Any] = field(default_factory=dict, init=False)
+    _sent_status: dict[str, Any] = field(default_factory=dict, init=False)
     """The status that was sent last."""
     _outputs: set[int] = field(default_factory=set, init=False)
 
     async def messages(self, listener: Listener, newest: Newest) -> AsyncGenerator[bytes]:
         """Yield the messages of the stream. Raises SlowReader.
 
-        Service errors end the stream without a message. The client must then read the job.
+        A service error ends the stream without a message. Clients must read the job after the end.
         """
         streams = self.reading.live.streams
         go_on = key_check(self.request, self.key)
@@ -257,8 +255,8 @@ class _Stream:
         place = await self.reading.live.queue_positions.of(self.job)
         position = None if place is None else place.position
         status = {"status": status_of(self.job), "queue_position": position}
-        if status != self._said:
-            self._said = status
+        if status != self._sent_status:
+            self._sent_status = status
             found.append(_message("status", status))
         return found
 
@@ -360,7 +358,7 @@ async def get_job(id: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[st
 
 @router.get("/{id}/workflow")
 async def get_job_workflow(id: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
-    """Return the recorded graph, in which seeds are drawn and uploads are given by name."""
+    """Return the recorded graph, with drawn seeds and the names of uploads."""
     job = await reading.jobs.owned(id, key)
     return {"workflow": workflow_of(job), "format": "api"}
 
@@ -381,7 +379,7 @@ async def cancel_job(id: str, key: CancelProtocolKey, reading: ReadingDep) -> di
 
 
 def _workflow(content: Any) -> dict[str, Any]:
-    """Raises ApiError 422."""
+    """Return the workflow in a body. Raises ApiError 422."""
     workflow = content.get("workflow") if isinstance(content, dict) else None
     if not isinstance(workflow, dict):
         raise ApiError(422, "invalid_workflow", "The body must have the object `workflow`.")
@@ -399,10 +397,10 @@ def _workflow(content: Any) -> dict[str, Any]:
 
 
 def _checked_key(key: str | None) -> str | None:
-    """Raises ApiError 422."""
+    """Return an idempotency key with the prefix of this API. Raises ApiError 422."""
     if key is None:
         return None
     if not (key.isascii() and key.isprintable() and 0 < len(key) <= _LONGEST_KEY):
         message = f"An Idempotency-Key must have 1 to {_LONGEST_KEY} printable ASCII characters."
         raise ApiError(422, "invalid_request", message)
-    return _OF_KEYS + key
+    return _KEY_PREFIX + key

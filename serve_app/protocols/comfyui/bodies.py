@@ -44,7 +44,7 @@ def twin(path: str) -> str:
 
 
 def with_basic(error: ApiError) -> Response:
-    """Build an error response. With status 401, it makes browsers ask for a name and a password."""
+    """Build an error response. A 401 makes browsers request a name and a password from the user."""
     answer = error.response()
     if error.status == 401:
         answer.headers.append("WWW-Authenticate", _BASIC)
@@ -55,9 +55,9 @@ def with_basic(error: ApiError) -> Response:
 async def json_body(
     bodies: Bodies, request: Request, owner: str
 ) -> AsyncGenerator[tuple[bytes, Any]]:
-    """Read and parse the body. The memory for the body is reserved until the context ends.
+    """Read and parse a body of any media type, because Python's urllib labels JSON as a form.
 
-    Any media type is accepted as in ComfyUI, because Python's urllib sends JSON as a form.
+    Memory is reserved for the body until the context ends.
     """
     async with bodies.json(request, owner, of_any_type=True) as read:
         yield read
@@ -77,7 +77,7 @@ async def members(bodies: Bodies, request: Request, owner: str) -> dict[str, Any
 
 
 def ids_in(members: dict[str, Any], name: str) -> list[str]:
-    """Raises ApiError 400."""
+    """Return the list of ids in the member `name`. Raises ApiError 400."""
     ids = members.get(name, [])
     if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
         raise invalid(f"{name} must be a list of ids.")

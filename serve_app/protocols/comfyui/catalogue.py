@@ -101,7 +101,7 @@ def server_features(reading: Reading) -> dict[str, Any]:
 
 
 async def _names(reading: Reading, folder: str) -> list[str]:
-    """Raises ApiError 404, ModelsUnavailable."""
+    """List the models in a folder. Raises ApiError 404, ModelsUnavailable."""
     if folder not in Catalogue.MODEL_KINDS:
         raise not_found("There is no such folder of models.")
     return list(await asyncio.to_thread(reading.catalogue.models.names, folder))

@@ -32,8 +32,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
-"""The headers of images. They forbid pages of other origins to show the images, because a browser
-sends the password of Basic also with requests from such pages.
+"""The headers of images. They prevent pages of other origins from showing the images, because
+browsers send the password of Basic authentication also with requests from such pages.
 """
 
 router = APIRouter(include_in_schema=False)
@@ -65,10 +65,7 @@ _MOST_PX = {Form.PNG: 2**31 - 1, Form.WEBP: 16_383, Form.JPEG: 65_500}
 
 
 def converted(data: bytes, channel: Channel, form: Form, *, quality: int) -> bytes:
-    """Convert an image to another format or channel. Blocks the thread.
-
-    `data` must be a file that Darkroom has written.
-    """
+    """Convert an image that Darkroom has written to a format and a channel. Blocks the thread."""
     with Image.open(io.BytesIO(data)) as image:
         picture = _channels(image, channel)
     if form is Form.JPEG:
@@ -159,14 +156,13 @@ class _Wanted:
 async def stored_file(
     reading: Reading, key: ApiKey, name: str, *, subfolder: str, type: str
 ) -> StoredFile:
-    """Raises ApiError 404, JobNotFound."""
+    """Find a file by its name in ComfyUI's API. Raises ApiError 404, JobNotFound."""
     if type == "input":
         return await _upload(reading, key, name)
     return await _result(reading, key, name, subfolder)
 
 
 async def _result(reading: Reading, key: ApiKey, name: str, subfolder: str) -> StoredFile:
-    """Raises ApiError 404, JobNotFound."""
     index = index_in(name)
     job = await reading.jobs.owned(subfolder, key, with_request=False)
     image = None if index is None else job.image(index)
@@ -176,7 +172,6 @@ async def _result(reading: Reading, key: ApiKey, name: str, subfolder: str) -> S
 
 
 async def _upload(reading: Reading, key: ApiKey, name: str) -> StoredFile:
-    """Raises ApiError 404."""
     label = name.rpartition("/")[2]
     upload = await reading.uploads.find(key.owner, label)
     if upload is None:
@@ -216,12 +211,11 @@ async def upload_mask(
 
 
 def _masked(original: bytes, mask: bytes, max_pixels: int) -> bytes:
-    """Raises InvalidImage."""
     return masked(original, read_input_image(mask, max_pixels=max_pixels).data)
 
 
 async def _original(reading: Reading, key: ApiKey, form: FormData) -> StoredFile:
-    """Raises ApiError 400, 404, JobNotFound."""
+    """Return the image that `original_ref` names. Raises ApiError 400, 404, JobNotFound."""
     text = form.get("original_ref")
     try:
         named = json.loads(text) if isinstance(text, str) else None
@@ -242,10 +236,7 @@ async def _original(reading: Reading, key: ApiKey, form: FormData) -> StoredFile
 
 
 def _answer(name: str, form: FormData) -> dict[str, Any]:
-    """Return the answer to an upload.
-
-    It contains the requested folder, although no folder is stored.
-    """
+    """Return the answer to an upload. It repeats the requested folder, which is not stored."""
     folder = form.get("subfolder", "")
     return {
         "name": name,

@@ -26,8 +26,8 @@ MOST_IN_HISTORY = 100
 _MOST_PAGES = 50
 _MOST_REQUEST_BYTES = 2 * 1024**2
 """The largest total size of the requests of the jobs in one list, in bytes."""
-_BYTES_HELD = 4
-"""Bytes of memory held for each byte of a request while it is parsed and encoded."""
+_MEMORY_FACTOR = 4
+"""Bytes of memory for each byte of a request that is parsed and encoded."""
 _OPEN, _ENDED = {"pending", "in_progress"}, {"completed", "failed", "cancelled"}
 _MOST_PASSED = 10_000
 
@@ -72,13 +72,13 @@ async def ended_jobs(reading: Reading, owner: str, *, limit: int, offset: int = 
 
 @asynccontextmanager
 async def with_requests(reading: Reading, owner: str, jobs: list[Job]) -> AsyncGenerator[list[Job]]:
-    """Read the first of `jobs` with their requests, up to `_MOST_REQUEST_BYTES`.
+    """Yield the first of `jobs` with their requests, up to `_MOST_REQUEST_BYTES`.
 
-    The answer must be built inside the context, which reserves memory for the requests. Raises
+    The context reserves memory for the requests, so the answer must be built inside it. Raises
     NoTurn, DatabaseUnavailable.
     """
     ids, size_bytes = _first(jobs)
-    async with reading.bodies.room(owner, size_bytes * _BYTES_HELD):
+    async with reading.bodies.room(owner, size_bytes * _MEMORY_FACTOR):
         found = await reading.read_model.jobs_of_ids(ids)
         yield [job for job in found if not job.erased]
 
@@ -98,8 +98,7 @@ def _first(jobs: list[Job]) -> tuple[list[str], int]:
 async def caught_up(reading: Reading, place: int | None = None) -> None:
     """Wait until the read model has all events up to the offset `place`; None means all events.
 
-    The wait takes at most about one second. Events that the read model has not included by then are
-    missing from the answer. Raises LogUnavailable, DatabaseUnavailable.
+    The wait ends after about one second in any case. Raises LogUnavailable, DatabaseUnavailable.
     """
     await reading.projected.reach(place)
 

@@ -1,6 +1,4 @@
-"""ComfyUI's web page at `/comfy/`, if its package is installed, and the state that the page
-requests.
-"""
+"""ComfyUI's web page at `/comfy/`, if its package is installed, and the routes for its state."""
 
 from __future__ import annotations
 
@@ -59,8 +57,7 @@ async def from_root() -> Response:
 @router.get(PATH + "/{path:path}")
 async def file(path: str) -> Response:
     """Serve a file of the public package. Only the page itself needs a key."""
-    # The page links this file, and would log an error for a missing file. So an empty file is
-    # returned.
+    # The page links this file, and would log an error if the file were missing.
     if path == "user.css":
         return Response(media_type="text/css")
     found = await asyncio.to_thread(_file, path)
@@ -92,10 +89,7 @@ def page() -> tuple[bytes, str]:
 
 
 def _file(path: str) -> Path | None:
-    """Return the file of the package at this path; None if there is no such file.
-
-    A path that leads out of the package's folder also returns None.
-    """
+    """Return the file at this path below the package's folder; None if there is no such file."""
     folder = static_folder()
     if folder is None or "\0" in path:
         return None

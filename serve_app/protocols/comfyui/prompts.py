@@ -22,7 +22,7 @@ from serve_app.routes.generate import EndpointId
 
 CLIENT_ID = re.compile(r"[\x20-\x7e]{0,128}")
 _ANNOTATION = re.compile(r" \[(?:input|output|temp)\]$")
-_SHOWN = {"auto", "latent2rgb", "taesd"}
+_PREVIEW_METHODS = {"auto", "latent2rgb", "taesd"}
 """ComfyUI's preview methods that enable previews. Darkroom uses one method for all of them."""
 
 router = APIRouter(include_in_schema=False)
@@ -65,7 +65,7 @@ def status(count: int) -> dict[str, Any]:
 def _asked(
     key: ApiKey, body: bytes, content: Any, *, endpoint: str, is_of_page: bool
 ) -> GenerateRequest:
-    """Raises ApiError 400."""
+    """Build the generate request for a body. Raises ApiError 400."""
     said = content if isinstance(content, dict) else {}
     client_id = said.get("client_id") or ""
     if not isinstance(client_id, str) or not CLIENT_ID.fullmatch(client_id):
@@ -84,7 +84,7 @@ def _asked(
         endpoint=endpoint,
         body=body,
         content=content,
-        preview=method in _SHOWN if isinstance(method, str) else is_of_page,
+        preview=method in _PREVIEW_METHODS if isinstance(method, str) else is_of_page,
         job_id=job_id,
         client_id=client_id,
     )

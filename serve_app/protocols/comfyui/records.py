@@ -61,7 +61,7 @@ def media_type_of(image: ImageStored) -> str:
 
 
 def _first_output(prompt: dict[str, Any]) -> str:
-    """Return the first output node, for images of older versions, which recorded no node."""
+    """Return the first output node. Older versions recorded no node with an image."""
     saved = (node for node in prompt if class_of(node, prompt).startswith(("Save", "Preview")))
     return next(saved, next(iter(prompt), ""))
 
@@ -113,7 +113,7 @@ def history_item(job: Job) -> dict[str, Any]:
 
 
 def job_item(job: Job, *, with_request: bool = False) -> dict[str, Any]:
-    """Return a job in the format of the list of jobs. A single job also has its request."""
+    """Return a job in the format of `/jobs`. `with_request` adds its request and its results."""
     outputs = outputs_of(job.images, prompt_of(job), job_id=job.id)
     shown = [(node, each) for node, files in outputs.items() for each in files.get("images", ())]
     item: dict[str, Any] = {

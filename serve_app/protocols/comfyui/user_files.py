@@ -106,7 +106,7 @@ async def change_setting(
 
 
 async def _keep(user_files: UserFiles, owner: str, changes: Mapping[str, Any]) -> Response:
-    """Raises ApiError 400, 413, DatabaseUnavailable."""
+    """Store settings. Raises ApiError 400, 413, DatabaseUnavailable."""
     if not all(map(_is_id, changes)):
         raise invalid(
             f"The id of a setting must have 1 to {_LONGEST_ID} printable ASCII characters."
@@ -154,8 +154,7 @@ async def read_user_file(
     async with reading.bodies.room(key.owner, MAX_FILE_BYTES):
         content = await user_files.content(key.owner, FileKind.DATA, name)
     if content is None:
-        # The page links the style, and would log an error for a missing file. So an empty file is
-        # returned.
+        # The page links the style, and would log an error if the file were missing.
         if name != _STYLE:
             raise not_found("There is no such file.")
         content = b""
@@ -204,7 +203,7 @@ async def _stored(user_files: UserFiles, key: ApiKey, name: str, *, full_info: b
     if not full_info:
         return JSONResponse(name)
     found = await user_files.find(key.owner, FileKind.DATA, name)
-    if found is None:  # The file was deleted meanwhile.
+    if found is None:  # Another request has deleted the file.
         raise not_found("There is no such file.")
     return JSONResponse(_told(name, found, full_info=True, split=False))
 

@@ -58,9 +58,9 @@ _MOST_MESSAGES = 200
 """The largest number of messages that a client may send between two checks of its key."""
 _STATUS_PERIOD_S = 0.25
 _WEBSOCKET_OUTPUTS = frozenset({"SaveImageWebsocket", "ETN_SendImageWebSocket"})
-_AWAY = (DatabaseUnavailable, LogUnavailable, ReadTimeout, JobUnreadable)
+_UNAVAILABLE = (DatabaseUnavailable, LogUnavailable, ReadTimeout, JobUnreadable)
 _CLOSE_S = 2.0
-_NO_NEWS = ("without completing handshake", '"WebSocket %s"')
+_HIDDEN_LOG_TEXTS = ("without completing handshake", '"WebSocket %s"')
 
 router = APIRouter()
 
@@ -81,9 +81,7 @@ def executing(job_id: str, node: str | None) -> str:
 
 
 def progress(job_id: str, node: str, said: JobProgress) -> list[Message]:
-    """Encode progress in both of ComfyUI's formats, because some clients support only one
-    format.
-    """
+    """Encode progress in both of ComfyUI's formats, because some clients support only one."""
     value = min(said.done, said.total)
     state = {
         "value": value,
@@ -235,12 +233,12 @@ class Session:
         self._client_id = client_id
         self._key_check = key_check
         self._jobs = WatchedJobs(client_id)
-        self._heard = 0
+        self._received = 0
         self._position = 0
         """The offset of the last event that may have changed the number of open jobs."""
         self._status_at = math.inf
-        """The event loop time at which the status will be sent; infinite if the status has not
-        changed. Changes in quick succession are sent as one message.
+        """The event loop time at which changes of the status are sent together; infinite if there
+        are no changes.
         """
 
     async def run(self, listener: Listener) -> int:
@@ -252,36 +250,36 @@ class Session:
 
         progress = self._reading.live.progress
         progress.listeners.append(note)
-        hearing = asyncio.create_task(self._hear())
-        telling = asyncio.create_task(self._tell(listener))
+        receiving = asyncio.create_task(self._receive_all())
+        sending = asyncio.create_task(self._send_all(listener))
         try:
-            done, _ = await asyncio.wait((hearing, telling), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((receiving, sending), return_when=asyncio.FIRST_COMPLETED)
             return next(iter(done)).result()
         except SlowReader:
             return TRY_AGAIN_LATER
-        except _AWAY:
+        except _UNAVAILABLE:
             return TRY_AGAIN_LATER
         finally:
             progress.listeners.remove(note)
-            for task in (hearing, telling):
+            for task in (receiving, sending):
                 task.cancel()
-            await asyncio.gather(hearing, telling, return_exceptions=True)
+            await asyncio.gather(receiving, sending, return_exceptions=True)
 
-    async def _hear(self) -> int:
+    async def _receive_all(self) -> int:
         while True:
             said = await self._websocket.receive()
             if said["type"] == "websocket.disconnect":
                 return NORMAL
-            self._heard += 1
+            self._received += 1
             text = said.get("text")
             if len(text or said.get("bytes") or b"") > MAX_MESSAGE_BYTES:
                 return TOO_LARGE
-            if self._heard > _MOST_MESSAGES:
+            if self._received > _MOST_MESSAGES:
                 return POLICY
             if text is not None:
-                await self._take(text)
+                await self._process(text)
 
-    async def _take(self, text: str) -> None:
+    async def _process(self, text: str) -> None:
         """Process a message of the client. All messages except `feature_flags` are ignored."""
         try:
             said = json.loads(text)
@@ -295,7 +293,7 @@ class Session:
         )
         await self._send(message("feature_flags", **server_features(self._reading)))
 
-    async def _tell(self, listener: Listener) -> int:
+    async def _send_all(self, listener: Listener) -> int:
         await self._begin(listener)
         now = asyncio.get_running_loop().time
         keep_alive_s = self._reading.live.streams.keep_alive_s
@@ -313,14 +311,14 @@ class Session:
                 await self._send_status()
             if now() >= check_at:
                 check_at = now() + keep_alive_s
-                self._heard = 0
+                self._received = 0
                 if not await self._key_check():
                     return POLICY
 
     async def _begin(self, listener: Listener) -> None:
-        """Add the jobs that are already open.
+        """Add the open jobs, and send the first messages.
 
-        Waits until the read model has all events before the first event of the listener, so that no
+        The read model must first have all events before the first event of the listener, so that no
         job is missed.
         """
         await caught_up(self._reading, listener.after)
@@ -392,8 +390,9 @@ class Session:
                         await self._send(picture(data, media_type_of(image)))
 
     async def _send_status(self) -> None:
-        """Send the status after the read model has the last change, because clients read lists of
-        jobs when they receive the status.
+        """Send the number of open jobs, after the read model has the last change.
+
+        A client that receives the number reads the list of jobs from the read model.
         """
         self._status_at = math.inf
         await caught_up(self._reading, self._position)
@@ -401,7 +400,7 @@ class Session:
         await self._send(message("status", status=status(count)))
 
     async def _send(self, each: Message) -> None:
-        """Raises SlowReader."""
+        """Send a message. Raises SlowReader if the client is too slow or has disconnected."""
         try:
             async with asyncio.timeout(self._reading.live.streams.send_timeout_s):
                 if isinstance(each, str):
@@ -414,15 +413,15 @@ class Session:
             raise SlowReader from error
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_logged(record: logging.LogRecord) -> bool:
     text = str(record.msg)  # `msg` may be an exception.
-    return not any(each in text for each in _NO_NEWS)
+    return not any(each in text for each in _HIDDEN_LOG_TEXTS)
 
 
 # Uvicorn logs each refused websocket as an error of the application, so clients without a key
 # could fill the log. Darkroom logs refused keys itself. At level INFO, Uvicorn also logs the path
 # and query of each websocket, which may contain a key.
-logging.getLogger("uvicorn.error").addFilter(_is_news)
+logging.getLogger("uvicorn.error").addFilter(_is_logged)
 
 
 @router.websocket(twin("/ws"))

@@ -9,8 +9,8 @@ from fastapi import Response
 from serve_app.error_responses import ApiError
 
 RETRY = "x-should-retry"
-"""The header by which OpenAI's clients decide whether to repeat a request. Without the header, the
-clients repeat a request after the status 408, 409, 429 or 5xx.
+"""The header that tells OpenAI's clients whether to repeat a request. Without it, they repeat a
+request after the status 408, 409, 429 or 5xx.
 """
 _PARAMETERS = {
     "width": "size",

@@ -103,7 +103,7 @@ def picture_members(image: ImageStored, asked: ImageParameters) -> dict[str, Any
 async def _body(
     store: ImageStore, told: dict[str, Any], images: Sequence[ImageStored]
 ) -> AsyncGenerator[bytes]:
-    """Yield the JSON body in parts. The first part contains data of an image."""
+    """Yield the JSON body in parts. Reading the first part reads an image (see `json_in_parts`)."""
     before = json.dumps(told).removesuffix("}").encode() + b', "data": [{"b64_json": "'
     for image in images:
         async for part in base64_of(store, image):
@@ -124,9 +124,9 @@ def image_stream(
 ) -> EventStream:
     """Return a stream that submits the job and sends its events.
 
-    The job is submitted when the stream opens, after the stream has reserved its place. `event` is
-    the prefix of event names, such as `image_generation`. Opening the stream raises TooManyStreams
-    and the errors of `Acceptance.accept`.
+    The job is submitted when the stream opens, unless there are too many streams. `event` is the
+    prefix of event names, such as `image_generation`. Opening the stream raises TooManyStreams and
+    the errors of `Acceptance.accept`.
     """
 
     @asynccontextmanager
@@ -155,7 +155,7 @@ class _Stream:
     wanted: Wanted
     event: str
     is_told: bool = field(default=False, init=False)
-    """Whether the client was sent the end or the id of the job."""
+    """Whether the result or the error of the job was sent."""
     _previews: int = field(default=0, init=False)
     """The number of previews that were sent."""
 

@@ -13,9 +13,9 @@ from serve_app.refusals import EndpointForbidden, EndpointNotFound
 from serve_app.replica import Submission
 
 _DEFAULT_ENDPOINT = "default"
-_THEIRS = ("dall-e-", "gpt-image-", "chatgpt-image-")
-"""The name prefixes of OpenAI's models. Some clients send only these names. Therefore these names
-select the default endpoint and its checkpoint.
+_OPENAI_PREFIXES = ("dall-e-", "gpt-image-", "chatgpt-image-")
+"""Prefixes of OpenAI's model names, the only ones that some clients send. They select the default
+endpoint and its checkpoint.
 """
 
 
@@ -40,7 +40,7 @@ async def target_of(submission: Submission, key: ApiKey, model: str) -> Target:
     checkpoint = (
         await asyncio.to_thread(_checkpoint, submission.catalogue, model) if model else None
     )
-    if checkpoint is None and model and not model.startswith(_THEIRS):
+    if checkpoint is None and model and not model.startswith(_OPENAI_PREFIXES):
         raise model_not_found(model)
     return Target(await endpoints.for_job(_DEFAULT_ENDPOINT, key), checkpoint)
 

@@ -103,9 +103,7 @@ class ImageParameters(BaseModel):
 
     @property
     def sides(self) -> tuple[int, int] | None:
-        """The width and height in pixels, rounded down to multiples of 8; None for the size
-        `auto`.
-        """
+        """The width and height in pixels, rounded down to multiples of 8; None for `auto`."""
         if self.size == "auto":
             return None
         width, _, height = self.size.partition("x")
@@ -125,10 +123,7 @@ class ImageParameters(BaseModel):
         return max(1, self.output_compression)
 
     def effective_steps(self, most: int) -> int:
-        """Return the number of steps.
-
-        `quality` selects at most `most` steps, the endpoint's limit.
-        """
+        """Return `steps`. If it is absent, `quality` selects a number that is at most `most`."""
         return self.steps or min(_QUALITY_STEPS[self.quality], most)
 
 
@@ -228,10 +223,7 @@ def _mask_nodes(edit: Edit, graph: dict[str, Any], mask: Upload) -> list[Any]:
 def _kept_outside(
     edit: Edit, graph: dict[str, Any], *, pixels: list[Any], mask: list[Any]
 ) -> list[Any]:
-    """Add the nodes that restore the image's own pixels where the mask is opaque.
-
-    Returns their link.
-    """
+    """Add the nodes that restore the image where the mask is opaque. Returns the result's link."""
     if edit.parameters.n > 1:
         graph["originals"] = node("RepeatImageBatch", image=pixels, amount=edit.parameters.n)
         pixels = ["originals", 0]
@@ -365,10 +357,7 @@ def _wanted(
 
 
 def _parsed(texts: Mapping[str, str], model: type[P]) -> P:
-    """Validate a form. Numbers and booleans are parsed from its texts.
-
-    Raises RequestValidationError.
-    """
+    """Validate a form, in which numbers and booleans are texts. Raises RequestValidationError."""
     try:
         return model.model_validate(texts)
     except ValidationError as error:

@@ -20,10 +20,7 @@ MAX_BODY_BYTES = constant("ADAPTER_MAX_BODY_BYTES", 32 * 1024**2)
 
 
 def error_response(error: ApiError) -> Response:
-    """Build the response.
-
-    `detail` is a list in FastAPI's format for invalid members, or else a text.
-    """
+    """Build the response. Its `detail` is a text, or FastAPI's list if members are invalid."""
     if fields := error.extra_info.get("fields"):
         detail: Any = [
             {"loc": ["body", *str(each["field"]).split(".")], "msg": each["message"], "type": kind}

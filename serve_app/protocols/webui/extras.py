@@ -76,23 +76,23 @@ def upscale_graph(
     for number, upscaler in enumerate(upscalers):
         if upscaler is not None and upscaler.by == "model":
             graph[f"model-{number}"] = node("UpscaleModelLoader", model_name=upscaler.name)
-    for place, upload in enumerate(uploads):
-        graph[f"image-{place}"] = node("LoadImage", image=upload.name)
+    for index, upload in enumerate(uploads):
+        graph[f"image-{index}"] = node("LoadImage", image=upload.name)
         made = [
-            _enlarge(graph, number, upscaler, place=place, sides=wanted.sides(upload))
+            _enlarge(graph, number, upscaler, index=index, sides=wanted.sides(upload))
             for number, upscaler in enumerate(upscalers)
         ]
         if len(made) > 1:
             share = wanted.second_share
-            graph[f"both-{place}"] = node(
+            graph[f"both-{index}"] = node(
                 "ImageBlend",
                 image1=made[0],
                 image2=made[1],
                 blend_factor=share,
                 blend_mode="normal",
             )
-            made = [[f"both-{place}", 0]]
-        graph[f"save-{place}"] = node("SaveImage", images=made[0], filename_prefix="extras")
+            made = [[f"both-{index}", 0]]
+        graph[f"save-{index}"] = node("SaveImage", images=made[0], filename_prefix="extras")
     return graph
 
 
@@ -110,17 +110,17 @@ def _enlarge(
     number: int,
     upscaler: Upscaler | None,
     *,
-    place: int,
+    index: int,
     sides: tuple[int, int],
 ) -> list[Any]:
     """Add the nodes that upscale one image. If `upscaler` is None, the image stays unchanged."""
-    image: list[Any] = [f"image-{place}", 0]
+    image: list[Any] = [f"image-{index}", 0]
     if upscaler is None:
         return image
     width, height = sides
     method = upscaler.name
     if upscaler.by == "model":
-        upscaled = f"upscaled-{place}-{number}"
+        upscaled = f"upscaled-{index}-{number}"
         graph[upscaled] = node(
             "WebUIImageUpscale",
             upscale_model=[f"model-{number}", 0],
@@ -129,7 +129,7 @@ def _enlarge(
             height=height,
         )
         image, method = [upscaled, 0], "lanczos"
-    sized = f"sized-{place}-{number}"
+    sized = f"sized-{index}-{number}"
     graph[sized] = node(
         "ImageScale", image=image, upscale_method=method, width=width, height=height, crop="center"
     )
@@ -153,9 +153,7 @@ Side = Annotated[int, Field(ge=1, le=16384)]
 
 
 class Extras(BaseModel, ABC):
-    """The members of both routes. The members for restoring faces are accepted only with values
-    that restore nothing.
-    """
+    """The members of both routes. Members for restoring faces must have values without effect."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -251,8 +249,7 @@ async def png_info(request: Request, key: ReadProtocolKey, reading: ReadingDep) 
 async def _wanted(
     submission: Submission, request: Request, key: ApiKey, model: type[Extras]
 ) -> GenerateRequest:
-    """Build the job of a request. The memory for the sent images is released when this function
-    returns.
+    """Build the job of a request, and release the memory for the sent images.
 
     Raises ApiError, RequestValidationError, and the errors of `UploadStore.add`.
     """
@@ -326,7 +323,7 @@ def _texts(data: bytes) -> dict[str, str]:
 
 
 def _require_few_chunks(data: bytes) -> None:
-    """Raises ApiError 400. Without this check, Pillow would read any number of chunks."""
+    """Raise ApiError 400 for too many chunks. Pillow would read any number of chunks."""
     at = 8
     for _ in range(_MOST_CHUNKS):
         if data[at + 4 : at + 8] in (b"", b"IDAT"):

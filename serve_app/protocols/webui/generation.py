@@ -1,7 +1,4 @@
-"""txt2img and img2img.
-
-A request becomes a diffusion job, and the answer contains the images in base64.
-"""
+"""txt2img and img2img. A request runs a diffusion job, and the answer has its images in base64."""
 
 from __future__ import annotations
 
@@ -39,9 +36,7 @@ _SIGNATURE_BYTES = 8
 _HEAD_BYTES = 8
 _CHECKSUM_BYTES = 4
 _LONGEST_BYTES = 4 * 2**20
-"""The largest number of bytes of a file that are searched for texts. The texts precede the
-pixels.
-"""
+"""The most bytes of a file that are searched for texts, which precede the pixels."""
 _LONGEST_ECHO = 64 * 1024
 _ENDPOINT = "endpoint"
 _SENT = ("init_images", "mask", "latent_mask")
@@ -54,36 +49,33 @@ router = APIRouter(prefix=V1, include_in_schema=False)
 
 
 class PngTexts:
-    """Reads the texts of a PNG file that arrives in parts.
-
-    Compressed texts are ignored, because Darkroom does not write them.
-    """
+    """Reads the texts of a PNG file that arrives in parts. Compressed texts are ignored."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
         self.is_over = False
         """Whether no more texts are read: the pixels have begun, or the limit was reached."""
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._at = _SIGNATURE_BYTES
 
     def feed(self, part: bytes) -> None:
         if self.is_over:
             return
-        self._held += part
-        while len(self._held) >= self._at + _HEAD_BYTES and not self.is_over:
-            length, kind = struct.unpack_from(">I4s", self._held, self._at)
+        self._buffer += part
+        while len(self._buffer) >= self._at + _HEAD_BYTES and not self.is_over:
+            length, kind = struct.unpack_from(">I4s", self._buffer, self._at)
             end = self._at + _HEAD_BYTES + length
             if kind == b"IDAT" or end > _LONGEST_BYTES:
                 self._end()
-            elif len(self._held) < end:
+            elif len(self._buffer) < end:
                 return
             else:
-                self._note(kind, bytes(self._held[self._at + _HEAD_BYTES : end]))
+                self._note(kind, bytes(self._buffer[self._at + _HEAD_BYTES : end]))
                 self._at = end + _CHECKSUM_BYTES
 
     def _end(self) -> None:
         self.is_over = True
-        self._held.clear()
+        self._buffer.clear()
 
     def _note(self, kind: bytes, data: bytes) -> None:
         name, _, rest = data.partition(b"\0")
@@ -212,11 +204,7 @@ async def decoded(member: str, text: Any) -> bytes:
 
 
 async def stored(submission: Submission, key: ApiKey, member: str, text: Any) -> Upload:
-    """Store an image as an upload of the caller. An image that was stored before is not stored
-    again.
-
-    Raises ApiError 400, and the errors of `UploadStore.add`.
-    """
+    """Store an image, if it is new. Raises ApiError 400 and the errors of `UploadStore.add`."""
     return await submission.uploads.add_content(key.owner, await decoded(member, text))
 
 
@@ -276,8 +264,7 @@ async def _wanted(
     key_options: KeyOptions,
     from_images: bool,
 ) -> GenerateRequest:
-    """Build the job of a request. The memory for the sent images is released when this function
-    returns.
+    """Build the job of a request, and release the memory for the sent images.
 
     Raises ApiError, BodyTooLarge, and the errors of `UploadStore.add`.
     """
@@ -307,7 +294,6 @@ def _written(members: dict[str, Any]) -> bytes:
 
 
 def _object(content: Any) -> dict[str, Any]:
-    """Raises ApiError 400."""
     if not isinstance(content, dict):
         raise refused("The body must be a JSON object.")
     return content

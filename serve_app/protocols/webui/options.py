@@ -127,7 +127,7 @@ def _holds(name: str, value: Any, now: dict[str, Any]) -> bool:
 
 
 async def _options(submission: Submission, key_options: KeyOptions, key: ApiKey) -> dict[str, Any]:
-    """Raises ModelsUnavailable, DatabaseUnavailable."""
+    """Return all options of the key. Raises ModelsUnavailable, DatabaseUnavailable."""
     endpoint = await submission.acceptance.endpoints.for_job("default", key)
     checkpoint = await asyncio.to_thread(submission.acceptance.checkpoint, endpoint, key)
     kept = await key_options.of(key.id)

@@ -70,7 +70,7 @@ export function link(text, href, attributes = {}) {
   return h("a", { href, ...attributes }, text);
 }
 
-/** Returns a function that calls `action` when it was not called again for `pause_ms`. */
+/** Returns a function that calls `action` when `pause_ms` have passed since the function's last call. */
 export function settled(action, pause_ms) {
   let timer;
   return (...given) => {

@@ -6,7 +6,7 @@ export function keep(flavour, content) {
   try {
     sessionStorage.setItem(PREFIX + flavour, JSON.stringify(content));
   } catch {
-    // The storage is full. The form is empty the next time.
+    // The storage is full, so the form is empty at the next visit.
   }
 }
 

@@ -130,7 +130,7 @@ class Gallery {
     }
   }
 
-  /** Observes the end of the list again, because the observer reports only once that the end is visible. */
+  /** Observes the end of the list again, because an observer reports a visible element only once. */
   #lookAgain() {
     this.observer.unobserve(this.#end);
     this.observer.observe(this.#end);
