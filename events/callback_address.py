@@ -1,10 +1,9 @@
-"""Decides to which addresses a callback may be sent. The functions are pure, apart from the name
-resolver, which is a parameter.
+"""Decides to which addresses a callback may be sent. The functions are pure.
 
 A callback is a request of this service to an address that a caller chose. It must not reach systems
 that only this service can reach (OWASP: server-side request forgery). The rule is checked when a
-job is accepted. The address of each connection is checked again, because the name may then resolve
-to another address.
+job is accepted, and again for the address of each connection, because the name may then resolve to
+another address.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ _DENIED_IPV4 = tuple(
         "240.0.0.0/4",
     )
 )
-# IPv6 has one public block. https://www.iana.org/assignments/iana-ipv6-special-registry lists the
-# special ranges inside this block. Some ranges embed an IPv4 address (Teredo, 6to4).
+# https://www.iana.org/assignments/iana-ipv6-special-registry lists the special ranges inside the
+# public block of IPv6. Some of them embed an IPv4 address (Teredo, 6to4).
 _PUBLIC_IPV6 = IPv6Network("2000::/3")
 _DENIED_IPV6 = tuple(
     IPv6Network(text)
@@ -65,16 +64,14 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 class Own:
     """The addresses at which this service, and the services that it uses, listen.
 
-    A service at a loopback or wildcard address counts as listening at every address of this
+    A service at a loopback or wildcard address counts as listening at all addresses of this
     machine.
     """
 
     services: Sequence[tuple[str, int]] = ()
-    """The host and the port of each service. The host is a name or an address."""
+    """The host, a name or an address, and the port of each service."""
     interfaces: Callable[[], Collection[Address]] = tuple
-    """Returns the addresses of this machine. Called for each check, because the addresses
-    change.
-    """
+    """Returns the present addresses of this machine. It is called for each check."""
 
     def listens_at(self, address: Address, port: int | None) -> bool:
         return any(
@@ -84,16 +81,16 @@ class Own:
         )
 
     def names_at(self, port: int) -> Generator[str]:
-        """The names of services that listen at `port`."""
+        """Yield the names of services that listen at `port`."""
         return (host for host, own in self.services if own == port and literal(host) is None)
 
     def has(self, address: Address) -> bool:
-        """Whether the address belongs to an interface of this machine other than loopback."""
+        """Return whether an interface of this machine other than loopback has the address."""
         return not address.is_loopback and address in self.interfaces()
 
 
 def literal(host: str) -> Address | None:
-    """The address in `host`, or None if `host` is a name."""
+    """Return the address in `host`, or None if `host` is a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -101,7 +98,7 @@ def literal(host: str) -> Address | None:
 
 
 def forms(address: Address) -> Generator[Address]:
-    """The address, and the IPv4 address that is embedded in it, if any."""
+    """Yield the address, and the IPv4 address that is embedded in it, if any."""
     yield address
     if isinstance(address, IPv6Address):
         embedded = address.ipv4_mapped or address.sixtofour
@@ -122,17 +119,14 @@ def _is_here(address: Address) -> bool:
 
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
-"""A function that returns the addresses of a host name.
-
-It raises OSError if the name has no address.
-"""
+"""A function that returns the addresses of a host name. Raises OSError if the name has none."""
 
 CONNECT_TIMEOUT_S = constant("CALLBACK_CONNECT_TIMEOUT_S", 3.0)
 """The time-out in seconds for a connection to a receiver."""
 LONGEST_URL = 2048
 LONGEST_PUT_URL = 4096
-"""The largest length of a presigned upload's URL in characters. It is larger than `LONGEST_URL`,
-because a URL that is signed with short-lived credentials also contains a session token.
+"""The largest length in characters of the URL of a presigned upload, which may contain a session
+token.
 """
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _FIRST_FREE_PORT = 1024
@@ -156,18 +150,17 @@ class Target:
 
     @property
     def address(self) -> Address | None:
-        """The address if the host is a literal, or None if the host is a name."""
+        """The address of the host, or None if the host is a name."""
         return literal(self.host)
 
 
 class AddressRule:
     """Decides which URLs and addresses may be called.
 
-    Public addresses are allowed, and also the addresses in `allow_networks`. `ports`, if not empty,
-    replaces the default ports, which are 80, 443 and all ports from 1024 up. `deny_networks` and
-    the addresses and ports of `own` services are always denied. Other ports of this machine's
-    addresses are allowed only if `allow_networks` contains the exact address, and not only a larger
-    network.
+    Public addresses and those in `allow_networks` are allowed. Addresses in `deny_networks`, and
+    the services of `own` at their ports, are always denied. Other ports at an address of this
+    machine are allowed only if `allow_networks` contains exactly this address, not only a larger
+    network. `ports`, if not empty, replaces the default ports: 80, 443 and all ports from 1024.
     """
 
     def __init__(
@@ -232,13 +225,11 @@ class AddressRule:
             raise AddressNotAllowed(f"{address} is not a public address")
 
     async def addresses(self, target: Target, resolve: Resolve) -> tuple[Address, ...]:
-        """Return the allowed addresses of `target`, in the order of the resolver. The result is
-        never empty.
+        """Return the addresses of `target`, at least one, in the order of the resolver.
 
-        If one address of the name is not allowed, the name is refused, because the connection may
-        use this address. For the name localhost, addresses that are not allowed are ignored,
-        because a caller cannot control the addresses of this name. Raises AddressNotAllowed, also
-        if the name has no address.
+        Raises AddressNotAllowed if the name has no address, or any address that is not allowed,
+        because a connection may use any of them. Only for the name localhost, which no caller
+        controls, addresses that are not allowed are left out.
         """
         if (address := target.address) is not None:
             self.check_ip(address, port=target.port)
@@ -263,9 +254,7 @@ class AddressRule:
     async def _require_others(
         self, answers: Sequence[Address], port: int, resolve: Resolve
     ) -> None:
-        """Raise AddressNotAllowed if an answer is an address of a service in `own` that is
-        configured by name.
-        """
+        """Raise AddressNotAllowed for an address of a service that `own` has by name."""
         for name in self._own.names_at(port):
             with suppress(OSError, ValueError):
                 if not set(answers).isdisjoint(map(ip_address, await resolve(name))):
@@ -304,8 +293,7 @@ def _is_in(address: Address, networks: Sequence[Network]) -> bool:
 def _split(url: str, longest: int) -> tuple[str, str]:
     """Return the scheme in lower case, and the authority.
 
-    The check is stricter than RFC 3986, so that the checked host is also the host that the HTTP
-    client reads from the URL.
+    The check is stricter than RFC 3986, so that the HTTP client finds the same host in the URL.
     """
     if len(url) > longest:
         raise AddressNotAllowed(f"the URL is longer than {longest} characters")
@@ -342,7 +330,6 @@ def _ipv6(literal: str) -> str:
 
 
 def _name(host: str) -> str:
-    """Return a host name or a canonical IPv4 address, in lower case."""
     host = host.lower()
     labels = host.split(".")
     if not host.isascii() or len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
@@ -358,10 +345,9 @@ def _name(host: str) -> str:
 
 
 def _ipv4(host: str) -> str:
-    """Return a canonical IPv4 address.
+    """Return a canonical IPv4 address. Raises AddressNotAllowed for any other form.
 
-    Operating systems also read 127.1, 0177.0.0.1, 0x7f000001 and 2130706433 as addresses. These
-    forms are refused.
+    Operating systems also read 127.1, 0177.0.0.1, 0x7f000001 and 2130706433 as addresses.
     """
     try:
         return str(IPv4Address(host))
@@ -372,9 +358,7 @@ def _ipv4(host: str) -> str:
 
 
 def _check_punycode(host: str) -> None:
-    """Raise AddressNotAllowed if the Punycode in a host cannot be decoded. httpx could not build a
-    request for such a host.
-    """
+    """Raise AddressNotAllowed for Punycode that httpx could not decode."""
     try:
         idna.decode(host)
     except UnicodeError as error:

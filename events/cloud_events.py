@@ -2,7 +2,8 @@
 
 https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/formats/json-format.md
 
-Golden files in `tests/golden/events/` pin the bytes. The files of each release are in `released/`.
+Golden files in `tests/golden/events/` have the expected bytes; `released/` has those of each
+release.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ class MalformedEvent(ValueError):
 
 
 class _Envelope(BaseModel):
-    """The members of an event that are read."""
-
     # Errors are logged, and must not contain prompts.
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -50,8 +49,8 @@ class _Envelope(BaseModel):
 def encode(event: Event, *, data: Mapping[str, Any] | None = None) -> bytes:
     """Encode an event.
 
-    `sequence` is a CloudEvents extension. It is padded with zeros, so that it sorts as text. `data`
-    replaces the event's own data, for readers from whom a part of the data must be hidden.
+    `sequence`, a CloudEvents extension, is padded with zeros, so that it sorts as text. `data`
+    replaces the data of the event, for readers who may not see all of them.
     """
     traceparent = {} if event.traceparent is None else {"traceparent": event.traceparent}
     envelope = {
@@ -70,7 +69,7 @@ def encode(event: Event, *, data: Mapping[str, Any] | None = None) -> bytes:
 
 
 def decode(payload: bytes, *, position: int = 0) -> Event:
-    """Decode an event. If a later version wrote a new type or a new name, the data is `Unknown`.
+    """Decode an event. Its data are `Unknown` if a later version wrote a new type or a new name.
 
     Raises MalformedEvent.
     """
@@ -93,7 +92,6 @@ def decode(payload: bytes, *, position: int = 0) -> Event:
 
 
 def _data_of(envelope: _Envelope) -> EventData:
-    """Return the validated data of an event. Raises ValidationError."""
     data_type = EVENT_TYPES.get(envelope.type)
     if data_type is None:
         return Unknown(original_type=envelope.type)
@@ -106,7 +104,7 @@ def _data_of(envelope: _Envelope) -> EventData:
 
 
 def decode_stored(payload: bytes, *, job_id: str, position: int) -> Event:
-    """Decode the message at `position`. If the message is no event, the data is `Broken`."""
+    """Decode the message at `position`. If the message is no event, the data are `Broken`."""
     try:
         return decode(payload, position=position)
     except MalformedEvent as error:

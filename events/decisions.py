@@ -1,9 +1,8 @@
 """Decides which events a command adds to a job's history.
 
-The functions are pure. They use no clock and no random values, and make no ids.
-
-A command that changes nothing adds no events, and a command from an actor that is no longer the
-job's writer adds no events. This is a normal outcome and not an error.
+The functions are pure. They use no clock and no random values, and make no ids. A command adds no
+events if it changes nothing, or if its actor may no longer write to the job. This is a normal
+outcome and not an error.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from events.types import (
 )
 
 WHAT_TO_DO = "Submit the job again. If it fails again, report the id of the job to the operator."
-"""The advice to the caller of a job that the service has given up."""
+"""Advice for the caller of a job that the service has given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +45,13 @@ class Start:
 
     actor: str
     max_attempts: int
-    """The largest number of attempts that are blamed on a job. The terms of the job may have
-    another number.
-    """
+    """The largest number of attempts that are blamed on a job, unless its terms have a number."""
     max_attempts_total: int
-    """The largest number of failed attempts, whether they are blamed on the job or not. Attempts as
-    a bystander do not count.
-    """
+    """The largest number of failed attempts, except attempts as a bystander."""
     now: datetime
     after_attempts: int | None = None
-    """The number of attempts when the job was dispatched. If the number has changed, another holder
-    has started the job, and nothing is added. With None the number is not checked.
+    """The number of attempts when the job was dispatched. If another holder has started the job
+    since then, nothing is added. With None the number is not checked.
     """
     given_at: datetime | None = None
 
@@ -72,9 +67,8 @@ class FailAttempt:
     """Record that the attempt of `actor` has failed.
 
     `final` means that another attempt would fail in the same way, for example because of an invalid
-    graph or a missing checkpoint. `blame` is None if the job itself certainly caused the failure.
-    After the death of an actor, the process that detects the death executes this command for the
-    actor. If the failure is already recorded, the command adds nothing.
+    graph or a missing checkpoint. `blame` is None if the job is certainly the cause. If an actor
+    has died, the process that detects its death executes this command. A failure is recorded once.
     """
 
     actor: str
@@ -84,13 +78,14 @@ class FailAttempt:
     code: str | None = None
     """A `FailureCode`."""
     is_joined: bool = False
-    """Whether other jobs may have joined an exclusive attempt. A suspect is then not blamed."""
+    """Whether other jobs may have run during an exclusive attempt. A suspect is then not blamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailDispatch:
-    """Record that the job actor of a job died before it began an attempt, if the number of attempts
-    is still `attempts`.
+    """Record that a job actor died before it began an attempt.
+
+    Nothing is added if the number of attempts is no longer `attempts`.
     """
 
     attempts: int
@@ -108,7 +103,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class FailForRemovedEndpoint:
-    """End a job that waits for an attempt, because its endpoint is removed."""
+    """End a job that has no running attempt, because its endpoint is removed."""
 
     message: str
 
@@ -141,7 +136,7 @@ class Erase:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """End a job that waits for an attempt and has exceeded its deadline.
+    """End a job that has no running attempt and has exceeded its deadline.
 
     `why` is the reason for the wait, as a sentence for the caller.
     """
@@ -175,9 +170,7 @@ Command = Submit | Erase | OpenJobCommand
 
 
 def decide(command: Command, job: Job | None) -> tuple[JobEvent, ...]:
-    """Return the events that `command` adds to `job`, in order, or none if the command changes
-    nothing.
-    """
+    """Return the events that `command` adds to `job`, in order; none if it changes nothing."""
     if isinstance(command, Submit):
         return () if job is not None else (command.submitted,)
     if isinstance(command, Erase):
@@ -187,15 +180,15 @@ def decide(command: Command, job: Job | None) -> tuple[JobEvent, ...]:
     if isinstance(command, Start) and command.after_attempts not in {None, job.attempts}:
         return ()
     if job.cancel_requested and not isinstance(command, StoreImage | Quarantine):
-        return _leave(command, job)
+        return _decide_cancelled(command, job)
     return _decide(command, job)
 
 
-def _leave(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
+def _decide_cancelled(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
     """Decide for a job whose cancellation was requested.
 
-    The service has already answered that the job is cancelled. A command that would start, end or
-    delay the job therefore cancels the job.
+    The caller has already got the answer that the job is cancelled. A command that would start, end
+    or delay the job therefore cancels it.
     """
     match command:
         case Cancel():
@@ -277,10 +270,7 @@ def _cancel(job: Job) -> tuple[JobEvent, ...]:
 
 
 def _erase(job: Job) -> tuple[JobEvent, ...]:
-    """Erase the job, and end it if it has not ended.
-
-    An actor that still runs the job finds the end in the log, and writes no further events.
-    """
+    """Erase the job, and end it if it has not ended. Its actor can then write no more events."""
     erased = Erased(
         flavour=job.submitted.flavour,
         owner=job.submitted.owner,

@@ -1,12 +1,12 @@
-"""Folds a delivery's state from its events, and decides which events a command adds to it.
+"""Folds the state of a delivery, and decides which events a command adds to it.
 
-The functions are pure, like the functions for jobs (`events.job`, `events.decisions`). They use no
-clock and no random values, and make no ids.
+The functions are pure, as in `events.job` and `events.decisions`. They use no clock and no random
+values, and make no ids.
 
-The number of attempts depends on the answer. The status 410 ends the delivery at once. Redirects
+The answer determines the number of attempts. The status 410 ends the delivery at once. Redirects
 and other 4xx statuses allow three attempts, because a new deployment of the receiver may correct
-them. Time-outs and the statuses 408, 425, 429 and 5xx usually pass, so they allow as many attempts
-as `delays_s` has entries.
+them. Time-outs and the statuses 408, 425, 429 and 5xx are usually temporary, so they allow as many
+attempts as `delays_s` has entries.
 """
 
 from __future__ import annotations
@@ -32,22 +32,20 @@ from settings.constant import constant
 JITTER = constant("CALLBACK_JITTER", 0.2)
 """The largest random change of a pause, as a fraction of the pause."""
 WITHHELD_S = constant("CALLBACK_WITHHELD_S", 172_800.0)
-"""The largest time in seconds for which a circuit breaker withholds a delivery. After this time the
-delivery is given up.
+"""The longest time in seconds for which a circuit breaker withholds a delivery. Then the delivery
+is given up.
 """
 LONGEST_RETRY_AFTER_S = 3600.0
 """The longest pause that a receiver may request with Retry-After."""
 
 _GONE = 410
-_PASSING = frozenset({408, 425, 429})
-_TRIES_OF_A_FIRM_ANSWER = 3
+_TEMPORARY_STATUSES = frozenset({408, 425, 429})
+_TRIES_OF_A_PERMANENT_ERROR = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """The result of one attempt: the `status` of an answer, or the `error` if there was no
-    answer.
-    """
+    """The result of one attempt: the `status` of the answer, or the `error` without an answer."""
 
     latency_s: float
     status: int | None = None
@@ -58,8 +56,8 @@ class SendResult:
     further attempt follows.
     """
     stalled: bool = False
-    """Whether this process was stalled during the attempt. Such an attempt does not count, because
-    the receiver may have answered in time.
+    """Whether this process was stalled during the attempt, which then does not count, because the
+    receiver may have answered in time.
     """
 
     @property
@@ -68,7 +66,7 @@ class SendResult:
 
     @property
     def is_transient(self) -> bool:
-        return self.status is None or self.status >= 500 or self.status in _PASSING
+        return self.status is None or self.status >= 500 or self.status in _TEMPORARY_STATUSES
 
     @property
     def answered(self) -> bool | None:
@@ -93,7 +91,7 @@ class RetryAt:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """No more attempts are made, unless another delivery is requested."""
+    """No further attempt is made, unless a caller requests another delivery."""
 
     message: str
 
@@ -104,16 +102,16 @@ Step = Delivered | RetryAt | Exhausted
 def next_step(
     sent: SendResult, *, tries: int, delays_s: Sequence[float], now: datetime, spread: float
 ) -> Step:
-    """Decide the step that follows attempt number `tries`, counted from 1.
+    """Decide what follows attempt number `tries`, counted from 1.
 
-    `delays_s` has the delay in seconds before each attempt. `spread` is a random factor of the
-    delay, so that deliveries that failed at the same time are not repeated at the same time.
+    `delays_s` has the delay in seconds before each attempt. `spread` is a random factor of the next
+    delay, so that deliveries that failed together are not repeated together.
     """
     if sent.is_accepted:
         return Delivered()
     if sent.refused or sent.status == _GONE:
         return Exhausted(f"Stopped at attempt {tries}: {sent}.")
-    most = len(delays_s) if sent.is_transient else min(len(delays_s), _TRIES_OF_A_FIRM_ANSWER)
+    most = len(delays_s) if sent.is_transient else min(len(delays_s), _TRIES_OF_A_PERMANENT_ERROR)
     if tries >= most:
         return Exhausted(f"Given up after {tries} attempts. The last attempt: {sent}.")
     delay_s = delays_s[tries] * spread
@@ -125,21 +123,18 @@ def next_step(
 def longest_delivery_s(
     *, delays_s: Sequence[float], jitter: float = JITTER, withheld_s: float = WITHHELD_S
 ) -> float:
-    """Return the longest time in seconds that a delivery takes while the service runs.
-
-    This is the sum of the longest pauses.
-    """
+    """Return the longest time in seconds that a delivery takes while the service runs."""
     pauses_s = sum(max(delay_s, LONGEST_RETRY_AFTER_S) for delay_s in delays_s)
     return pauses_s * (1 + jitter) + withheld_s
 
 
 def has_delivery(submitted: Submitted) -> bool:
-    """Whether a job has a delivery: it has a callback URL, or presigned uploads for its images."""
+    """Return whether a job has a callback URL, or presigned uploads for its images."""
     return submitted.callback_url is not None or bool(submitted.image_puts)
 
 
 def about_put(index: int) -> str:
-    """The name of the presigned upload of an image, as a step before the end."""
+    """Return the name of an image's presigned upload among the steps before the end."""
     return f"put-{index}"
 
 
@@ -156,9 +151,8 @@ class TriesBeforeEnd:
 class Delivery:
     """The state of a delivery after its events so far.
 
-    Fields without another description are about the callback of the end. The callbacks before the
-    end are made one after the other, then the presigned uploads, and then the callback of the end;
-    see `events.delivery_steps`.
+    Steps before the end are callbacks and presigned uploads (`events.delivery_steps`). Fields
+    without another description are about the callback of the end.
     """
 
     version: int = 0
@@ -167,7 +161,7 @@ class Delivery:
     """The number of attempts since the delivery was last requested."""
     retry_at: datetime | None = None
     withheld_at: datetime | None = None
-    """The time at which a breaker first withheld the delivery since it was last requested."""
+    """When a breaker first withheld the delivery, since it was last requested."""
     delivered: bool = False
     exhausted: bool = False
     redeliveries: int = 0
@@ -178,23 +172,21 @@ class Delivery:
     """The last error of each step that was given up, by name."""
     before_end: TriesBeforeEnd | None = None
     is_at_end: bool = False
-    """Whether the delivery has reached the callback of the end. The steps before the end are then
-    skipped.
-    """
+    """Whether the callback of the end was attempted, so that steps before the end are skipped."""
 
     @property
     def ended(self) -> bool:
         return self.delivered or self.exhausted
 
     def attempts_of(self, about: str) -> int:
-        """The number of attempts of this step before the end."""
+        """Return the number of attempts of this step before the end."""
         before = self.before_end
         return before.tries if before is not None and before.about == about else 0
 
     @property
     def was_tried(self) -> bool:
-        """Whether the callback of the end had an attempt or has ended, so that another delivery may
-        be requested. A delivery without an attempt is due anyway.
+        """Whether the callback of the end was attempted or has ended. Only then may a caller
+        request another delivery.
         """
         return self.ended or self.tries > 0
 
@@ -265,7 +257,7 @@ def _at_end(delivery: Delivery, event: Event) -> Delivery:
 
 @dataclass(frozen=True, slots=True)
 class RecordTry:
-    """An attempt was made. `spread` is a factor of the pause that may follow."""
+    """Record an attempt. `spread` is a factor of the pause that may follow."""
 
     result: SendResult
     delays_s: Sequence[float]
@@ -280,7 +272,7 @@ class RecordTry:
 
 @dataclass(frozen=True, slots=True)
 class RecordTryBeforeEnd:
-    """An attempt of a step before the end was made."""
+    """Record an attempt of a step before the end."""
 
     about: str
     tried: RecordTry
@@ -298,8 +290,8 @@ class GiveUpBeforeEnd:
 class EndAfterTry:
     """End the delivery if the last recorded attempt was the final attempt.
 
-    This command is separate from `RecordTry`. With one command, a conflict between the two events
-    could count the attempt twice or lose the end.
+    `RecordTry` does not do this, because a conflict between two events of one command could count
+    the attempt twice or lose the end.
     """
 
     tried: RecordTry
@@ -307,10 +299,7 @@ class EndAfterTry:
 
 @dataclass(frozen=True, slots=True)
 class Withhold:
-    """Record that a breaker withholds the delivery from its receiver.
-
-    The delivery is given up when it has been withheld for `longest_s` seconds.
-    """
+    """Record that a breaker withholds the delivery, or give it up after `longest_s` seconds."""
 
     now: datetime
     longest_s: float
@@ -325,12 +314,12 @@ class GiveUpDelivery:
 
 @dataclass(frozen=True, slots=True)
 class EndWithoutCallback:
-    """End a delivery that has no callback of the end and no presigned upload left."""
+    """End a delivery that has no callback of the end and no uploads left."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRedelivery:
-    """A caller requests the callback of the end again, with the full number of attempts."""
+    """Request the callback of the end again, with the full number of attempts."""
 
 
 _BeforeEnd = RecordTryBeforeEnd | GiveUpBeforeEnd
@@ -346,9 +335,7 @@ DeliveryCommand = (
 
 
 def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[DeliveryEvent, ...]:
-    """Return the events that `command` adds to `delivery`, or none if the command changes
-    nothing.
-    """
+    """Return the events that `command` adds to `delivery`; none if it changes nothing."""
     if isinstance(command, RequestRedelivery):
         return (RedeliveryRequested(),) if delivery.was_tried else ()
     if delivery.ended:
@@ -384,7 +371,7 @@ def _before_end(command: _BeforeEnd, delivery: Delivery) -> CallbackAttempted:
 
 
 def tried(command: RecordTry, *, attempt: int) -> CallbackAttempted:
-    """The event of attempt number `attempt`, counted from 1."""
+    """Return the event of attempt number `attempt`, counted from 1."""
     step = command.step(attempt)
     return CallbackAttempted(
         attempt=attempt,

@@ -2,14 +2,13 @@
 
 A delivery has three kinds of steps, in this order:
 
-1. Callbacks before the end, if the caller requested them: one callback for the start of the job,
-   and one callback for each stored image. Their bodies depend only on the events of the job, so
-   every attempt by any process sends the same body.
+1. Callbacks before the end, if the caller requested them: one for the start of the job, and one for
+each stored image. Their bodies depend only on the events of the job, so all attempts send the same
+body.
 2. Presigned uploads, which send images to URLs of the caller.
 3. The callback of the end. Its result also reports the outcome of the uploads.
 
-Attempts of presigned uploads are recorded like attempts of callbacks before the end, with names of
-their own (`about_put`).
+Uploads have the same events as callbacks before the end, with other names (`about_put`).
 """
 
 from __future__ import annotations
@@ -28,16 +27,14 @@ from events.types import Event, ImageStored, Started, Submitted
 from settings.constant import constant
 
 MOST_IMAGES = constant("CALLBACK_MAX_IMAGES", 32)
-"""The largest number of images of a job that have a callback of their own, in the order of its
-results. The callback of the end contains all images.
-"""
+"""The largest number of images of a job that have their own callback, by index."""
 BEFORE_END_S = constant("CALLBACK_BEFORE_END_S", 300.0)
-"""The time in seconds after the end of a job after which the callbacks of its start and of its
-images are given up. The callback of the end waits for these callbacks.
+"""Seconds after the end of a job at which callbacks before the end are given up, so that they do
+not delay the callback of the end any longer.
 """
 UPLOADS_S = constant("IMAGE_PUT_LONGEST_S", 600.0)
-"""The time in seconds after the end of a job after which uploads of its images are given up. The
-callback of the end waits for the uploads.
+"""Seconds after the end of a job at which presigned uploads are given up, so that they do not delay
+the callback of the end any longer.
 """
 
 
@@ -56,18 +53,13 @@ class PresignedUpload:
 
 
 def next_upload(job: Job, delivery: Delivery) -> PresignedUpload | None:
-    """Return the upload of the first image of an ended job that is neither uploaded nor given up,
-    or None.
-    """
+    """Return the next presigned upload of an ended job, or None if none is left."""
     if job.end is None or delivery.is_at_end:
         return None
     return next((each for each in _puts(job) if each.about not in delivery.over), None)
 
 
 def _puts(job: Job) -> Iterator[PresignedUpload]:
-    """Yield the uploads of all stored images for which there is a URL, in the order of their
-    indexes.
-    """
     addresses = job.submitted.image_puts or ()
     for image in sorted(job.images, key=lambda image: image.index):
         if image.index < len(addresses):
@@ -109,9 +101,7 @@ class CallbackMessage:
 
     @property
     def about(self) -> str | None:
-        """The name of the callback among the callbacks of its job; None for the callback of the
-        end.
-        """
+        """The callback's name in the events of the delivery; None for the callback of the end."""
         if self.event is CallbackEvent.COMPLETED:
             return None
         return self.event if self.index is None else f"{self.event}-{self.index}"
@@ -120,10 +110,9 @@ class CallbackMessage:
         return self.index is not None and self.index >= most_images
 
     def body(self, url_for: UrlFor, delivery: Delivery | None = None) -> bytes:
-        """The body as JSON: the result, and the event if the job has `callback_events`.
+        """Return the body as JSON: the result, and the event if the job has `callback_events`.
 
-        With `delivery`, which only the callback of the end needs, the result reports the outcome of
-        presigned uploads.
+        The callback of the end needs `delivery`, to report the outcome of presigned uploads.
         """
         result = result_of(self.job, url_for, delivery=delivery)
         if not self.job.submitted.callback_events:
@@ -133,10 +122,11 @@ class CallbackMessage:
 
 
 def callback_events_of(submitted: Submitted) -> frozenset[str]:
-    """The names of the events for which there are callbacks. Later versions may have more events.
+    """Return the names of the events for which there are callbacks, perhaps names of a later
+    version.
 
-    The result includes `completed` for every job with a delivery, also if the job has only
-    presigned uploads, because uploads start at the end.
+    `completed` is among them for every job with a delivery, because presigned uploads start at the
+    end.
     """
     if not has_delivery(submitted):
         return frozenset()
@@ -148,8 +138,8 @@ def next_before_end(
 ) -> CallbackMessage | None:
     """Return the first callback before the end that was neither delivered nor given up, or None.
 
-    `events` are the events of the job. Only images with an index below `most_images` have
-    callbacks. After an attempt of the callback of the end, the result is None.
+    Only images with an index below `most_images` have callbacks. After an attempt of the callback
+    of the end, the result is None.
     """
     if delivery.is_at_end:
         return None
@@ -158,10 +148,9 @@ def next_before_end(
 
 
 def _before_end(events: Sequence[Event], *, most_images: int) -> Iterator[CallbackMessage]:
-    """Yield the callbacks in the order of their events.
+    """Yield the callbacks in the order of their events, each name once.
 
-    Later attempts of the job repeat `Started` and may repeat images, but there is only one callback
-    with each name.
+    Later attempts of the job repeat `Started` and may repeat images.
     """
     job: Job | None = None
     seen: set[str | None] = set()
@@ -193,7 +182,7 @@ class DeliveryStep:
     job: Job
     delivery: Delivery
     not_after: datetime | None = None
-    """The time at which the step is given up; None if the time is not known yet."""
+    """The time at which the step is given up; None if this time is not known."""
 
     @property
     def about(self) -> str | None:
@@ -213,13 +202,13 @@ class DeliveryStep:
         return self.not_after is not None and now >= self.not_after
 
     def no_later(self, until: datetime) -> datetime:
-        """The earlier of `until` and the time at which the step is given up."""
+        """Return the earlier of `until` and the time at which the step is given up."""
         return until if self.not_after is None else min(until, self.not_after)
 
 
 @dataclass(frozen=True, slots=True)
 class NothingLeft:
-    """There is no callback of the end, and no presigned upload is left."""
+    """A delivery without a callback of the end, and without uploads that are left."""
 
     job: Job
     delivery: Delivery
@@ -229,11 +218,10 @@ class NothingLeft:
 class DeliveryPlan:
     """Computes the next step of a delivery.
 
-    `most_images` is the number of images with callbacks before the end. Callbacks before the end
-    are given up `before_end_s` seconds after the end of the job, and presigned uploads `uploads_s`
-    seconds after the end of the job. If the job ended before this process started, at `since`, the
-    time for uploads begins at `since`. So uploads get their full time after an outage of the
-    service.
+    `most_images` is the number of images with callbacks before the end. These callbacks are given
+    up `before_end_s` seconds after the end of the job, and presigned uploads `uploads_s` seconds
+    after it. If the job ended before this process started, at `since`, uploads get `uploads_s`
+    seconds from `since`, so that an outage of the service does not shorten their time.
     """
 
     most_images: int = MOST_IMAGES
@@ -244,7 +232,7 @@ class DeliveryPlan:
     def of(
         self, events: Sequence[Event], job: Job, delivery: Delivery, *, now: datetime
     ) -> DeliveryStep | NothingLeft | None:
-        """Return the next step, or None if the next step must wait for an event of the job.
+        """Return the next step, or None if it depends on a future event of the job.
 
         `events` are the events of the job.
         """

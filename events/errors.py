@@ -2,7 +2,7 @@
 
 ServiceError
 ├── LogUnavailable      nothing was stored: the event log is not connected
-├── LogFull             nothing was stored: the event log has no room
+├── LogFull             nothing was stored: the event log is full
 ├── OutcomeUnknown      the event log did not answer in time; it may have stored the event
 ├── ReadTimeout         the event log did not return every event of a job in time
 ├── HistoryGone         the events before an append were removed from the log

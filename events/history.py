@@ -1,12 +1,12 @@
 """The whole history of a job: its events in the log and its events in its history object.
 
-When a job is over, its events are moved from the log to one object in the image store
+When a job is over, the historian moves its events from the log to one object in the image store
 (`actors.upkeep.historian`). A later event, for example a request for another delivery of the
-callback, is stored in the log again. A reader of the whole history joins the object and the log.
+callback, is stored in the log again.
 
-The object is one gzip file (RFC 1952). `zcat` shows its content as lines of JSON. The first line
-has the format and the id of the job. Every other line has one event, in the order of its log, with
-the same bytes as in the log:
+The object is one gzip file (RFC 1952) with lines of JSON. The first line has the format and the id
+of the job. Every other line has one event, in the order of its log, with the same bytes as in the
+log:
 
     {"log":"jobs","sequence":12,"event":{"specversion":"1.0",…}}
 """
@@ -60,14 +60,14 @@ class StoredHistory:
 
 
 def _joined(events: Sequence[StoredEvent], later: Sequence[StoredEvent]) -> tuple[StoredEvent, ...]:
-    # Payloads are compared, and not sequences, because sequences restart at 1 after the loss of a
+    # Payloads are compared instead of sequences, because sequences restart at 1 after the loss of a
     # log.
     known = {event.payload for event in events}
     return (*events, *(event for event in later if event.payload not in known))
 
 
 def encode_history(history: StoredHistory) -> bytes:
-    """Encode a history. The same history always has the same bytes.
+    """Encode a history; equal histories have equal bytes.
 
     Raises ValueError if a payload contains a newline.
     """
@@ -103,15 +103,14 @@ def decode_history(data: bytes) -> StoredHistory:
 
 
 FindHistory = Callable[[str], Awaitable[str | None]]
-"""A function that takes a job id and returns the key of the job's history object.
+"""A function that returns the key of a job's history object, or None if there is no object.
 
-The function returns None if the job has no history object or is unknown. It raises
-DatabaseUnavailable.
+The function raises DatabaseUnavailable.
 """
 
 _TRIES = 5
-"""The largest number of reads of a history object. A read is repeated if the object was replaced
-between the look-up of its key and the read.
+"""The largest number of reads of a history object, which may be replaced after the look-up of its
+key.
 """
 
 
@@ -119,7 +118,7 @@ async def read_history(images: ImageStore, key: str) -> StoredHistory:
     """Return the content of a history object.
 
     Raises ImageNotFound, ImageStoreUnavailable and HistoryBroken. HistoryBroken is also raised if
-    the object and its key name different jobs.
+    the key names another job than the object.
     """
     data = await images.get(key)
     try:
@@ -133,7 +132,7 @@ async def read_history(images: ImageStore, key: str) -> StoredHistory:
 
 
 async def write_history(images: ImageStore, key: str, history: StoredHistory) -> None:
-    """Store the whole object or nothing. After the return the object is durable.
+    """Store the whole object durably, or nothing.
 
     Raises ImageStoreUnavailable, ValueError.
     """
@@ -141,19 +140,18 @@ async def write_history(images: ImageStore, key: str, history: StoredHistory) ->
 
 
 class HistoryObjects:
-    """Reads the history objects of jobs. Their keys are in the database rows of the jobs."""
+    """Reads the history objects of jobs, by the keys in the database rows of the jobs."""
 
     def __init__(self, images: ImageStore, find: FindHistory) -> None:
         self._images = images
         self._find = find
 
     async def has(self, job_id: str) -> bool:
-        """Whether the job has a history object. Raises DatabaseUnavailable."""
+        """Return whether the job has a history object. Raises DatabaseUnavailable."""
         return await self._find(job_id) is not None
 
     async def get(self, job_id: str) -> StoredHistory:
-        """Return the content of the job's history object, or an empty history if the job has no
-        object.
+        """Return the content of the job's history object, or an empty history without an object.
 
         Raises DatabaseUnavailable, ImageStoreUnavailable, ImageNotFound, HistoryBroken.
         """
@@ -186,8 +184,8 @@ class JoinedLog:
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         """Append an event, also if the event at the position `expected` has left the log.
 
-        An `Erased` does not depend on earlier events, so it is stored even if the history object
-        cannot be read. Raises the errors of `EventLog.append` and of `HistoryObjects`.
+        An `Erased` does not depend on earlier events, so it needs no history object. Raises the
+        errors of `EventLog.append` and of `HistoryObjects`.
         """
         try:
             return await self._log.append(event, expected=expected)
@@ -201,7 +199,7 @@ class JoinedLog:
         return await self._log.append(event, expected=0)
 
     async def read(self, job_id: str) -> list[Event]:
-        """Every event of the job, oldest first.
+        """Return every event of the job, oldest first.
 
         Raises the errors of `EventLog.read`. If some events have left the log, it also raises the
         errors of `HistoryObjects.get`.
@@ -214,7 +212,7 @@ class JoinedLog:
         return older + [event for event in events if event.id not in known]
 
     async def _older(self, job_id: str) -> list[Event]:
-        """The events of this log in the history object of the job."""
+        """Return the events of this log in the history object of the job."""
         return decode_all(self._events_of(await self._objects.get(job_id)), job_id=job_id)
 
     async def last(self, job_id: str) -> Event | None:
@@ -234,10 +232,9 @@ class JoinedLog:
 
 
 def _behind(events: list[Event], expected: int) -> list[Event]:
-    """Return the events after the event at position `expected`.
+    """Return the events after the last event with the position `expected`.
 
-    Positions restart at 1 after the loss of a log, so they do not always rise. The last event at
-    the position `expected` counts.
+    After the loss of a log, positions restart at 1, so they do not always rise.
     """
     for number, event in reversed(list(enumerate(events))):
         if event.position == expected:
@@ -253,19 +250,19 @@ class History:
     ) -> None:
         objects = HistoryObjects(images, find)
         self.log = JoinedLog(log, objects, lambda history: history.events)
-        """The log of jobs. Writers may use it, too."""
+        """The log of jobs, also for writers."""
         self.delivery_log = JoinedLog(deliveries, objects, lambda history: history.deliveries)
-        """The log of deliveries. Writers may use it, too."""
+        """The log of deliveries, also for writers."""
 
     async def read(self, job_id: str) -> list[Event]:
-        """Every event of the job, oldest first. The list is empty if the job is unknown.
+        """Return every event of the job, oldest first, or an empty list if the job is unknown.
 
-        If the job is erased, the only event is `Erased`. Raises LogUnavailable and ReadTimeout. If
+        The only event of an erased job is `Erased`. Raises LogUnavailable and ReadTimeout. If
         some events have left the log, it also raises DatabaseUnavailable, ImageStoreUnavailable,
         ImageNotFound and HistoryBroken.
         """
         return await self.log.read(job_id)
 
     async def deliveries(self, job_id: str) -> list[Event]:
-        """Every event of the job's delivery, oldest first. Raises the same errors as `read`."""
+        """Return every event of the delivery, oldest first. Raises the same errors as `read`."""
         return await self.delivery_log.read(job_id)

@@ -1,5 +1,4 @@
-"""Identifiers: time-ordered ids of jobs and events, ids derived from an idempotency key, partitions
-and lanes.
+"""Ids of jobs and events, ids that are derived from idempotency keys, partitions and lanes.
 
 UUIDv7 and UUIDv8: RFC 9562.
 """
@@ -24,12 +23,12 @@ ENDPOINT_ID = r"^[A-Za-z0-9_-]{1,64}$"
 
 
 def new_id() -> str:
-    """A UUIDv7, which sorts by creation time."""
+    """Return a new UUIDv7. Such ids sort by their time of creation."""
     return str(uuid_utils.uuid7())
 
 
 def derived_id(secret: bytes, owner: str, idempotency_key: str) -> str:
-    """A UUIDv8 derived from owner and key. The id cannot be guessed without the secret."""
+    """Derive a UUIDv8 from owner and key, which nobody can guess without the secret."""
     message = f"{owner}\0{idempotency_key}".encode()
     digest = bytearray(hmac.new(secret, message, hashlib.sha256).digest()[:16])
     digest[6] = (digest[6] & 0x0F) | 0x80
@@ -38,7 +37,7 @@ def derived_id(secret: bytes, owner: str, idempotency_key: str) -> str:
 
 
 def is_job_id(text: str) -> bool:
-    """Whether the text is the canonical spelling of a UUID, and so safe in subjects and paths."""
+    """Return whether the text is a canonical UUID, and so safe in subjects and paths."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:
@@ -46,12 +45,10 @@ def is_job_id(text: str) -> bool:
 
 
 def partition_of(job_id: str) -> int:
-    """The partition 0..15 of a job, which is a part of its subjects. So a stream can be split
-    without new subjects.
-    """
+    """Return the partition 0..15 of a job. Subjects have it, so that streams can be split later."""
     return hashlib.blake2b(job_id.encode(), digest_size=1).digest()[0] % PARTITIONS
 
 
 def lane_of(owner: str) -> int:
-    """The lane 0..63 of an owner. All entries of one owner are in one lane."""
+    """Return the lane 0..63 of all entries of an owner."""
     return hashlib.blake2b(owner.encode(), digest_size=1).digest()[0] % LANES

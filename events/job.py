@@ -47,22 +47,17 @@ class Job:
     bystander_attempts: int = 0
     """The number of attempts that failed with `Blame.BYSTANDER`."""
     has_running_attempt: bool = False
-    """Whether the last attempt has started, and neither its failure nor the end of the job is
-    recorded.
+    """Whether the last attempt is running: neither its failure nor the end of the job is recorded.
     """
     is_exclusive: bool = False
     """Whether the last attempt is exclusive: no other job should run on the engine."""
     is_suspect: bool = False
-    """Whether an attempt has failed with `Blame.SUSPECT`. The next attempt of a suspect is
-    exclusive.
-    """
+    """Whether an attempt has failed with `Blame.SUSPECT`. Further attempts are exclusive."""
     actor: str | None = None
     """The actor of the last `Started`. Only this actor may write."""
     started_at: datetime | None = None
     images: tuple[ImageStored, ...] = ()
-    """The images, sorted by index. If several images with the same index were stored, only the
-    first is kept.
-    """
+    """The images, sorted by index. Of several images with one index, the first is kept."""
     dispatch_failures: int = 0
     last_failure: str | None = None
     last_failure_code: str | None = None
@@ -70,9 +65,7 @@ class Job:
     end: End | None = None
     ended_at: datetime | None = None
     erased: bool = False
-    """Whether the job is erased. `submitted` of an erased job has only owner, flavour and
-    endpoint.
-    """
+    """Whether the job is erased. Then `submitted` has only owner, flavour and endpoint."""
     log_bytes: int = 0
     """The size of all events of the job in bytes."""
 
@@ -84,7 +77,8 @@ class Job:
     def due_at(self) -> datetime:
         """The time at which the job expires in its present state.
 
-        Before the first attempt, the terms of the job may set an earlier time than the deadline.
+        Before the first attempt, this time may be earlier than the deadline, by the terms of the
+        job.
         """
         terms = self.submitted.terms
         if self.attempts or terms is None or terms.queue_timeout_s is None:
@@ -93,10 +87,7 @@ class Job:
 
     @property
     def result_bytes(self) -> int:
-        """The size of the job's image files in bytes.
-
-        Before the end of the job, the result is the largest size that the files may get.
-        """
+        """The size in bytes of the image files; before the end, their largest possible size."""
         stored = sum(image.size_bytes for image in self.images)
         cost = self.submitted.cost
         return stored if self.end is not None or cost is None else max(stored, cost.result_bytes)
@@ -106,12 +97,11 @@ class Job:
 
 
 def fold(events: Iterable[Event], job: Job | None = None) -> Job | None:
-    """Return the state after `events`, starting from `job`. None if the events have neither
-    `Submitted` nor `Erased`.
+    """Return the state after `events`, starting from `job`; None without `Submitted` or `Erased`.
 
     Events that `job` already includes are skipped, so repeated folding changes nothing. Raises
-    JobOfLaterVersion or JobDamaged at an event that cannot be read, because later events may have
-    another meaning than this version assumes.
+    JobOfLaterVersion or JobDamaged at an event that cannot be read, because it may change the
+    meaning of later events.
     """
     for event in from_erasure(list(events)):
         if isinstance(event.data, Unreadable) and not _has_seen(job, event):
@@ -121,27 +111,21 @@ def fold(events: Iterable[Event], job: Job | None = None) -> Job | None:
 
 
 def fold_readable(events: Iterable[Event]) -> Job | None:
-    """Return the state before the first event that cannot be read.
-
-    The state is for display only, not for decisions.
-    """
+    """Return the state before the first unreadable event, for display and not for decisions."""
     return fold(takewhile(is_readable, from_erasure(list(events))))
 
 
 def fold_for_submission(events: Iterable[Event], job: Job | None = None) -> Job | None:
     """Return the readable state of a job, for a submission with the same id.
 
-    A submission with the id of an existing job adds no event. Raises JobOfLaterVersion or
-    JobDamaged if none of the events can be read.
+    Such a submission adds no event. Raises JobOfLaterVersion or JobDamaged if no state can be read.
     """
     events = list(events)
     return fold_readable(events) or fold(events, job)
 
 
 def fold_for_erasure(events: Iterable[Event], job: Job | None = None) -> Job | None:
-    """Return the state after the readable events, with the version and position of the last event,
-    for an erasure.
-    """
+    """Return the state for an erasure: unreadable events change only version and position."""
     for event in events:
         if isinstance(event.data, Unreadable):
             job = job and _passed(event, job)
@@ -155,26 +139,22 @@ def is_readable(event: Event) -> bool:
 
 
 def unreadable(event: Event) -> JobOfLaterVersion | JobDamaged:
-    """The error to raise for an event that cannot be read."""
     return JobDamaged() if isinstance(event.data, Broken) else JobOfLaterVersion()
 
 
 def from_erasure(events: Sequence[Event]) -> Sequence[Event]:
-    """Return the events from the first `Erased` on, or all events if the job is not erased.
-
-    Events before an erasure have no effect.
-    """
-    places = (place for place, event in enumerate(events) if isinstance(event.data, Erased))
-    return events[next(places, 0) :]
+    """Return the events from the first `Erased` on, or all events if the job is not erased."""
+    erasures = (index for index, event in enumerate(events) if isinstance(event.data, Erased))
+    return events[next(erasures, 0) :]
 
 
 def _has_seen(job: Job | None, event: Event) -> bool:
-    """Whether `job` already includes the event, or was erased before the event."""
+    """Return whether `job` already includes the event, or was erased before the event."""
     return job is not None and (job.erased or event.position <= job.position)
 
 
 def _passed(event: Event, job: Job) -> Job:
-    """Return the job after an unreadable event. Only the position and the version change.
+    """Return the job with the position and the version of an unreadable event.
 
     The version of a broken event is unknown, so it counts as the next version.
     """
@@ -209,9 +189,7 @@ def _first(event: Event) -> Job | None:
 
 
 def _erased(event: Event, data: Erased) -> Job:
-    """Return the state of an erased job. The state depends only on this event, and not on earlier
-    events.
-    """
+    """Return the state of an erased job, which does not depend on earlier events."""
     blank = Submitted(
         flavour=data.flavour,
         owner=data.owner,
@@ -273,11 +251,11 @@ def _started(job: Job, started: Started, time: datetime) -> Job:
 
 
 def with_interrupted_attempt(job: Job) -> Job:
-    """Return the job after an interruption of its last attempt.
+    """Return the job after an interruption of its last attempt, if it is running.
 
-    The machine of an interrupted attempt died or could not be reached, so no failure was recorded.
-    (If only the job actor dies, the dispatcher records a failure.) An interruption does not
-    count in `blamed_attempts`, but the job becomes a suspect.
+    An attempt is interrupted if no failure was recorded, because its machine died or could not be
+    reached. (If only the job actor dies, the dispatcher records a failure.) An interruption makes
+    the job a suspect, but is not blamed on it.
     """
     if not job.has_running_attempt:
         return job
@@ -286,7 +264,6 @@ def with_interrupted_attempt(job: Job) -> Job:
 
 
 def _after_failure(job: Job, blame: Blame | None) -> Job:
-    """Return the job after the failure of its last attempt."""
     is_blamed = job.has_running_attempt and blame is None
     is_bystander = job.has_running_attempt and blame is Blame.BYSTANDER
     return replace(
@@ -299,7 +276,7 @@ def _after_failure(job: Job, blame: Blame | None) -> Job:
 
 
 def sizes_of(files: Mapping[str, InputFile] | None) -> dict[str, tuple[int, int]]:
-    """The recorded widths and heights of the files in pixels, by name."""
+    """Return the recorded widths and heights of the files in pixels, by name."""
     return {
         name: (file.width, file.height)
         for name, file in (files or {}).items()

@@ -1,4 +1,4 @@
-"""The progress of a running job. It is published and never stored. The functions are pure."""
+"""The progress of a running job, which is published and never stored."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ class MalformedProgress(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """The progress of a job: the number of sampler steps over all samplers, and the running
-    node.
-    """
+    """The progress of a job: sampler steps over all samplers, and the running node."""
 
     done: int
     total: int
-    """The number of steps, at least 1."""
+    """The number of steps of the job, at least 1."""
     node: str | None = None
-    """The id of the running node; None if the engine has not stated a node."""
+    """The id of the running node; None if it is unknown."""
     class_type: str | None = None
     """The class of the running node."""
     rows: int | None = None

@@ -19,9 +19,7 @@ from events.types import DeliveryEvent, Event, EventData, JobEvent
 from settings.constant import constant
 
 APPEND_TIMEOUT_S = constant("LOG_APPEND_TIMEOUT_S", 10.0)
-"""The time in seconds for which an append is repeated. If there is still no answer, OutcomeUnknown
-is raised.
-"""
+"""The time in seconds for which an append is repeated before it raises OutcomeUnknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class StreamState:
 
     @property
     def fill(self) -> float:
-        """The used part of `max_bytes`, 0..1."""
+        """The used share of `max_bytes`, 0..1."""
         return self.size_bytes / self.max_bytes if self.max_bytes > 0 else 0.0
 
 
@@ -67,30 +65,26 @@ class Subscription(Protocol):
     async def next(self, timeout_s: float) -> Event | None:
         """Return the next stored event, or None if no event came in time.
 
-        Raises LogUnavailable if the subscription is lost. The caller must then call
-        `EventLog.watch` again.
+        Raises LogUnavailable if the subscription is lost. The caller must then subscribe again.
         """
 
 
 class EventReader(Protocol):
     async def next(self, timeout_s: float) -> list[Event]:
-        """Return the next events in log order, without repeats. The list is empty if no event came
-        in time.
+        """Return the next events in log order, without repeats; none if no event came in time.
 
         If `timeout_s` is 0, return only events that have already arrived.
         """
 
 
 class EventConsumer(Protocol):
-    """A reader of all events of the log. NATS stores its offset. `JetStreamConsumer` implements
-    it.
-    """
+    """A reader of all events, whose offset NATS stores. `JetStreamConsumer` implements it."""
 
     async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
         """Pass every event to `handle`, at least once, until cancelled.
 
-        Several events are handled at the same time, and their handling begins in log order. An
-        event is acknowledged when `handle` has returned.
+        Several calls run at the same time, and begin in log order. An event is acknowledged after
+        its call has returned.
         """
 
 
@@ -98,74 +92,70 @@ class EventLog(Protocol):
     """The events of every job, or of the delivery of every job.
 
     `JetStreamLog` stores the events, each job under its own subject. `JoinedLog` also reads the
-    events in history objects. `RetryingLog` waits until an outage is over.
+    events in history objects. `RetryingLog` repeats calls during an outage.
     """
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
-        """Store `event` durably if the position of the job's last event is `expected` (0: no event
-        yet).
+        """Store `event` durably if `expected` is the position of the job's last event, or 0 for
+        none.
 
         Raises LogUnavailable, LogFull, ReadTimeout or HistoryGone if nothing was stored, and
         OutcomeUnknown if the event may have been stored.
         """
 
     async def read(self, job_id: str) -> list[Event]:
-        """Every event of the job in the log, oldest first. The list is empty if the job has no
-        events.
+        """Return every event of the job in the log, oldest first.
 
         Events that this version cannot read are included as `Unreadable` (see `events.types`).
         Raises LogUnavailable, ReadTimeout.
         """
 
     async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
-        """The stored events of these jobs, in order. Jobs without events are left out.
+        """Return the stored events of these jobs, in order. Jobs without events are left out.
 
-        Any replica of the stream may answer, and a replica may lag, so the last events may be
-        missing. Raises LogUnavailable.
+        A replica of the stream may answer that lags, so the last events may be missing. Raises
+        LogUnavailable.
         """
 
     async def last(self, job_id: str) -> Event | None:
-        """The job's last event, from the leader of the stream. None if the job has no events.
+        """Return the job's last event, from the leader of the stream, or None without an event.
+
         Raises LogUnavailable.
         """
 
     async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
         """Remove all events of the job except the last `keep` events.
 
-        With `upto`, remove only events up to the position `upto`. Raises LogUnavailable.
+        With `upto`, remove only events up to this position. Raises LogUnavailable.
         """
 
     def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
         """Open a reader of all events after the offset `after`."""
 
     def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
-        """Subscribe to the events of one job that are stored from now on."""
+        """Subscribe to the events of one job that are stored after the subscription."""
 
 
 class LogContents(Protocol):
-    """All stored messages of a log, also messages that cannot be decoded. `JetStreamLogContents`
-    implements it.
+    """All stored messages of a log, even if they cannot be decoded.
 
-    A read changes nothing, and counts as no delivery.
+    `JetStreamLogContents` implements it. A read changes nothing, and counts as no delivery.
     """
 
     def job_ids(self) -> AsyncGenerator[list[str]]:
-        """The ids of all jobs that have a message, without repeats, in pages. Raises
-        LogUnavailable.
-        """
+        """Yield the ids of all jobs with messages, once each, in pages. Raises LogUnavailable."""
 
     async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         """See `EventLog.stored`."""
 
     async def following(self, offset: int) -> list[StoredEvent]:
-        """The first messages after `offset`, in order. The list is empty if there are no later
-        messages.
+        """Return the first messages after `offset`, in order; none if there is no later message.
 
         Raises LogUnavailable.
         """
 
     async def last_sequence(self) -> int:
-        """The offset of the last message that was ever stored, or 0. Raises LogUnavailable."""
+        """Return the offset of the last message ever stored, or 0. Raises LogUnavailable."""
 
 
 def utc_now() -> datetime:
@@ -173,7 +163,7 @@ def utc_now() -> datetime:
 
 
 class Folded(Protocol):
-    """A state with the version and the position of its last folded event: `Job` or `Delivery`."""
+    """A state with the version and the position of its last event: `Job` or `Delivery`."""
 
     @property
     def version(self) -> int: ...
@@ -187,9 +177,9 @@ E = TypeVar("E", bound=EventData)
 
 
 class Writer(Generic[S]):
-    """Applies `decide` to the state and appends the resulting events with optimistic concurrency.
+    """Appends the events that `decide` returns for a state, with optimistic concurrency.
 
-    After a conflict, the writer folds the new events and calls `decide` again.
+    After a conflict, the writer folds the new events and decides again.
     """
 
     def __init__(
@@ -213,8 +203,7 @@ class Writer(Generic[S]):
         *,
         traceparent: str | None = None,
     ) -> tuple[S, tuple[E, ...]]:
-        """Append events until `decide` returns none. Return the new state and the events that this
-        call stored.
+        """Append events until `decide` returns none. Return the new state and the appended events.
 
         Raises LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout, HistoryGone, JobUnreadable.
         """
@@ -244,8 +233,8 @@ class Writer(Generic[S]):
     def _fold_news(self, conflict: Conflict, state: S, expected: int) -> S:
         """Fold the events of a conflict.
 
-        Raises ReadTimeout if the conflict has no new events. The writer would otherwise repeat the
-        same append without end.
+        Raises ReadTimeout if they are not new, because the same append would be repeated without
+        end.
         """
         folded = self._fold(conflict.events, state)
         ahead: Folded | None = folded
@@ -282,7 +271,7 @@ class JobWriter:
         }
 
     async def load(self, job_id: str) -> Job | None:
-        """Read and fold a job; None if the log has no events of the job.
+        """Read and fold a job, or return None if the log has no events of the job.
 
         Raises LogUnavailable, ReadTimeout, JobUnreadable.
         """
@@ -291,7 +280,7 @@ class JobWriter:
     async def submit(
         self, job_id: str, command: Submit, *, traceparent: str | None = None
     ) -> Outcome:
-        """Submit a job. In the outcome, `added` is empty if a job with this id exists already."""
+        """Submit a job. The outcome has no events if a job with this id exists already."""
         return await self._execute(job_id, command, None, traceparent=traceparent)
 
     async def execute(self, command: Command, job: Job) -> Outcome:
@@ -328,7 +317,7 @@ class DeliveryWriter:
     async def execute(
         self, command: DeliveryCommand, job: Job, delivery: Delivery
     ) -> tuple[Delivery, tuple[DeliveryEvent, ...]]:
-        """The delivery of `job` after the command, and the events that this call added."""
+        """Return the delivery of `job` after the command, and the events that this call added."""
         decide = partial(decide_delivery, command)
         delivery, added = await self._writer.write(
             job.id, delivery, decide, traceparent=job.traceparent
@@ -346,7 +335,7 @@ T = TypeVar("T")
 
 
 class RetryingLog:
-    """A log that repeats each call until it succeeds, while the log is unavailable or full.
+    """A log that repeats reads, appends and purges while the log is unavailable or full.
 
     The writers of accepted jobs use it. An append is repeated with the same event id and the same
     expected sequence, so no event is stored twice.

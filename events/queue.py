@@ -1,7 +1,7 @@
 """The interfaces of the queues; `events.bus.queues` implements them on JetStream.
 
-A queue is a projection of the log and can be rebuilt at any time. A queue shows which work is left,
-but not which work was done. A holder of an entry must therefore fold the job before the holder
+A queue is a projection of the log and can be rebuilt at any time. It shows which jobs or deliveries
+are left, but not what was done for them. A holder of an entry must therefore fold the job before it
 acts.
 """
 
@@ -17,11 +17,11 @@ from events.job import Job
 from settings.constant import constant
 
 LEASE_S = constant("LEASE_S", 30.0)
-"""The time in seconds for which the actor of a job holds the entry without a renewal. After this
-time the entry is delivered again, and another actor may get the job.
+"""The time in seconds for which a job's actor holds the entry without a renewal. Then the entry is
+delivered again, and another actor may get the job.
 """
 REQUEUE_PERIOD_S = constant("REQUEUE_PERIOD_S", 60.0)
-"""The seconds between two repairs of a queue. A repair puts lost entries back."""
+"""Seconds between two repairs of a queue, which add missing entries."""
 AT_ONCE = datetime(2000, 1, 1, tzinfo=UTC)
 """A time in the past by every clock. A delivery that is parked until `AT_ONCE` is due now."""
 
@@ -29,8 +29,9 @@ AT_ONCE = datetime(2000, 1, 1, tzinfo=UTC)
 class QueueEntry(Protocol):
     """One job on a queue, delivered to a holder. `JetStreamEntry` implements it.
 
-    An entry that is neither acknowledged nor renewed in time is delivered again. After redelivery
-    two holders exist. Either may ack, nak or renew; only the events decide who may write.
+    An entry that is neither acknowledged nor renewed in time is delivered again. Then there are two
+    holders, and each may acknowledge, return or renew the entry. Only the events decide who may
+    write.
     """
 
     @property
@@ -44,14 +45,13 @@ class QueueEntry(Protocol):
     def stored_at(self) -> datetime:
         """The time at which the entry was put on the queue, by the clock of the queue's server.
 
-        The server decides by its own clock when a parked entry becomes due. So an entry that was
+        By this clock, the server decides when a parked entry becomes due. So an entry that was
         stored at or after its due time is due, even if the clock of the reader is behind.
         """
 
     async def ack(self) -> None:
-        """Remove the entry from the queue.
-
-        If the server does not confirm this, the entry may be delivered again.
+        """Remove the entry from the queue. It may be delivered again if the server does not
+        confirm.
         """
 
     async def nak(self) -> None:
@@ -61,26 +61,23 @@ class QueueEntry(Protocol):
         """Restart the ack wait. An entry is delivered again at the end of its ack wait."""
 
     async def hold(self, *, for_s: float) -> None:
-        """Let the entry be delivered again after `for_s` seconds, instead of after its ack wait."""
+        """Have the entry delivered again after `for_s` seconds, instead of after its ack wait."""
 
 
 class EntryConsumer(Protocol):
-    """Takes entries from the head of a queue, for one holder. `JetStreamEntries` implements it."""
+    """Delivers entries of a queue to one holder. `JetStreamEntries` implements it."""
 
     async def next(self, *, most: int, timeout_s: float) -> Sequence[QueueEntry]:
         """Return the entries that have arrived, or wait for the next entries.
 
         The result is empty if no entry came in time. `most` is the number of entries in a request
-        to the server. The result may have more entries, if entries of two requests have arrived.
-        Raises LogUnavailable.
+        to the server. The result may have entries of two requests. Raises LogUnavailable.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job that waits or runs, as its entry shows it. A reader of the queue need not hold the
-    entry.
-    """
+    """A job that waits or runs, read from its entry without becoming a holder."""
 
     job_id: str
     lane: int
@@ -96,7 +93,7 @@ class JobQueue(Protocol):
         """Add an entry unless the job already has an entry. Raises LogUnavailable, LogFull."""
 
     async def put_again(self, endpoint: str, lane: int, job_id: str, *, deadline: datetime) -> None:
-        """Replace the job's entry with a new entry, even if the old entry is held.
+        """Replace the job's entry with a new entry, even if the old entry has a holder.
 
         The job has an entry at all times. Raises LogUnavailable, LogFull.
         """
@@ -105,42 +102,40 @@ class JobQueue(Protocol):
         """Remove the entry if it exists. Raises LogUnavailable."""
 
     async def depth(self, endpoint: str) -> int:
-        """The number of entries of jobs that wait or run. The number may be a second old.
+        """Return the number of entries, for waiting and running jobs. It may be a second old.
 
         Raises LogUnavailable.
         """
 
     async def ahead(self, endpoint: str, lane: int, job_id: str) -> int | None:
-        """The number of entries of the endpoint before the entry of this job, including running
-        jobs.
+        """Return the number of entries before that of this job, including running jobs.
 
-        None if the job has no entry. Raises LogUnavailable.
+        The result is None if the job has no entry. Raises LogUnavailable.
         """
 
     async def job_ids(self) -> set[str]:
-        """The id of every job that has an entry. Raises LogUnavailable."""
+        """Return the id of every job that has an entry. Raises LogUnavailable."""
 
     async def queued(self, endpoint: str, *, after: int, most: int) -> list[QueuedJob]:
-        """The first `most` jobs of an endpoint after a position, waiting or running.
+        """Return the first `most` jobs of an endpoint after a position, waiting or running.
 
         The result has fewer jobs only if the endpoint has no more. Raises LogUnavailable.
         """
 
     async def made_at(self) -> datetime:
-        """The time at which the queue was created.
+        """Return the time at which the queue was created.
 
         If the queue was lost and created again, this time is different and positions restart at 1.
         Raises LogUnavailable.
         """
 
     async def endpoints(self) -> set[str]:
-        """Every endpoint that has entries or consumers. Raises LogUnavailable."""
+        """Return every endpoint that has entries or consumers. Raises LogUnavailable."""
 
     async def forget(self, endpoint: str) -> None:
-        """Remove the consumers of an endpoint. The entries of the endpoint stay.
+        """Remove the consumers of an endpoint, but not its entries. Raises LogUnavailable.
 
         An open `EntryConsumer` of the endpoint then raises LogUnavailable, and may be opened again.
-        Raises LogUnavailable.
         """
 
     def consume(self, endpoint: str, number: int) -> AbstractAsyncContextManager[EntryConsumer]:
@@ -150,58 +145,54 @@ class JobQueue(Protocol):
         """
 
     def entry(self, job_id: str, token: str) -> QueueEntry:
-        """An entry that was delivered to another process."""
+        """Return an entry that was delivered to another process."""
 
 
 class CallbackQueue(Protocol):
-    """The deliveries that are due now or later, at most one for each job. `JetStreamCallbackQueue`
-    implements it.
+    """The deliveries that are due now or later, at most one for each job.
+
+    `JetStreamCallbackQueue` implements it.
     """
 
     async def add(self, job_id: str) -> None:
         """Make a delivery due now, unless it is already due. Raises LogUnavailable, LogFull."""
 
     async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
-        """Make a delivery due at `until`. This replaces the time until which the delivery was
-        parked before.
+        """Make a delivery due at `until`, instead of at the time of an earlier call.
 
-        `line` is the name of the line in which the delivery waits, or None; see `in_line`. Raises
-        LogUnavailable, LogFull.
+        `line` names the queue of deliveries in which this delivery waits for its receiver, or is
+        None; see `in_line`. Raises LogUnavailable, LogFull.
         """
 
     def in_line(self) -> AsyncGenerator[dict[str, str]]:
-        """Yield pages with the name of the line of each delivery that is parked in a line, by job
-        id.
+        """Yield the `line` of each delivery that was parked with one, by job id, in pages.
 
-        The pages are in the order in which the deliveries were parked. Raises LogUnavailable.
+        The pages are in the order of parking. Raises LogUnavailable.
         """
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
-        """The ids, among `job_ids`, of the jobs whose delivery is due or parked. Raises
-        LogUnavailable.
-        """
+        """Return those of `job_ids` whose delivery is due or parked. Raises LogUnavailable."""
 
     async def job_ids(self) -> set[str]:
-        """The id of every job whose delivery is due or parked. Raises LogUnavailable."""
+        """Return the id of every job whose delivery is due or parked. Raises LogUnavailable."""
 
     def due(self, *, most_held: int, hold_s: float) -> AbstractAsyncContextManager[EntryConsumer]:
-        """Take due entries.
+        """Open a consumer of the due entries.
 
-        `most_held` is the largest number of entries that all processes together hold at the same
-        time. An entry is delivered again if it is not renewed for `hold_s` seconds. Raises
+        `most_held` is the largest number of entries that all holders together have at the same
+        time. An entry that is not renewed for `hold_s` seconds is delivered again. Raises
         LogUnavailable.
         """
 
 
 class QueueContents(Protocol):
-    """All entries of a queue, waiting or held, for checks.
+    """All entries of a queue, for checks. A read does not deliver or acknowledge an entry.
 
-    `JetStreamJobQueueContents` and `JetStreamCallbackQueueContents` implement it. A read does not
-    deliver or acknowledge an entry.
+    `JetStreamJobQueueContents` and `JetStreamCallbackQueueContents` implement it.
     """
 
     def job_ids(self) -> AsyncGenerator[list[str]]:
-        """The id of every job that has an entry, in pages. Raises LogUnavailable."""
+        """Yield the id of every job that has an entry, in pages. Raises LogUnavailable."""
 
     async def has(self, job: Job) -> bool:
-        """Whether the job has an entry. Raises LogUnavailable."""
+        """Return whether the job has an entry. Raises LogUnavailable."""

@@ -1,4 +1,4 @@
-"""The result body of the API's answers and of callbacks. The functions are pure."""
+"""The result of a job, as in answers of the API and in callbacks. The functions are pure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def failure_code(end: Failed | Cancelled) -> str:
 
 
 def is_retryable(code: str) -> bool:
-    """Whether the same request is likely to succeed when it is submitted again."""
+    """Return whether the same request may succeed when it is submitted again."""
     return code in _RETRYABLE
 
 
@@ -103,9 +103,7 @@ _LEFT_OUT = PutResult(
     status=Status.FAILED,
     message="the image was not uploaded before the callback of the end was sent",
 )
-"""The result of an image whose upload was skipped, because the callback of the end was attempted or
-given up before.
-"""
+"""The result of an image whose upload was skipped because of the callback of the end."""
 
 
 class ImageResult(BaseModel):
@@ -180,12 +178,12 @@ class ResultResponse(BaseModel):
     )
 
     def body(self) -> bytes:
-        """The serialized body. Members without a value are left out."""
+        """Return the body as JSON. Members without a value are left out."""
         return self.model_dump_json(exclude_none=True).encode()
 
 
 UrlFor = Callable[[str, ImageStored], str]
-"""A function that takes a job id and an image, and returns the URL of the image."""
+"""A function that returns the URL of an image, from the job id and the image."""
 
 
 def status_of(end: End | None) -> Status:
@@ -199,7 +197,7 @@ def status_of(end: End | None) -> Status:
 
 
 def state_of(job: Job) -> State:
-    """Return the state of a job. A job that waits for another attempt is queued."""
+    """Return the state of a job, which is queued also between two attempts."""
     match job.end:
         case None:
             return State.RUNNING if job.has_running_attempt else State.QUEUED
@@ -241,17 +239,16 @@ def result_of(job: Job, url_for: UrlFor, *, delivery: Delivery | None = None) ->
 
 
 def image_count(job: Job) -> int:
-    """Return the number of requested images. It is higher if the job has images with higher
-    indexes.
-    """
+    """Return the number of requested images, or more if an image has a higher index."""
     return max([job.submitted.images, *(image.index + 1 for image in job.images)])
 
 
 def images_of(
     job: Job, url_for: UrlFor, *, most: int | None = None, delivery: Delivery | None = None
 ) -> tuple[ImageResult, ...]:
-    """Return the results of all images of `job` by index, also of images that are not stored.
-    `most` limits the number of results.
+    """Return the results of all images of `job` by index, or of the first `most` images.
+
+    Images that are not stored have a result, too.
     """
     absent = ImageResult(status=Status.RUNNING if job.end is None else Status.FAILED)
     count = image_count(job) if most is None else min(image_count(job), most)

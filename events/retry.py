@@ -15,8 +15,9 @@ T = TypeVar("T")
 
 
 async def pause(at_most_s: float) -> None:
-    """Sleep for a random time between half of `at_most_s` and `at_most_s`, so that callers do not
-    all repeat a call at the same time.
+    """Sleep for a random time from half of `at_most_s` up to `at_most_s`.
+
+    The time is random, so that callers do not all repeat a call at the same time.
     """
     await asyncio.sleep(at_most_s * random.uniform(0.5, 1))
 
@@ -33,8 +34,8 @@ async def keep_trying(
 
     Pauses double from `first_pause_s` to `longest_pause_s` (exponential backoff with equal jitter).
     After a call that took longer than `longest_pause_s`, pauses start again at `first_pause_s`,
-    because the call probably succeeded for some time. Each failure is logged with `fields`; if
-    `fields` is None, nothing is logged.
+    because the call probably worked for some time before it failed. If `fields` is not None, each
+    failure is logged with these fields.
     """
     pause_s = first_pause_s
     while True:

@@ -92,11 +92,11 @@ class EventData(_Recorded):
 
 
 class JobEvent(EventData):
-    """An event of a job, which is stored in `JOBS`."""
+    """An event of a job, stored in `JOBS`."""
 
 
 class DeliveryEvent(EventData):
-    """An event of the delivery of a job's callback, which is stored in `DELIVERIES`."""
+    """An event of a delivery, stored in `DELIVERIES`."""
 
 
 class InputFile(_Recorded):
@@ -265,7 +265,7 @@ class Completed(JobEvent):
     """The spans of attempts that shared device calls with this job, as `<trace>-<span>`. None if no
     attempt was traced.
     """
-    notes: tuple[str, ...] | None = None  # The notes are the deviations from the request.
+    notes: tuple[str, ...] | None = None  # Deviations from the request.
 
 
 class Failed(JobEvent):
@@ -333,14 +333,11 @@ class RedeliveryRequested(DeliveryEvent):
 
 
 class Unreadable(EventData):
-    """An event that cannot be read.
-
-    `fold` raises JobUnreadable at such an event; see `events.job` for the other folds.
-    """
+    """An event that cannot be read; `fold` raises JobUnreadable at such an event."""
 
 
 class Unknown(Unreadable):
-    """An event of a later version. Its type is new, or a name of an enumeration in it is new."""
+    """An event of a later version, with a type or an enumeration member that is new."""
 
     type_name = "unknown"
     original_type: str
@@ -373,8 +370,6 @@ class Event:
     data: EventData
     traceparent: str | None = None
     position: int = 0
-    """The sequence in the stream; 0 before the event is stored. The position is not part of the
-    wire form.
-    """
+    """The sequence in the stream; 0 before the event is stored. It is not part of the wire form."""
     size_bytes: int = field(default=0, compare=False)
     """The size of the stored wire form in bytes."""

@@ -33,9 +33,9 @@ from settings.stores import StoreSettings
 logger = logging.getLogger(__name__)
 
 LOGS = "logs"
-"""The name of the folder of logs in the data folder."""
+"""The folder of log files, relative to the data folder."""
 RAY_ADDRESS_FILE = "ray.address"
-"""The name of the file in the data folder with the address of the last Ray."""
+"""The file with the address of the last started Ray, relative to the data folder."""
 _LOCK = "lock"
 _WATCH_PERIOD_S = 0.2
 _LONGEST_WATCH_PAUSE_S = 5.0
@@ -54,14 +54,11 @@ class Running:
     metrics_port: int
     ray_address: str
     ray_logs: Path
-    """The folder of Ray's logs, with the output of each process."""
+    """The folder in which Ray stores the output of each process."""
 
 
 class Embedded:
-    """Starts all parts of the service, and stops them at the end of a `with` block.
-
-    Use it as `with Embedded(settings) as running:`.
-    """
+    """Starts nats-server, Ray and Serve, and stops them at the end of a `with` block."""
 
     def __init__(
         self,
@@ -95,13 +92,13 @@ class Embedded:
         self.close()
 
     def close(self) -> None:
-        """Stop all parts. A second signal does not interrupt this method."""
+        """Stop all parts, and ignore SIGINT and SIGTERM until the parts have stopped."""
         with undisturbed():
             self._stack.close()
 
     def _start(self) -> Running:
         settings = self._settings
-        # The environment must not keep the secrets. The parts get them as arguments.
+        # Child processes inherit the environment, so they get the secrets as arguments instead.
         forget_secrets(os.environ)
         data_dir = settings.stores.data_dir
         make_data_folder(data_dir)
@@ -129,12 +126,9 @@ class Embedded:
         return Running(settings, nats, metrics_port, address, _logs_in(ray_folder))
 
     def _temporary_folders(self, data_dir: Path) -> Path:
-        """Make the folder for Ray.
-
-        Processes of an earlier start are ended first, and their files are removed.
-        """
+        """End the processes of an earlier start, and return the path of a new folder for Ray."""
         folder = temporary_folder(data_dir)
-        # Ray makes its folder accessible to everybody, so its folder is inside a private folder.
+        # Other users can enter the folder that Ray makes, so it is inside a private folder.
         ray_folder = folder / "ray"
 
         def tidy() -> None:
@@ -169,8 +163,8 @@ class Embedded:
         from serve_app.app import build_with
 
         options = HTTPOptions(host=serve_host(settings.http), port=settings.http.port)
-        # A time-out is no error: the proxies may start later, and the caller waits until the
-        # service is ready.
+        # The proxies may still start after a time-out. `darkroom up` waits until the service is
+        # ready.
         with suppress(TimeoutError):
             serve.start(http_options=options)
         serve.run(build_with(settings), name="darkroom", route_prefix="/", blocking=False)
@@ -181,10 +175,9 @@ def _logs_in(ray_folder: Path) -> Path:
 
 
 def with_secret(settings: Settings) -> Settings:
-    """Return the settings with a secret.
+    """Return the settings with a secret: the given one, or else the one in `<data>/secret`.
 
-    If the settings have no secret, it is read from the file `<data>/secret`, which is created at
-    the first start.
+    This file is created at the first start.
     """
     if settings.stores.secret is not None:
         return settings
@@ -230,7 +223,7 @@ def ending_with_ray(settings: Settings) -> Settings:
 
 @contextmanager
 def _exclusive(data_dir: Path) -> Generator[None]:
-    """Lock the folder. The lock ends with the process. Raises AlreadyRunning."""
+    """Lock the folder until the `with` block or the process ends. Raises AlreadyRunning."""
     with (data_dir / _LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,10 +234,7 @@ def _exclusive(data_dir: Path) -> Generator[None]:
 
 @contextmanager
 def watched(nats: NatsServer) -> Generator[None]:
-    """Restart nats-server on the same port when it dies.
-
-    The restart does not wait for the server, which may read a large store for minutes.
-    """
+    """Restart nats-server on the same port whenever it dies within the `with` block."""
     stop = threading.Event()
 
     def watch() -> None:
@@ -271,7 +261,7 @@ def watched(nats: NatsServer) -> Generator[None]:
 
 @contextmanager
 def undisturbed() -> Generator[None]:
-    """Ignore SIGINT and SIGTERM within the `with` block."""
+    """Ignore SIGINT and SIGTERM within the `with` block, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

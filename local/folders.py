@@ -1,4 +1,4 @@
-"""Folders that only this user may enter."""
+"""Makes folders that only this user can enter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OTHERS = 0o077
 
 
 class UnsafeFolder(RuntimeError):
-    """Another user may enter the folder, or owns it."""
+    """The folder belongs to another user, or other users can enter it."""
 
 
 def make_private(folder: Path) -> None:
@@ -34,9 +34,9 @@ def make_private(folder: Path) -> None:
 
 
 def make_data_folder(folder: Path) -> None:
-    """Make the data folder. An existing empty folder is made private. Raises UnsafeFolder.
+    """Create the data folder, or make an empty one private. Raises UnsafeFolder.
 
-    A folder with content is not changed. Such a folder must already be private.
+    A folder with content is never changed, so it must already be private.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
@@ -56,10 +56,9 @@ def make_data_folder(folder: Path) -> None:
 
 
 def temporary_folder(purpose: Path) -> Path:
-    """Make a private temporary folder. The same `purpose` gives the same folder. Raises
-    UnsafeFolder.
+    """Make the private temporary folder of the data folder `purpose`. Raises UnsafeFolder.
 
-    The path of the folder is short, because paths of sockets have to be short.
+    Its path is short, because a socket in it must have a short path.
     """
     name = hashlib.sha256(os.fsencode(purpose.absolute())).hexdigest()[:8]
     folder = Path(tempfile.gettempdir()) / f"darkroom-{name}"

@@ -1,8 +1,8 @@
-"""Settings of HAProxy for which Ray Serve has no option: limits, and access to its metrics.
+"""Sets the limits of HAProxy for which Ray Serve has no option.
 
 Serve writes the configuration of HAProxy, and starts a new HAProxy after every change. This module
-makes Serve start a launcher instead. The launcher changes the configuration, and then runs HAProxy
-in its own process.
+makes Serve start a launcher instead. The launcher changes the configuration, and then replaces its
+own process by HAProxy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ _FRONTEND = re.compile(r"^(frontend http_frontend\n) +bind .*\n", re.MULTILINE)
 _OTHER_BIND = re.compile(r"^(frontend prometheus|listen stats)\n( +)bind \S*:(\d+)$", re.MULTILINE)
 _CONNECT_TIMEOUT = re.compile(r"^( *timeout connect) \S+$", re.MULTILINE)
 _CONNECT_MS = 300
-"""The time limit in milliseconds of a connection to a replica on this machine. After a refused
-connection HAProxy waits for this time, but not longer than one second, before it tries another
-replica.
+"""Milliseconds within which a replica must accept a connection. After a refused connection HAProxy
+also waits for this time before it tries another replica.
 """
 _NO_APPLICATION = re.compile(
     r"^(backend default_backend\n +)http-request return status 404 .*$", re.MULTILINE
@@ -41,9 +40,7 @@ _NOT_YET = _ANSWER.format(
 _NO_PATH = _ANSWER.format(404, "", "not_found", "There is nothing at this path.")
 """The answer to CONNECT and `OPTIONS *`. Serve's frontend forwards these requests to no replica."""
 _MAX_CONNECTIONS = constant("MAX_CONNECTIONS", 8192)
-"""The largest number of connections of callers. Further connections wait until a connection
-ends.
-"""
+"""The largest number of open connections of callers. HAProxy queues further connections."""
 _HEADER_TIMEOUT_S = constant("HEADER_TIMEOUT_S", 10.0)
 """Seconds within which a caller must send the head of a request."""
 _IDLE_TIMEOUT_S = constant("IDLE_TIMEOUT_S", 30.0)
@@ -55,15 +52,11 @@ _LOOPBACK = "127.0.0.1"
 
 
 class FrontendNotFound(ValueError):
-    """The configuration that Ray wrote for HAProxy does not have the expected form."""
+    """The configuration that Ray wrote for HAProxy does not have the form that is expected here."""
 
 
 def most_connections() -> int:
-    """Return the largest number of connections of callers.
-
-    This is `_MAX_CONNECTIONS`, or less if the limit of open files is low. A connection needs 2.5
-    files.
-    """
+    """Return `_MAX_CONNECTIONS`, or less if the process may not open 2.5 files per connection."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return _MAX_CONNECTIONS
@@ -71,7 +64,10 @@ def most_connections() -> int:
 
 
 def environment(settings: HttpSettings, folder: Path) -> dict[str, str]:
-    """Write the launcher into `folder`. Returns the variables that make Serve use it."""
+    """Write the launcher into `folder`. Return the variables that make Serve start the launcher.
+
+    On systems other than Linux, nothing is written, and there are no variables.
+    """
     if sys.platform != "linux":
         return {}
     return {
@@ -83,32 +79,31 @@ def environment(settings: HttpSettings, folder: Path) -> dict[str, str]:
 def serve_host(settings: HttpSettings) -> str:
     """Return the address on which Serve listens.
 
-    On Linux this is the loopback address. The replicas also listen on this address, and a caller
-    that could reach a replica directly would avoid the limits of HAProxy. HAProxy always connects
-    to the replicas on 127.0.0.1.
+    The replicas listen on the same address. On Linux it is the loopback address, because a caller
+    that reached a replica directly would avoid the limits of HAProxy.
     """
     return _LOOPBACK if sys.platform == "linux" else settings.host
 
 
 def limits(settings: HttpSettings) -> str:
-    """Return the lines of the frontend to which callers connect."""
+    """Return the lines of the configuration for the frontend to which callers connect."""
     lines = [
         *(f"bind {address}" for address in _addresses(settings)),
         f"maxconn {most_connections()}",
         f"timeout client {_milliseconds(SILENCE_TIMEOUT_S)}",
         f"timeout http-request {_milliseconds(_HEADER_TIMEOUT_S)}",
         f"timeout http-keep-alive {_milliseconds(_IDLE_TIMEOUT_S)}",
-        # This option appends the address of the connection to the header X-Forwarded-For. The
-        # service trusts only the last address that does not belong to this machine.
+        # This option appends the address of the caller to the header X-Forwarded-For. The service
+        # trusts only the last address there that does not belong to this machine.
         "option forwardfor",
-        # Only a request that changes nothing may be sent to a second replica.
+        # Only a GET may be sent again to another replica, because it changes nothing.
         "http-request disable-l7-retry if !METH_GET",
         f"{_NO_PATH} unless {{ path_beg / }}",
     ]
     if most := settings.max_connections_per_address:
         lines += [
             f"stick-table type ipv6 size {2 * _MAX_CONNECTIONS} expire 1m store conn_cur",
-            # Connections are counted for each network, because an IPv6 host can use all 2**64
+            # IPv6 connections are counted for each /64 network, because a host can use all
             # addresses of its network.
             "tcp-request connection track-sc0 src,ipmask(32,64)",
             f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}",
@@ -117,10 +112,7 @@ def limits(settings: HttpSettings) -> str:
 
 
 def _addresses(settings: HttpSettings) -> list[str]:
-    """Return the addresses on which the frontend listens.
-
-    The loopback address is one of them, because Serve checks the frontend there.
-    """
+    """Return the addresses of the frontend. Serve checks the frontend at the loopback address."""
     found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
     # The name is resolved first, because it may mean the loopback address.
     host = str(found[0][4][0])
@@ -159,7 +151,7 @@ def limited(configuration: str, lines: str) -> str:
 
 
 def launch(limits_path: Path, binary: str, *arguments: str) -> None:
-    """Add the limits to the configuration file after `-f`, and run HAProxy in this process."""
+    """Add the limits to the configuration file after `-f`, and replace this process by HAProxy."""
     path = Path(arguments[arguments.index("-f") + 1])
     changed = path.with_suffix(".limited")
     changed.write_text(limited(path.read_text(), limits_path.read_text()))

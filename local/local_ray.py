@@ -15,9 +15,7 @@ from settings.endpoint import EndpointSettings
 from settings.settings import Settings
 
 _TRIES = 3
-"""The number of attempts to start Ray. On a very busy machine Ray may exceed its own time
-limits.
-"""
+"""The number of attempts to start Ray, which may exceed its own time limits on a busy machine."""
 
 
 class RayDidNotStart(RuntimeError):
@@ -33,11 +31,11 @@ class LocalRay:
         self._others = descendants()
 
     def start(self, on_retry: Callable[[str], None]) -> str:
-        """Start Ray. Returns its address. `on_retry` is called with a text before each retry.
+        """Start Ray and return its address. Raises RayDidNotStart.
 
-        Raises RayDidNotStart.
+        `on_retry` is called with the reason before each retry.
         """
-        # This must happen before Ray is imported, because the import reads the token.
+        # The token must be set before Ray is imported, because the import reads it.
         _require_token(self._settings.stores.data_dir / "ray.token")
         _share_import_path()
         start_persistently(self._init, stop=self.stop, on_retry=on_retry)
@@ -75,10 +73,7 @@ class LocalRay:
 def start_persistently(
     start: Callable[[], None], *, stop: Callable[[], None], on_retry: Callable[[str], None]
 ) -> None:
-    """Call `start`.
-
-    If `start` fails, call `stop`, and then `start` again. Raises RayDidNotStart.
-    """
+    """Call `start` up to `_TRIES` times, and `stop` after each failure. Raises RayDidNotStart."""
     for number in range(1, _TRIES + 1):
         try:
             start()
@@ -103,7 +98,7 @@ def has_gpu() -> bool:
 
 
 def _require_token(path: Path) -> None:
-    """Make Ray accept commands only with the token in this file. Only this user can read it."""
+    """Make Ray accept commands only with the token in this file, which only this user can read."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(path.absolute()))
     token_path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
@@ -112,15 +107,12 @@ def _require_token(path: Path) -> None:
 
 
 def _share_import_path() -> None:
-    """Make workers import the packages from the same folder as this process."""
+    """Make the processes of Ray import the packages from the same folder as this process."""
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 
 
 def _logical_cpus(endpoint: EndpointSettings) -> int:
-    """Return a number of CPUs that is enough for every worker of the endpoint.
-
-    Ray counts CPUs, but does not assign them, so the number may be larger than the real number.
-    """
+    """Return enough CPUs for every worker. Ray does not assign CPUs, so they need not exist."""
     return max(os.cpu_count() or 1, math.ceil(endpoint.cpus * endpoint.max_workers))

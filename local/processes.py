@@ -14,31 +14,29 @@ import psutil
 
 logger = logging.getLogger(__name__)
 
-_OURS = {"haproxy", "nats-server", "raylet", "gcs_server"}
+_OUR_PROGRAMS = {"haproxy", "nats-server", "raylet", "gcs_server"}
 _LAUNCHER = "local.haproxy"
-"""The module that runs HAProxy in its own process."""
+"""The module of HAProxy's launcher."""
 _UNUSED = (
-    # The monitor requests further nodes, which this cluster cannot have.
+    # The monitor requests more nodes, but the cluster of `darkroom up` has only one node.
     "ray/autoscaler/_private/monitor.py",
     # The pages of the dashboard are not served here, and its statistics are turned off.
     "ray/dashboard/dashboard.py",
     # This process sends the output of workers to the driver, which ignores it.
     "ray/_private/log_monitor.py",
 )
-"""Scripts of Ray's processes that are not used here. Each process uses as much memory as an actor,
-and uses the CPU several times a second. Ray has no option to start without these processes.
+"""Scripts of processes that Ray always starts and Darkroom does not need. Each process uses as much
+memory as an actor, and uses the CPU several times a second.
 """
 _END_TIMEOUT_S = 5.0
-"""The longest wait in seconds for the end of a killed process. Such a process may hang in the
-kernel.
-"""
+"""Seconds to wait for the end of a killed process, which may hang in the kernel."""
 
 
 def stop_stale_processes(path: Path, *, patience_s: float = 5.0) -> None:
     """End every server of Darkroom that has `path`, or a file below it, among its arguments.
 
-    After a `darkroom up` was killed, such servers may still run. A process that does not end within
-    twice `patience_s` seconds, or that this user has no permission to end, is logged.
+    Such servers remain after a killed `darkroom up`. After `patience_s` seconds they are killed. A
+    process that cannot be ended is logged.
     """
     kill_at = time.monotonic() + patience_s
     give_up_at = kill_at + patience_s
@@ -50,7 +48,7 @@ def stop_stale_processes(path: Path, *, patience_s: float = 5.0) -> None:
             return
         not_ours |= {pid for pid in pids if not _may_signal(pid, number)}
         time.sleep(0.05)
-        # A stopped process ends only after it continues, so SIGCONT is sent until `kill_at`.
+        # A process that was suspended handles SIGTERM only after SIGCONT.
         number = signal.SIGKILL if time.monotonic() > kill_at else signal.SIGCONT
     if not_ours:
         _warn("a process of an earlier start belongs to another user", not_ours)
@@ -60,7 +58,7 @@ def _may_signal(pid: int, number: int) -> bool:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        pass  # The process ended meanwhile.
+        pass  # The process has ended.
     except PermissionError:
         return False
     return True
@@ -82,8 +80,8 @@ def _is_ours(process: Path, path: str) -> bool:
     try:
         arguments = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return False  # The process ended meanwhile, or belongs to another user.
-    is_ours = Path(arguments[0]).name in _OURS or _LAUNCHER in arguments
+        return False  # The process has ended, or belongs to another user.
+    is_ours = Path(arguments[0]).name in _OUR_PROGRAMS or _LAUNCHER in arguments
     return is_ours and any(_is_below(argument, path) for argument in arguments[1:])
 
 
@@ -99,10 +97,7 @@ def descendants() -> set[psutil.Process]:
 
 
 def end_processes(processes: Collection[psutil.Process], *, patience_s: float = 5.0) -> None:
-    """Wait until the processes have ended.
-
-    Processes that still run after `patience_s` are killed.
-    """
+    """Wait until the processes have ended. Kill those that still run after `patience_s` seconds."""
     _, alive = psutil.wait_procs(processes, timeout=patience_s)
     for process in alive:
         with suppress(psutil.NoSuchProcess):
@@ -113,13 +108,10 @@ def end_processes(processes: Collection[psutil.Process], *, patience_s: float = 
 
 
 def end_unused_processes(processes: Collection[psutil.Process]) -> None:
-    """Kill the processes of a local Ray that are not used.
-
-    These processes have no state, and Ray does not restart them.
-    """
+    """Kill those of the processes that Darkroom does not need. Ray does not restart them."""
     killed = []
     for process in processes:
-        with suppress(psutil.Error):  # The process ended meanwhile.
+        with suppress(psutil.Error):  # The process may have ended.
             if any(argument.endswith(_UNUSED) for argument in process.cmdline()):
                 process.kill()
                 killed.append(process)

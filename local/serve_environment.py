@@ -13,14 +13,12 @@ from local.ports import held_ports
 from settings.http import MAX_WAIT_S, HttpSettings
 
 _LONGEST_SOCKET_FOLDER = 27
-"""The longest path in bytes of the folder of sockets. HAProxy allows 97 bytes for the path of a
+"""The largest length in bytes of the path of the folder of sockets. HAProxy allows 97 bytes for a
 socket, and Serve adds a folder of 56 bytes and the name of the socket.
 """
 
 PORTS = 4
-"""The number of ports that are held for Serve. HAProxy's metrics, HAProxy's statistics and Serve's
-two proxies need one port each.
-"""
+"""The number of ports that Serve needs: for metrics and statistics of HAProxy, and two proxies."""
 _REPLICA_PORTS = 100
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -28,31 +26,26 @@ _RAY_ENVIRONMENT = {
     "RAY_memory_monitor_refresh_ms": "0",
     # Ray's default is 15, which is a low priority.
     "RAY_worker_niceness": "0",
-    # With this setting Ray listens on the loopback address, as on macOS and Windows. Other machines
-    # cannot reach Ray, and a change of the network has no effect. Without this setting, Ray on
-    # Linux replaces a loopback address by the address of the machine in the network.
+    # With "0" Ray listens on the loopback address, which other machines cannot reach. Without this
+    # setting, Ray on Linux uses the address of the machine in the network, which may change.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Without this setting every process reports its calls once a second, although nothing reads
-    # these reports.
+    # "0" turns off the reports of calls, which nothing reads.
     "RAY_task_events_report_interval_ms": "0",
-    # This is the period of the control loop of Serve's controller.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-    # This is the period at which each replica exports its request metrics to Ray. Ray sends them
-    # every 10 s.
+    # More frequent exports are useless, because Ray sends the metrics every 10 s.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
-    # This is the period at which Ray's agent measures every process, for a dashboard that does not
-    # run.
+    # Ray's agent measures every process for a dashboard that does not run.
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
 
 
 def configure_serve(settings: HttpSettings, data_dir: Path, ports: range) -> int:
-    """Set the environment of Serve's processes. Returns the port of HAProxy's metrics."""
+    """Set the environment of Serve's processes, and return the port of HAProxy's metrics."""
     folder = haproxy_folder(data_dir)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics_port, stats_port, http_port, grpc_port = ports
     with held_ports(_REPLICA_PORTS) as replicas:
-        # The ports are released at once, because the replicas need them, and cannot share them.
+        # A replica cannot listen on a reserved port, so these ports are released at once.
         pass
     for name, value in _RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # Values that the operator has set are kept.
@@ -60,7 +53,7 @@ def configure_serve(settings: HttpSettings, data_dir: Path, ports: range) -> int
     os.environ |= environment(settings, folder)
     os.environ |= {
         "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
-        # A dead HAProxy is detected after three of these checks. The default of Serve is 10 s.
+        # Three failed checks mean that HAProxy is dead. The default period of Serve is 10 s.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
@@ -75,10 +68,7 @@ def configure_serve(settings: HttpSettings, data_dir: Path, ports: range) -> int
 
 
 def haproxy_folder(data_dir: Path) -> Path:
-    """Return the folder of HAProxy's configuration and state.
-
-    The command line of HAProxy contains it.
-    """
+    """Return the folder of HAProxy's configuration, which its command line names."""
     return (data_dir / "haproxy").absolute()
 
 
@@ -104,7 +94,7 @@ def _haproxy(
         # After about three seconds, a replica that hangs gets no more requests.
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": "3",
-        # HAProxy is replaced when a replica starts or ends. The old HAProxy still answers open
-        # requests, and ends after this time.
+        # HAProxy is replaced when a replica starts or ends. The old HAProxy answers its open
+        # requests, and ends after this time at the latest.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(math.ceil(longest_wait_s) + 10),
     }

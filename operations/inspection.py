@@ -46,13 +46,11 @@ class Inspection:
     now: dict[str, Any]
     """The current state of the job, and its data in each store."""
     request: dict[str, Any] | None
-    """The body of the job's request. None if `with_request` is False, or if the request was
-    erased.
-    """
+    """The body of the job's request; None without `with_request`, or if the request was erased."""
 
 
 async def inspect_job(stores: Stores, job_id: str, *, with_request: bool) -> Inspection | None:
-    """Collect the data of a job from all stores. Returns None if no store has the job.
+    """Collect the data of a job from all stores. Return None if no store has the job.
 
     Raises the errors of the stores.
     """
@@ -93,7 +91,7 @@ def _state(job: Job | None) -> str:
 
 
 async def _kept_in(stores: Stores, job_id: str) -> list[str]:
-    """Return the places of the job's events: `log`, the key of its history object, or both."""
+    """Return where the events of the job are: `log`, the key of its history object, or both."""
     kept_in = ["log"] if await stores.log.stored([job_id]) else []
     for key in (await stores.rows.histories([job_id])).values():
         try:
@@ -127,7 +125,7 @@ CALLER = "a caller"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One event in words for operators. The step shows no content of the request."""
+    """One event in words for operators, without content of the request."""
 
     at: datetime
     who: str
@@ -158,7 +156,7 @@ def _job_steps(events: Iterable[Event]) -> Iterator[Step]:
         if is_readable:
             job = fold([event], job)
         who, what = _of_job(event.data, before)
-        # A message that is no event has no time, so the time of the event before is shown.
+        # A message that is no event has no time, so the time of the previous event is shown.
         at = event.time if event.version else at
         yield Step(at, who, what, event.data.type_name, _charged(event.data, before, job))
 
@@ -172,7 +170,7 @@ def _charged(data: EventData, before: Job | None, after: Job | None) -> bool | N
 
 
 def _of_job(data: EventData, before: Job | None) -> tuple[str, str]:
-    """Return the component that caused an event of a job, and a description of the event."""
+    """Return who caused an event of a job, and a description of the event."""
     match data:
         case Submitted():
             return f"{data.owner}, key {data.key_id}", _submitted(data)
@@ -253,7 +251,7 @@ def _started(data: Started, before: Job | None) -> str:
 
 
 def _of_delivery(data: EventData) -> tuple[str, str]:
-    """Return the component that caused an event of a delivery, and a description of the event."""
+    """Return who caused an event of a delivery, and a description of the event."""
     role = "callbacks"
     match data:
         case CallbackAttempted():

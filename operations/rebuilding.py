@@ -1,10 +1,9 @@
 """Rebuilds the read model from the log and the history objects, while the service runs.
 
 The log is read first, then the history objects, then the events that were appended during the
-rebuild. A job may leave the log before the rebuild reads it. In this case the rebuild finds the
-job's history object, because the objects are listed later. If the job is younger than the rebuild,
-its object may be missing from the list. For such a job, the swap takes over the row that the
-projection has written.
+rebuild. The objects are listed after the log, so the list has the object of each job that leaves
+the log before the rebuild reads it. A job that is younger than the rebuild may be an exception. For
+such a job, the swap copies the row that the projection has written.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class RebuildNotDone(Exception):
 
 @dataclass(slots=True)
 class Rebuilt:
-    """Numbers of the jobs that a rebuild has read so far."""
+    """Counts of the jobs that a rebuild has read so far."""
 
     from_log: int = 0
     """Jobs read from the log. A job that changes during the rebuild is read and counted again."""
@@ -51,7 +50,9 @@ class Rebuilding:
         self._tables = tables
         self._on_batch = on_batch
         self._older: list[tuple[EventLog, str, int]] = []
-        """Events in a log from a backup, for jobs whose history object has more events."""
+        """Log, job id and last sequence of old events: the job's history object has more events.
+        They come from a backup of the log.
+        """
         self.rebuilt = Rebuilt()
 
     async def run(self) -> None:
@@ -66,7 +67,7 @@ class Rebuilding:
             for start in range(0, len(names), _BATCH):
                 await self._read_histories(names[start : start + _BATCH])
         await self._swap(begin)
-        # The events of these jobs are purged, because the jobs have ended and must not run again.
+        # The old events are purged, because their jobs have ended and must not run again.
         for log, job_id, upto in self._older:
             await log.purge(job_id, upto=upto)
         # The jobs in `surplus` were removed after they were read.
@@ -79,8 +80,7 @@ class Rebuilding:
         offset = begin
         for _ in range(_MOST_SWAPS):
             end = await self._stores.log.last_sequence()
-            # The last events up to `end` may have left the log. `_follow` then returns a lower
-            # offset.
+            # `_follow` returns an offset below `end` if the last events have left the log.
             offset = max(await self._follow(offset), end)
             log_end = await self._stores.log.last_sequence()
             if await self._tables.swap(offset, since=begin, log_end=log_end):
@@ -90,7 +90,7 @@ class Rebuilding:
         )
 
     async def _follow(self, offset: int) -> int:
-        """Read the jobs that have events after `offset`. Returns the offset of the last event."""
+        """Read the jobs that have events after `offset`. Return the offset of the last event."""
         while stored := await self._stores.log.following(offset):
             await self._read_log({job_id for each in stored if (job_id := _job_id(each))})
             offset = stored[-1].sequence
@@ -135,7 +135,7 @@ class Rebuilding:
         await self._on_batch()
 
     async def _read(self, name: HistoryName) -> list[tuple[HistoryName, StoredHistory]]:
-        """Read a history, or the history that has replaced it since it was listed."""
+        """Read a history, or the longer history that has replaced it."""
         try:
             history = await read_history(self._stores.images, name.key)
         except HistoryBroken:
@@ -144,7 +144,7 @@ class Rebuilding:
         except ImageNotFound:
             longest = await self._longest(name.job_id)
             if longest is None or longest == name:
-                return []  # The job was removed meanwhile.
+                return []  # The job has been removed.
             return await self._read(longest)
         return [(name, history)] if history.job_id == name.job_id else []
 
@@ -158,10 +158,7 @@ class Rebuilding:
         return max(names, key=_length, default=None)
 
     def _without_older(self, history: StoredHistory, in_log: StoredHistory) -> StoredHistory:
-        """Return `in_log` without events that are only an older part of `history`.
-
-        These events are recorded, and purged from the log at the end of the rebuild.
-        """
+        """Return `in_log` without old events. Add the old events to `_older`."""
         stores, events, deliveries = self._stores, in_log.events, in_log.deliveries
         if _is_older(events, history.events) or _is_before_erasure(events, history):
             self._older.append((stores.event_log, history.job_id, events[-1].sequence))

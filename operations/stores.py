@@ -34,9 +34,7 @@ class Stores:
     log: LogContents
     deliveries: LogContents
     event_log: EventLog
-    """The same log as `log`, for commands that append. `delivery_log` is the same log as
-    `deliveries`.
-    """
+    """The same log as `log`, but for writers. So are `delivery_log` and `deliveries`."""
     delivery_log: EventLog
     queue: QueueContents
     callbacks: QueueContents
@@ -145,8 +143,5 @@ async def stored_of(stores: Stores, job_ids: Collection[str]) -> dict[str, Store
 
 
 async def together(calls: Iterable[Awaitable[list[T]]]) -> list[T]:
-    """Return the results of all calls.
-
-    Make only a few dozen calls, because each uses a connection.
-    """
+    """Run a few dozen calls together, and join their results. Each call uses a connection."""
     return [found for some in await asyncio.gather(*calls) for found in some]

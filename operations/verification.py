@@ -1,9 +1,7 @@
 """Reads all data that the service stores about jobs, and finds disagreements between two stores.
 
-It reads the log, the rows of the read model, the deliveries, the entries of both queues, the
-uploads and the files, in batches. While jobs run, some stores lag behind others. Therefore each
-disagreement is checked a second time after a pause, and reported only if the second check also
-finds it.
+While jobs run, some stores lag behind others. Therefore each disagreement is checked a second time
+after a pause, and reported only if the second check also finds it.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class Kind(StrEnum):
 class Disagreement:
     kind: Kind
     what: str
-    """A sentence for operators. The sentence shows no content from callers."""
+    """A sentence for operators, without content from callers."""
     job_id: str | None = None
     file: str | None = None
     """The key of the file in the image store."""
@@ -77,10 +75,7 @@ class Disagreement:
 
 
 Check = Callable[[Sequence[str]], Awaitable[list[Disagreement]]]
-"""Finds disagreements between the stores about the given jobs or files.
-
-A check changes nothing, so it can be repeated.
-"""
+"""Finds disagreements about the given jobs or files. Changes nothing, so it can be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +182,7 @@ class Verification:
     # The next methods check jobs with events: their rows, queue entries, callbacks and images.
 
     async def _jobs_in_log(self, job_ids: Sequence[str]) -> list[Disagreement]:
-        """Check jobs that have events in the log. `_rows` checks jobs that also have a history
-        object.
-        """
+        """Check jobs that have all events in the log. `_rows` checks jobs with a history object."""
         offset = await self._stores.read_model.offset()
         # The rows are read after the offset, so they have all events up to the offset.
         rows = await self._stores.rows.jobs(job_ids)
@@ -204,7 +197,7 @@ class Verification:
         )
 
     async def _rows(self, job_ids: Sequence[str]) -> list[Disagreement]:
-        """Check that each row has events, in the log or in a history object."""
+        """Check that each row has events, and check the jobs that have a history object."""
         offset = await self._stores.read_model.offset()
         in_log = await self._stores.log.stored(job_ids)
         # The keys are read after the log, because events may move from the log to an object.
@@ -280,7 +273,7 @@ class Verification:
     # The next methods check that deliveries and queue entries belong to a job that needs them.
 
     async def _deliveries(self, job_ids: Sequence[str]) -> list[Disagreement]:
-        """Check jobs that have delivery events."""
+        """Check the delivery events of these jobs."""
         unknown = await self._unknown(job_ids)
         found = []
         for job_id, stored in (await stored_of(self._stores, job_ids)).items():
@@ -297,7 +290,7 @@ class Verification:
         return found
 
     async def _queue_entries(self, job_ids: Sequence[str]) -> list[Disagreement]:
-        """Check jobs that have an entry on the job queue."""
+        """Check that each entry of the job queue belongs to a job that has not ended."""
         found = await self._unknown_entries(job_ids, queue="job queue")
         for stored in (await stored_of(self._stores, job_ids)).values():
             job = _job_history(stored.job_id, stored.events).job
@@ -313,7 +306,6 @@ class Verification:
         return found
 
     async def _callback_entries(self, job_ids: Sequence[str]) -> list[Disagreement]:
-        """Check jobs that have an entry on the callback queue."""
         return await self._unknown_entries(job_ids, queue="callback queue")
 
     async def _unknown_entries(self, job_ids: Sequence[str], *, queue: str) -> list[Disagreement]:
@@ -327,8 +319,7 @@ class Verification:
         rows = await self._stores.rows.jobs(job_ids)
         return [each for each in job_ids if each not in stored and each not in rows]
 
-    # The next methods check that files are unchanged, and that a job, an upload or a row names each
-    # file.
+    # The next methods check that files are unchanged and that a job, an upload or a row names them.
 
     async def _uploads(self, keys: Sequence[str]) -> list[Disagreement]:
         """Check the files of uploads that have a row."""
@@ -364,7 +355,7 @@ class Verification:
     async def _files(self, keys: Sequence[str]) -> list[Disagreement]:
         """Check that a job, an upload or a row names each stored file.
 
-        Files with names that the service does not make are ignored, as the janitor does.
+        Files whose names Darkroom never uses are ignored, as by the janitor.
         """
         uploads = [key for key in keys if key.startswith(f"{UPLOADS}/")]
         histories = [key for key in keys if history_name(key) is not None]
@@ -395,9 +386,8 @@ class Verification:
         return found
 
     async def _named_in_log(self, keys: Sequence[str]) -> set[str]:
-        """Return the `keys` that the events of a job name, or may name later.
-
-        The read model may be behind the log.
+        """Return the `keys` that events name, or may name later. The read model may lag behind the
+        log.
         """
         stored = await self._stores.log.stored({_job_of(key) for key in keys})
         histories = {job_id: _job_history(job_id, events) for job_id, events in stored.items()}
@@ -410,7 +400,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class _JobHistory:
-    """The events of one job."""
+    """The events of one job, with the disagreements about them."""
 
     events: tuple[Event, ...]
     disagreements: tuple[Disagreement, ...]

@@ -1,4 +1,4 @@
-"""Constants, which no operator sets. Tests can set shorter times and smaller limits."""
+"""Constants, which no operator sets. Tests can set other values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the times of jobs and workers, and of the Ray of a single machine."""
+"""Settings of the times of jobs and workers, and of the Ray that `darkroom up` starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class DispatchSettings(Group):
     fails.
     """
     worker_idle_s: PositiveFloat = 300.0
-    """The time in seconds that a worker above the minimum may be idle before it is closed."""
+    """The time in seconds for which a worker above the minimum of its endpoint may be idle before
+    it is closed.
+    """
     workers_kept_s: Annotated[float, Field(ge=0)] = 60.0
     """The time in seconds for which workers without a dispatcher are kept, for example after the
     end of the application; 0 means no limit. Workers that run a job are kept until the job has
@@ -27,8 +29,6 @@ class DispatchSettings(Group):
 
 
 class RaySettings(Group):
-    """Settings of the Ray that `darkroom up` starts on this machine."""
-
     model_config = SettingsConfigDict(env_prefix="DARKROOM_RAY_")
 
     num_gpus: Annotated[int, Field(ge=0)] | None = None

@@ -34,9 +34,9 @@ class EndpointSettings(Group):
     """The number of CPUs that a worker of the default endpoint takes, as Ray counts them."""
     jobs_per_worker: Annotated[int, Field(ge=0)] = 0
     """The largest number of jobs that a worker of the default endpoint runs at the same time. With
-    0 the engine chooses the number of jobs that fit into one call of the network by measured
-    memory, from 4 to 16. The job actors of these jobs, of 100 MiB each, must fit into a quarter of
-    the machine's memory. A worker has `DARKROOM_OWNER_SLOTS_KEPT_FREE` additional slots.
+    0 the engine measures its memory, and chooses from 4 to 16 jobs, so that they fit into one call
+    of the network. Their job actors, of 100 MiB each, must fit into a quarter of the machine's
+    memory. A worker has `DARKROOM_OWNER_SLOTS_KEPT_FREE` additional slots.
     """
     file: Path | None = Field(None, validation_alias="DARKROOM_ENDPOINTS_FILE")
     """A YAML file that declares endpoints. The file is applied at each start. An entry that has not

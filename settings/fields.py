@@ -81,7 +81,7 @@ _WANTED = {
 
 
 def wanted(error: ErrorDetails) -> str:
-    """Return the error message for a wrong value. The message describes the expected form."""
+    """Return an error message that describes the expected form."""
     if error["type"] == "value_error":  # A function in this module raised this error.
         return str(error["ctx"]["error"])
     text = _WANTED.get(error["type"])

@@ -19,8 +19,8 @@ class GraphSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")
 
     compatibility: Compatibility = "webui"
-    """The meaning of diffusion requests that do not set `compatibility`. With `webui` it is as in
-    the WebUI, and with `comfyui` as with the same nodes in ComfyUI.
+    """The program that determines the meaning of a diffusion request that does not set
+    `compatibility`: the WebUI (`webui`), or ComfyUI with the same nodes (`comfyui`).
     """
     max_side_px: PositiveInt = 4096
     """The longest side of an image in pixels."""

@@ -12,8 +12,8 @@ from pydantic_settings import (
 class Group(BaseSettings):
     """Times are in seconds (`_s`), sizes in bytes (`_bytes`).
 
-    The environment variable of a setting is its alias, or else the prefix of its group and its
-    name.
+    The environment variable of a field is its alias, or else `env_prefix` and the name of the
+    field.
     """
 
     model_config = SettingsConfigDict(

@@ -18,8 +18,8 @@ from settings.fields import Names
 from settings.group import Group
 
 SILENCE_TIMEOUT_S = constant("SILENCE_TIMEOUT_S", 30.0)
-"""Seconds for which a client may send nothing of a body, or receive less than 256 kB of a file.
-HAProxy and the replicas both use this limit. This limit does not apply while a client waits for an
+"""The longest time in seconds in which a client may send nothing of a body, or receive less than
+256 kB of a file. HAProxy and the replicas both apply this limit, except while a client waits for an
 answer.
 """
 MAX_WAIT_S = constant("MAX_WAIT_S", 60.0)

@@ -1,4 +1,4 @@
-"""Settings: all groups together. Only the code that creates the parts uses all of them."""
+"""Settings: all groups together. Only the code that creates the service uses this class."""
 
 from __future__ import annotations
 
@@ -52,12 +52,10 @@ class Settings(BaseModel):
 
     @classmethod
     def variables(cls) -> set[str]:
-        """Return the names of all environment variables."""
         return {variable for group in cls.groups().values() for variable in group.variables()}
 
     @classmethod
     def secret_variables(cls) -> set[str]:
-        """Return the names of the environment variables whose values are secret."""
         return {
             variable
             for group in cls.groups().values()
@@ -67,11 +65,10 @@ class Settings(BaseModel):
 
     @classmethod
     def unknown_variables(cls, environment: Iterable[str]) -> dict[str, str | None]:
-        """Return the `DARKROOM_*` variables that are not settings, each with the most similar
+        """Return the most similar setting, or None, for each `DARKROOM_*` variable that is no
         setting.
 
-        The value is None if no setting is similar. Variables that Kubernetes sets for its services
-        are left out.
+        Variables that Kubernetes sets for its services are left out.
         """
         known = {_argument(each): each for each in cls.variables() | _OTHER_VARIABLES}
         unknown = {
@@ -116,9 +113,9 @@ class Settings(BaseModel):
     def load(cls, /, **arguments: Any) -> Settings:
         """Read every group from the environment. Arguments have precedence over variables.
 
-        An argument has the name of its variable, in any case and without `DARKROOM_`. An argument
-        without a variable is ignored. Raises ValidationError with all wrong values, which are named
-        like arguments.
+        An argument is named like its variable, in any case and without `DARKROOM_`. An unknown
+        argument is ignored. Raises one ValidationError with all wrong values, which are named like
+        arguments.
         """
         groups: dict[str, Group] = {}
         wrong: list[InitErrorDetails] = []
@@ -161,7 +158,7 @@ def _argument(variable: str) -> str:
 def _by_argument(
     error: ValidationError, arguments: Mapping[str, str]
 ) -> Generator[InitErrorDetails]:
-    """Yield the errors of a group by argument. `arguments` maps fields to arguments."""
+    """Yield the errors of a group, which name arguments instead of fields."""
     for detail in error.errors():
         field, *place = detail["loc"]
         yield InitErrorDetails(

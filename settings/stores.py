@@ -35,8 +35,8 @@ class StoreSettings(Group):
     stored in the data folder.
     """
     secret: SecretStr | None = None
-    """The secret from which ids, file tokens and webhook secrets are derived. If unset, a secret is
-    generated and stored in `<data>/secret`.
+    """The secret from which ids, file tokens and webhook secrets are derived. If unset, `darkroom
+    up` generates a secret and stores it in `<data>/secret`.
     """
 
     @property
@@ -55,7 +55,7 @@ class StoreSettings(Group):
 
     @property
     def secret_bytes(self) -> bytes:
-        """Return the secret. Raises ValueError if there is none."""
+        """Return the secret. Raises ValueError if it is unset or has fewer than 16 characters."""
         if self.secret is None or len(self.secret.get_secret_value()) < 16:
             raise ValueError("DARKROOM_SECRET is not set, or has fewer than 16 characters")
         return self.secret.get_secret_value().encode()

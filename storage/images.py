@@ -1,4 +1,4 @@
-"""Image files by key, in a local folder or an object store.
+"""Stores images and other files by key, in a local folder or an object store.
 
 ImageStoreError
 ├── ImageNotFound           nothing is stored under this key
@@ -60,10 +60,9 @@ class ImageStore:
     """Stores images in `url`: `file:///folder`, `s3://bucket/prefix`, `gs://...`, `az://...`, or
     `memory://` for tests.
 
-    obstore is called from threads and not with its own asyncio functions. These functions return on
-    a thread of obstore, and this thread may abort the process while the interpreter exits (Python
-    3.11, obstore 0.12: about every second exit). Each store has its own threads, so that a store
-    that hangs blocks no other work.
+    Threads call obstore, because its own asyncio functions return on a thread that may abort the
+    process while the interpreter exits (Python 3.11, obstore 0.12: about every second exit). Each
+    store has its own threads, so that a store that hangs blocks no other work.
     """
 
     def __init__(self, url: str, *, retry_s: float = _RETRY_S) -> None:
@@ -84,11 +83,11 @@ class ImageStore:
         await self._in_thread(self._put, key, data)
 
     async def get(self, key: str, part: range | None = None) -> bytes:
-        """The bytes of the image, or of a part. Raises ImageNotFound, ImageStoreUnavailable."""
+        """Return the image, or a part of it. Raises ImageNotFound, ImageStoreUnavailable."""
         return await self._in_thread(self._get, key, part)
 
     async def size(self, key: str) -> int:
-        """The size of the image in bytes. Raises ImageNotFound, ImageStoreUnavailable."""
+        """Return the size of the image in bytes. Raises ImageNotFound, ImageStoreUnavailable."""
         return await self._in_thread(self._size, key)
 
     async def delete(self, key: str) -> None:
@@ -111,7 +110,7 @@ class ImageStore:
     async def files(
         self, folder: str | None = None, *, batch: int = 500
     ) -> AsyncGenerator[list[StoredFile]]:
-        """All files below `folder`, about `batch` at a time. Raises ImageStoreUnavailable."""
+        """Yield all files below `folder`, about `batch` at a time. Raises ImageStoreUnavailable."""
         found = obstore.list(self._store, folder, chunk_size=batch)
         while files := await self._in_thread(self._next, found):
             yield files
@@ -136,8 +135,7 @@ class ImageStore:
     def _end(self, done: asyncio.Future[T]) -> None:
         self._free.release()
         if not done.cancelled():
-            # The error is read, because asyncio logs an error that nobody has read. The caller may
-            # have been cancelled.
+            # asyncio logs an error that nobody reads, for example because the caller was cancelled.
             done.exception()
 
     def _next(self, found: ListStream[Sequence[ObjectMeta]]) -> list[StoredFile]:
@@ -198,9 +196,7 @@ def _open(url: str, retry_s: float) -> tuple[ObjectStore, Path | None]:
 
 
 def _sync(path: Path, root: Path) -> None:
-    """Sync a new file and its folders to the disk, because the store does not sync a file that it
-    has written.
-    """
+    """Sync a new file and its folders to the disk, because the store does not."""
     for each in (path, *path.parents):
         descriptor = os.open(each, os.O_RDONLY)
         try:

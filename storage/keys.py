@@ -42,15 +42,15 @@ def history_name(key: str) -> HistoryName | None:
 
 
 def file_name(index: int, media_type: str | None) -> str:
-    """The name of a job's file. A `media_type` of None means PNG.
+    """Return the name of a job's file. A `media_type` of None means PNG.
 
-    A file of a later version may have an unknown media type, and gets a general suffix.
+    An unknown media type, which a later version may have stored, gets a general suffix.
     """
     return f"{index}.{_SUFFIXES.get(media_type or PNG, _SUFFIX_OF_OTHERS)}"
 
 
 def file_key(job_id: str, attempt: int, name: str) -> str:
-    """The key of a job's file. All files of a job are in a folder with the id of the job."""
+    """Return the key of a job's file. All files of a job are in a folder with the id of the job."""
     return f"{job_id}/{attempt}/{name}"
 
 
@@ -60,11 +60,11 @@ def upload_key(owner: str, digest: str, upload_id: str) -> str:
 
 
 def copy_name(job_id: str, index: int, media_type: str | None) -> str:
-    """The name of an upload that is a copy of a job's file. The copy of an image is a PNG."""
+    """Return the name of an upload that copies a job's file. The copy of an image is a PNG."""
     suffix = _SUFFIXES[SAFETENSORS if media_type == SAFETENSORS else PNG]
     return f"{copies_prefix(job_id)}{index}.{suffix}"
 
 
 def copies_prefix(job_id: str) -> str:
-    """The prefix of the names of all uploads that are copies of a job's files."""
+    """Return the prefix of the names of all uploads that copy a job's files."""
     return f"output-{job_id}-"

@@ -1,10 +1,9 @@
 """Values derived from the service's secret: sealed texts, tokens of image URLs, webhook secrets.
 
-Sealed texts, for example presigned upload URLs, are part of events. Subscribers and backups also
-have the events, but only this service can read the sealed texts. Fernet encrypts and signs the
-texts (https://github.com/fernet/spec/blob/master/Spec.md). The token in an image's URL gives access
-to the image without an API key, and cannot be guessed. A webhook secret signs the callbacks of an
-API key (Standard Webhooks, symmetric).
+Sealed texts, for example presigned upload URLs, are parts of events, but only this service can read
+them. Fernet encrypts and signs them (https://github.com/fernet/spec/blob/master/Spec.md). The token
+in an image's URL gives access to the image without an API key, and cannot be guessed. A webhook
+secret signs the callbacks of an API key (Standard Webhooks, symmetric).
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ def unsealed(secret: bytes, text: str) -> str:
 
 
 def _sealing_key(secret: bytes) -> Fernet:
-    """A key derived from the service's secret. Each other purpose has another key."""
     digest = hmac.new(secret, b"sealed texts", hashlib.sha256).digest()
     return Fernet(base64.urlsafe_b64encode(digest))
 
@@ -67,9 +65,7 @@ def file_token(secret: bytes, job_id: str, name: str, *, expires: int | None = N
 def is_file_token(
     token: str, *, secret: bytes, job_id: str, name: str, expires: int | None = None
 ) -> bool:
-    """Whether `token` is the token of the file with this expiry. The comparison takes constant
-    time.
-    """
+    """Return whether `token` is the token of the file, by a comparison in constant time."""
     expected = file_token(secret, job_id, name, expires=expires)
     return hmac.compare_digest(token.encode("utf-8", "surrogatepass"), expected.encode())
 
@@ -81,8 +77,8 @@ def url_for(
     ttl_s: float = 0.0,
     clock: Callable[[], float] = time.time,
 ) -> Callable[[str, Named], str]:
-    """Make a function (`events.result.UrlFor`) that returns
-    `{public_url}/files/{request_id}/{name}?token=...`.
+    """Return a function that makes the URL of a file (`events.result.UrlFor`):
+    `{public_url}/files/{job_id}/{name}?token=...`.
 
     If `ttl_s` is not 0, each URL is valid for about `ttl_s` seconds, and contains its expiry
     (`&expires=`).
@@ -102,10 +98,7 @@ _WEBHOOK_PREFIX = "whsec_"
 
 
 def webhook_secret(service_secret: bytes, key_id: str) -> str:
-    """Derive the webhook secret of an API key from the service's secret. The webhook secret is
-    never stored.
-
-    The secret has 32 bytes; the specification allows 24 to 64 bytes.
+    """Derive the webhook secret of an API key: 32 bytes. The specification allows 24 to 64 bytes.
 
     https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
     """

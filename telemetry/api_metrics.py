@@ -18,14 +18,13 @@ AskAll: TypeAlias = Callable[[], Awaitable[list[bytes]]]
 """A function that returns the encoded metrics of the other processes that answer in time."""
 
 _PERIOD_S = 1.0
-"""Seconds for which a page is reused, so that frequent requests do not query the processes more
-often.
-"""
+"""Seconds for which a page is reused, to limit how often the processes are queried."""
 
 
 _ALERTS = ("internal", "log_full", "unavailable")
 """The reasons with series that start at 0. Prometheus would see no increase in a series that starts
-at 1."""
+at 1.
+"""
 
 
 class ApiMetrics:

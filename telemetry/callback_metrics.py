@@ -58,7 +58,6 @@ class CallbackMetrics:
             self._ended.labels(outcome)
 
     def note_try(self, job: Job, result: SendResult) -> None:
-        """Count an attempt of a callback."""
         self._on_try(job, result)
         self._tries.labels(_outcome(result)).inc()
         if result.status is not None:

@@ -1,4 +1,4 @@
-"""Metrics of the dispatcher: the queues, the workers and the engines' models of endpoints."""
+"""Metrics of the dispatcher: the queues and workers of endpoints, and the models of engines."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ from events.queue import JobQueue
 from telemetry.exposition import EndpointLabels, gauge_by
 
 Statuses: TypeAlias = Callable[[], Awaitable[Mapping[str, Mapping[str, Any]]]]
-"""A function that returns the status of each endpoint.
-
-See `actors.scheduler.status.EndpointStatus.describe`.
-"""
+"""A function that returns `EndpointStatus.describe()` of each endpoint, by endpoint id."""
 
 _WORKER_STATES = ("starting", "ready", "leaving")
 
 
 class DispatchMetrics:
-    """Metrics of the queues and the workers of a dispatcher's endpoints."""
+    """Metrics of the queues and the workers of the dispatcher's endpoints."""
 
     def __init__(self, *, queue: JobQueue, statuses: Statuses, endpoints: EndpointLabels) -> None:
         self._queue = queue
@@ -66,10 +63,10 @@ def _workers(values: Mapping[tuple[str, str], int]) -> Metric:
 
 
 _SILENT_S = 30.0
-"""The seconds without a report after which the memory of an engine is no longer included."""
+"""Seconds without a report after which the metrics of memory leave out an engine."""
 _FORGOTTEN_S = 3600.0
-"""The seconds without a report after which the counts of an engine are forgotten. This time is
-longer than `_SILENT_S`, because an engine that loads a model sends no report for minutes.
+"""Seconds without a report after which the counts of an engine are forgotten. This time is long,
+because an engine that loads a model sends no report for minutes.
 """
 
 
@@ -87,12 +84,12 @@ class _Engine:
 
 
 class EngineMetrics:
-    """Metrics of the models and the memory of the engines of all workers.
+    """Metrics of the models and the memory of all engines.
 
-    Each engine counts since the start of its process. The increase since its last report is added
-    to the endpoint's counter, so the counter does not fall when an engine ends. The first report of
+    Each engine reports its counts since the start of its process. Only their increase between two
+    reports is added to the counter of the endpoint, so the counter never falls. The first report of
     an engine adds nothing. A new engine sends its first report before its first job, and another
-    process has already counted the earlier work of an existing engine.
+    process has already counted the earlier work of an older engine.
     """
 
     def __init__(
@@ -122,7 +119,7 @@ class EngineMetrics:
     def note(self, worker: str, endpoint: str, models: ModelUse, memory_bytes: int) -> None:
         label, before = self._endpoints.of(endpoint), self._engines.get(worker)
         known = models if before is None else before.models
-        if not _goes_on(known, models):
+        if not _continues(known, models):
             known = ModelUse()
         for name, counter in self._counters.items():
             counter.labels(label).inc(getattr(models, name) - getattr(known, name))
@@ -159,6 +156,6 @@ class EngineMetrics:
         ]
 
 
-def _goes_on(before: ModelUse, now: ModelUse) -> bool:
+def _continues(before: ModelUse, now: ModelUse) -> bool:
     """Return whether both reports can be from the same process, because no count has fallen."""
     return all(getattr(now, name) >= getattr(before, name) for name in _COUNTED)

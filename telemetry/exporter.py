@@ -36,7 +36,7 @@ _TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _MOST_ANSWER_BYTES = 64 * 1024
 _PATH = "/v1/traces"
-_PASSING = frozenset({429, 502, 503, 504})
+_TEMPORARY_STATUSES = frozenset({429, 502, 503, 504})
 
 
 class SpanExporter:
@@ -65,7 +65,7 @@ class SpanExporter:
         self._transport = transport
         self._waiting: deque[Span] = deque()
         self._dropped = 0
-        self._some = asyncio.Event()
+        self._has_spans = asyncio.Event()
         # The import is here, so that processes without traces do not load the protobuf messages.
         from telemetry.otlp import export_request
 
@@ -73,7 +73,7 @@ class SpanExporter:
 
     @property
     def waiting(self) -> int:
-        """The number of spans that wait for the collector."""
+        """The number of spans in the queue to the collector."""
         return len(self._waiting)
 
     def add(self, spans: Iterable[Span]) -> None:
@@ -83,16 +83,16 @@ class SpanExporter:
                 self._waiting.append(span)
             else:
                 self._dropped += 1
-        self._some.set()
+        self._has_spans.set()
 
     async def run(self) -> None:
-        """Export spans until cancelled. An error does not end the process."""
+        """Export spans until cancelled. An unexpected error is logged and ends only the export."""
         try:
             async with httpx.AsyncClient(transport=self._transport, trust_env=False) as client:
                 while True:
-                    await self._some.wait()
+                    await self._has_spans.wait()
                     await asyncio.sleep(_GATHER_S)
-                    self._some.clear()
+                    self._has_spans.clear()
                     while self._waiting:
                         await self._export_some(client)
         except Exception:
@@ -111,9 +111,7 @@ class SpanExporter:
             self._waiting.popleft()
 
     async def _export(self, some: Sequence[Span], client: httpx.AsyncClient) -> None:
-        """Send the spans repeatedly, until the collector accepts them or refuses them
-        permanently.
-        """
+        """Send the spans until the collector accepts them or refuses them permanently."""
         body = self._body_of(some, self._resource)
         pause_s = _FIRST_PAUSE_S
         while (trouble := await self._post(client, body)) is not None:
@@ -123,13 +121,13 @@ class SpanExporter:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _post(self, client: httpx.AsyncClient, body: bytes) -> str | None:
-        """Send the request. Return the reason to repeat it, or None."""
+        """Send the request. Return the reason to send it again, or None."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 status = await self._status_of(client, body)
         except (httpx.HTTPError, TimeoutError) as error:
             return type(error).__name__
-        if status in _PASSING:
+        if status in _TEMPORARY_STATUSES:
             return f"the collector answered {status}"
         if not httpx.codes.is_success(status):
             logger.warning(
@@ -138,10 +136,7 @@ class SpanExporter:
         return None
 
     async def _status_of(self, client: httpx.AsyncClient, body: bytes) -> int:
-        """Send the request and return the status of the answer.
-
-        A short answer is read to its end, so that the connection can be reused.
-        """
+        """Send the request and return the status. Read a short answer, to reuse the connection."""
         headers, left_bytes = {"Content-Type": "application/x-protobuf"}, _MOST_ANSWER_BYTES
         async with client.stream("POST", self._url, content=body, headers=headers) as answer:
             async for chunk in answer.aiter_raw():
@@ -158,13 +153,13 @@ def open_exporter(settings: TelemetrySettings, role: str) -> SpanExporter | None
 
 
 _MOST_WAITING = 10_000
-"""The largest number of ended jobs that wait for the export. Further jobs have no trace."""
+"""The largest number of ended jobs in the queue. Further jobs have no trace."""
 
 
 class JobTraces:
     """Exports the traces of ended jobs.
 
-    The events of a job are read again, because the projection stores only their result.
+    The events of a job are read again, because `Step` has no earlier events.
     """
 
     def __init__(
@@ -176,7 +171,7 @@ class JobTraces:
         self._ended = asyncio.Queue[tuple[str, datetime]](_MOST_WAITING)
 
     def note(self, steps: Sequence[Step]) -> None:
-        """Note the jobs that ended in these committed steps. This method never waits."""
+        """Queue the jobs that ended in these committed steps, without waiting."""
         now = self._now()
         for step in steps:
             job, before = step.after, step.before
@@ -191,14 +186,14 @@ class JobTraces:
             job_id, projected_at = await self._ended.get()
             fields = {"action": "trace", "job_id": job_id}
             try:
-                await self._tell(job_id, projected_at)
+                await self._export(job_id, projected_at)
             except (LogUnavailable, ReadTimeout) as error:
                 logger.info("a job has no trace", extra={**fields, "error": str(error)})
             except Exception:  # An unexpected error in one job must not end the role.
                 logger.exception("a job has no trace", extra=fields)
 
-    async def _tell(self, job_id: str, projected_at: datetime) -> None:
-        """Export the trace of a job, unless the job was removed or erased meanwhile."""
+    async def _export(self, job_id: str, projected_at: datetime) -> None:
+        """Export the trace of a job, unless the job has been removed or erased."""
         history = await self._log.read(job_id)
         job = fold(history)
         if job is not None and job.end is not None and not job.erased:

@@ -1,8 +1,7 @@
 """Metrics in the Prometheus text format, for one process and as a page of all processes.
 
-Each process encodes its own metric families as text, with its role and its name as labels. The page
-joins the families of all processes. Therefore only the metrics of a process that does not answer
-are missing, and no other number changes.
+Each process encodes its own metrics as text, with its role and its name as labels. The page joins
+the texts of all processes. If a process does not answer, only its metrics are missing.
 """
 
 from __future__ import annotations
@@ -30,15 +29,11 @@ logger = logging.getLogger(__name__)
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 Look: TypeAlias = Callable[[], Awaitable[Iterable[Metric]]]
-"""A function that computes metrics on request. The function may raise DatabaseUnavailable,
-LogUnavailable.
-"""
+"""A function that computes metrics. Raises DatabaseUnavailable, LogUnavailable, ReadTimeout."""
 
 METRICS_TIMEOUT_S = constant("METRICS_TIMEOUT_S", 2.0)
-"""The longest time in seconds that a request for `/metrics` waits for the processes of the service.
-Metrics that arrive later are missing from the answer.
-"""
-_OUT_OF_REACH = (DatabaseUnavailable, LogUnavailable, ReadTimeout, TimeoutError)
+"""Seconds that a request for `/metrics` waits for other processes. Later answers are left out."""
+_UNAVAILABLE = (DatabaseUnavailable, LogUnavailable, ReadTimeout, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +73,8 @@ class ProcessMetrics:
     def __init__(
         self, role: str, *, look_s: float = METRICS_TIMEOUT_S / 2, process: str | None = None
     ) -> None:
-        """`look_s` is the time-out of each computation on request, so that a slow computation does
-        not delay the other metrics.
-
-        `process` is a name that no other process has. By default, it is the host name with the
-        process id.
+        """`look_s` is the time-out in seconds of each `Look`. `process` is a name that no other
+        process has, by default the host name and the process id.
         """
         self.registry = CollectorRegistry()
         self.process = process or f"{socket.gethostname()}:{os.getpid()}"
@@ -98,16 +90,15 @@ class ProcessMetrics:
 
     async def snapshot(self) -> MetricsSnapshot:
         """Return the current metrics. Metrics that cannot be computed are left out."""
-        found = await asyncio.gather(*map(self._looked_up, self._looks))
+        found = await asyncio.gather(*map(self._computed, self._looks))
         metrics = chain(self.registry.collect(), *found)
         return MetricsSnapshot(self.process, dict(self._family(metric) for metric in metrics))
 
-    async def _looked_up(self, look: Look) -> Iterable[Metric]:
-        """Return the metrics of one computation; empty if it fails or takes too long."""
+    async def _computed(self, look: Look) -> Iterable[Metric]:
         try:
             async with asyncio.timeout(self._look_s):
                 return await look()
-        except _OUT_OF_REACH as error:
+        except _UNAVAILABLE as error:
             fields = {"action": "metrics", "error": str(error) or type(error).__name__}
             logger.info("metrics could not be computed", extra=fields)
             return ()
@@ -127,7 +118,7 @@ class ProcessMetrics:
 
 
 class _Alone(CollectorRegistry):
-    """A registry with the present values of one metric, for the text encoder."""
+    """A registry with one metric, because the text encoder takes only registries."""
 
     def __init__(self, metric: Metric) -> None:
         super().__init__()
@@ -169,8 +160,8 @@ OTHER = "other"
 class EndpointLabels:
     """Labels for endpoint ids.
 
-    The number of labels is limited, because owners may create endpoints, and the series of an
-    endpoint are never removed.
+    The number of labels is limited, because owners may create endpoints, and a process never
+    removes the series of an endpoint.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Log lines of every process: a constant message followed by fields.
 
-Fields and errors may contain text from a caller. Therefore every line is printable ASCII, and a
-line of an error never begins like a log line (OWASP: log injection).
+Fields and errors may contain text from a caller. Therefore every line is printable ASCII, and the
+lines of an error are indented, so none is taken for another log line (OWASP: log injection).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _MOST_CHARS = 1000
 _MOST_ERROR_CHARS = 16_000
 """The largest length of all lines of an error in one JSON object."""
 _QUOTING = (ValueError, TypeError, LookupError, AttributeError)
-"""The errors whose messages repeat a value that may be a prompt."""
+"""The errors whose messages may repeat a prompt."""
 
 
 class FieldsFormatter(logging.Formatter):
-    """Format lines like `2026-01-31 12:00:00 INFO events.log ended action=end job_id=...`.
+    """Formats lines like `2026-01-31 12:00:00 INFO events.log ended action=end job_id=...`.
 
     A value with spaces, quotes or characters that are not printable ASCII is a JSON string.
     """
@@ -65,7 +65,7 @@ class FieldsFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Format one JSON object per line.
+    """Formats one JSON object per line.
 
     The members are `time`, `level`, `logger`, `message`, the fields, and `error_lines` of an error.
     While a job is handled, the fields include its `job_id`, `endpoint` and `trace_id`.
@@ -104,7 +104,6 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """Return the value for JSON, cut to the largest length."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -137,10 +136,10 @@ def _lines(error: BaseException) -> Generator[str]:
 
 def _bounded(lines: Iterable[str]) -> list[str]:
     """Return the first lines that fit into one JSON object."""
-    kept, room = list[str](), _MOST_ERROR_CHARS
+    kept, left_chars = list[str](), _MOST_ERROR_CHARS
     for line in lines:
-        room -= len(line)
-        if room < 0:
+        left_chars -= len(line)
+        if left_chars < 0:
             return [*kept, "…"]
         kept.append(line)
     return kept
@@ -192,7 +191,7 @@ _job: ContextVar[Mapping[str, str]] = ContextVar("log_fields", default=_NONE)
 
 @contextmanager
 def about(job: Job) -> Generator[None]:
-    """Add fields about this job to log lines of this task, and of tasks that it starts inside."""
+    """Add the job's id, endpoint and trace id to JSON log lines, also of tasks started inside."""
     token = _job.set(
         {
             "job_id": job.id,

@@ -98,7 +98,7 @@ class _Histograms:
 class JobMetrics:
     """Counts the events of jobs when the projection folds them.
 
-    One process folds each event once, so each event is counted once. Events that the projection
+    One process folds each event once, so it counts each event once. Events that the projection
     leaves out (`events.store.job_rows`) are not counted.
     """
 
@@ -184,7 +184,7 @@ def _seconds(job: Job, until: datetime | None) -> float:
 
 
 _LOG = "JOBS"
-"""The name of the stream of the log."""
+"""The stream of the log."""
 
 
 class LogMetrics:
@@ -210,11 +210,11 @@ class LogMetrics:
 
     async def look(self) -> Iterable[Metric]:
         """Compute the metrics. Raises LogUnavailable, DatabaseUnavailable."""
-        checkpoint = await self._read_model.offset()
+        offset = await self._read_model.offset()
         states = await self._states()
         log = states[_LOG]
-        behind = max(log.last_sequence - checkpoint, 0)
-        since = await self._stored_after(checkpoint) if behind else None
+        behind = max(log.last_sequence - offset, 0)
+        since = await self._stored_after(offset) if behind else None
         lag_s = 0.0 if since is None else max((self._now() - since).total_seconds(), 0.0)
         sizes = {name: float(state.size_bytes) for name, state in states.items()}
         counts = {name: float(state.messages) for name, state in states.items()}

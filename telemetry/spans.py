@@ -57,7 +57,7 @@ class Span:
 
 
 def job_spans(job: Job, history: Sequence[Event], *, projected_at: datetime) -> list[Span]:
-    """Return the spans of an ended job: the job, its waits, its attempts, stages and projection."""
+    """Return the spans of an ended job: job, waits, dispatches, attempts, stages and projection."""
     ids = TraceIds.of(job)
     if not ids.is_sampled:
         return []
@@ -85,7 +85,7 @@ def job_spans(job: Job, history: Sequence[Event], *, projected_at: datetime) -> 
 
 
 def accept_spans(job: Job, *, began: datetime, ended: datetime) -> list[Span]:
-    """Return the spans of the request that submitted the job, and of the append."""
+    """Return the spans of the request that submitted the job, and of the append of `Submitted`."""
     ids = TraceIds.of(job)
     if not ids.is_sampled:
         return []
@@ -166,7 +166,7 @@ class _Story:
         parent: str | None = None,
         attributes: Mapping[str, Value] = _NOTHING,
     ) -> None:
-        """Add a span. `at` is the begin and the end of the span.
+        """Add a span. `at` is the start and the end of the span.
 
         `parent` is the id of the parent span; None means the span of the job.
         """
@@ -211,7 +211,7 @@ class _Story:
         )
 
     def _add_stages(self, timing: Timing, started: Started, began: datetime) -> None:
-        """Add the stages one after the other. Only their durations are known, not their times."""
+        """Add the stages one after the other. Their durations are known, but not their times."""
         parent = self._ids.attempt(started.attempt)
         for stage, seconds in timing.stage_s.items():
             attributes: dict[str, Value] = {}
@@ -258,8 +258,7 @@ class TraceIds:
     parent: str | None
     """The id of the caller's span, 16 hexadecimal digits; None without a `traceparent`."""
     is_sampled: bool
-    """Whether the trace is recorded. The caller's `traceparent` decides this; the default is True.
-    """
+    """Whether the trace is recorded. The caller's `traceparent` decides this, if there is one."""
 
     @classmethod
     def of(cls, job: Job) -> TraceIds:
@@ -267,7 +266,7 @@ class TraceIds:
 
     @classmethod
     def parse(cls, job_id: str, traceparent: str | None) -> TraceIds:
-        """Return the ids for the job with this id and the caller's `traceparent` header, if any."""
+        """Return the ids for a job. `traceparent` is the header of its caller, if any."""
         found = _TRACEPARENT.fullmatch(traceparent or "")
         if found is None:
             return cls(job_id, job_id.replace("-", ""), None, is_sampled=True)
@@ -275,18 +274,12 @@ class TraceIds:
         return cls(job_id, trace, parent, is_sampled=bool(int(flags, 16) & _SAMPLED))
 
     def span(self, *name: str | int) -> str:
-        """Return the id of a span of this job, 16 hexadecimal digits.
-
-        The same name gives the same id.
-        """
+        """Return the span id for this name, always the same one: 16 hexadecimal digits."""
         text = "/".join(map(str, (self.job_id, *name)))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def attempt_link(self, attempt: int) -> str:
-        """`<trace>-<span>` of an attempt, for links from other spans.
-
-        The text is empty if the trace is not recorded.
-        """
+        """Return `<trace>-<span>` of an attempt, or an empty text if the trace is not recorded."""
         return f"{self.trace}-{self.attempt(attempt)}" if self.is_sampled else ""
 
     def attempt(self, number: int) -> str:
@@ -299,7 +292,7 @@ class TraceIds:
 
     @property
     def job(self) -> str:
-        """The span id of the time from the submission to the end."""
+        """The id of the job's span, from its submission to its end."""
         return self.span("job")
 
     @property

@@ -39,7 +39,7 @@ SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
 
 _QUICK_TIMEOUT_S = 1.0
-"""The time-out of optional look-ups during a request."""
+"""The time-out in seconds of an optional look-up."""
 _BATCH = 1000
 """The largest number of messages in one answer."""
 _BATCHES_AT_ONCE = 250
@@ -52,16 +52,16 @@ class Bus(Connection):
     """One connection, and the operations on its streams."""
 
     async def fill(self, stream: str) -> float:
-        """The used share of the stream's `max_bytes`, 0..1. Raises LogUnavailable."""
+        """Return the used share of the stream's `max_bytes`, 0..1. Raises LogUnavailable."""
         return (await self.state(stream)).fill
 
     async def max_bytes(self, stream: str) -> int:
-        """The size limit of the stream in bytes; -1 means no limit. Raises LogUnavailable."""
+        """Return the size limit of the stream in bytes, or -1 for none. Raises LogUnavailable."""
         info = await self.call(self._js.stream_info(stream))
         return info.config.max_bytes or -1
 
     async def state(self, stream: str) -> StreamState:
-        """The state of the stream. Raises LogUnavailable."""
+        """Return the state of the stream. Raises LogUnavailable."""
         info = await self.call(self._js.stream_info(stream), timeout_s=_QUICK_TIMEOUT_S)
         return StreamState(
             messages=info.state.messages,
@@ -71,21 +71,18 @@ class Bus(Connection):
         )
 
     async def last_sequence(self, stream: str) -> int:
-        """The sequence of the last message that was ever stored, or 0. Raises LogUnavailable."""
+        """Return the sequence of the last message ever stored, or 0. Raises LogUnavailable."""
         info = await self.call(self._js.stream_info(stream))
         return int(info.state.last_seq)
 
     async def made_at(self, stream: str) -> datetime:
-        """The time at which the server created the stream. Raises LogUnavailable."""
+        """Return the time at which the server created the stream. Raises LogUnavailable."""
         info = await self.call(self._js.stream_info(stream))
         created: datetime = info.created
         return created
 
     async def pages(self, stream: str, subjects: str) -> AsyncGenerator[dict[str, int]]:
-        """The number of messages per subject, in pages of 100,000 subjects.
-
-        Raises LogUnavailable.
-        """
+        """Yield the number of messages by subject, in pages of subjects. Raises LogUnavailable."""
         offset, total = 0, 1
         while offset < total:
             question = {"subjects_filter": subjects, "offset": offset}
@@ -95,7 +92,7 @@ class Bus(Connection):
             offset, total = offset + answer["limit"], answer["total"]
 
     async def pending(self, stream: str, subjects: str) -> dict[str, int]:
-        """The number of messages per subject, for all subjects. Raises LogUnavailable."""
+        """Return the number of messages by subject. Raises LogUnavailable."""
         found: dict[str, int] = {}
         async for page in self.pages(stream, subjects):
             found |= page
@@ -106,8 +103,7 @@ class Bus(Connection):
     ) -> None:
         """Remove all messages of the subject except the last `keep` messages.
 
-        With `upto`, remove only the messages up to this sequence.
-        Raises LogUnavailable.
+        With `upto`, remove only messages up to this sequence. Raises LogUnavailable.
         """
         seq = None if upto is None else upto + 1
         await self.call(self._js.purge_stream(stream, seq=seq, subject=subject, keep=keep or None))
@@ -116,7 +112,7 @@ class Bus(Connection):
     # leader of the stream.
 
     async def last(self, stream: str, subject: str) -> Message | None:
-        """The last message of the subject, from the stream's leader. Raises LogUnavailable."""
+        """Return the last message of the subject, from the leader. Raises LogUnavailable."""
         try:
             raw = await self.call(self._js.get_last_msg(stream, subject))
         except nats.js.errors.APIError:
@@ -124,7 +120,7 @@ class Bus(Connection):
         return Message(subject=subject, data=raw.data or b"", sequence=raw.seq or 0)
 
     async def first(self, stream: str, subjects: str, *, after: int) -> Message | None:
-        """The first message after sequence `after` whose subject matches, from the stream's leader.
+        """Return the first message after sequence `after` whose subject matches, from the leader.
 
         Raises LogUnavailable.
         """
@@ -137,7 +133,7 @@ class Bus(Connection):
     async def batch(
         self, stream: str, subject: str, *, after: int, count: int, timeout_s: float
     ) -> list[Message]:
-        """The first `count` messages of one subject after sequence `after`.
+        """Return the first `count` messages of one subject after sequence `after`.
 
         Any replica may answer (NATS ADR-31 batch get). The result has fewer messages if the replica
         lags or if the time-out passes. Raises LogUnavailable.
@@ -147,10 +143,9 @@ class Bus(Connection):
             return await collect(answers, timeout_s)
 
     async def count(self, stream: str, subjects: str, *, after: int = 0, timeout_s: float) -> int:
-        """The number of messages after sequence `after` whose subject matches.
+        """Return the number of messages after sequence `after` whose subject matches.
 
-        Any replica may answer, with the first message and the number of messages after it. Raises
-        LogUnavailable.
+        Any replica may answer. Raises LogUnavailable.
         """
         request = {"seq": after + 1, "next_by_subj": subjects, "batch": 1}
         async with self._direct_get(stream, request) as answers:
@@ -165,10 +160,10 @@ class Bus(Connection):
         return 0
 
     async def listing(self, stream: str, subjects: str, *, after: int, count: int) -> list[Message]:
-        """The first `count` messages after sequence `after` whose subject matches.
+        """Return the first `count` messages after sequence `after` whose subject matches.
 
-        The result has fewer messages if the stream has fewer. Raises LogUnavailable, also if not
-        all messages arrive in time.
+        The result has fewer messages only if the stream has fewer. Raises LogUnavailable, also if
+        not all messages arrive in time.
         """
         request = {"seq": after + 1, "next_by_subj": subjects, "batch": count}
         messages: list[Message] = []
@@ -183,7 +178,7 @@ class Bus(Connection):
         return messages
 
     async def present(self, stream: str, subjects: Sequence[str]) -> set[str]:
-        """The subjects, among up to 1024 `subjects`, that have a message.
+        """Return those of up to 1024 `subjects` that have a message.
 
         Raises LogUnavailable, also if the answer is not complete in time.
         """
@@ -202,10 +197,9 @@ class Bus(Connection):
     async def batches(
         self, stream: str, subjects: Sequence[str], *, timeout_s: float
     ) -> dict[str, list[Message]]:
-        """All messages of these subjects that a replica has, by subject.
+        """Return all messages of these subjects that a replica has, by subject.
 
-        Many subjects are read at the same time. Subjects without messages are left out. Raises
-        LogUnavailable, also if the time-out passes.
+        Subjects without messages are left out. Raises LogUnavailable, also if the time-out passes.
         """
         found: dict[str, list[Message]] = {}
         waiting = dict.fromkeys(subjects, 0)
@@ -250,8 +244,7 @@ class Bus(Connection):
     async def subscribe(self, subject: str) -> AsyncGenerator[Feed]:
         """Subscribe to a subject of core NATS. Raises LogUnavailable.
 
-        The server handles the requests that this bus sends inside the context after the
-        subscription.
+        The server handles the subscription before any request that this bus sends in the context.
         """
         if not self.is_connected:
             raise LogUnavailable
@@ -295,8 +288,7 @@ class Bus(Connection):
         return ack.seq
 
     async def store_first(self, subject: str, data: bytes, *, timeout_s: float = 5) -> bool:
-        """Publish to a subject that has no message. Return False if the subject already has a
-        message.
+        """Publish unless the subject has a message. Return whether the message was stored.
 
         Raises LogUnavailable, LogFull, NoAnswer.
         """
@@ -309,9 +301,7 @@ class Bus(Connection):
         return True
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Publish with core NATS. The message is delivered at most once. Without a connection it is
-        dropped.
-        """
+        """Publish with core NATS: at most one delivery, and none without a connection."""
         with suppress(*DISCONNECTED, nats.errors.Error):
             await self._client.publish(subject, data)
 
@@ -329,7 +319,7 @@ class Bus(Connection):
         await self.call(self._js.add_consumer(spec.stream, config))
 
     async def consumers(self, stream: str) -> list[str]:
-        """The names of all consumers of a stream. Raises LogUnavailable."""
+        """Return the names of all consumers of a stream. Raises LogUnavailable."""
         found: list[str] = []
         total = 1
         while len(found) < total:
@@ -337,7 +327,7 @@ class Bus(Connection):
             answer = await self.ask(subject, {"offset": len(found)})
             names, total = answer.get("consumers") or [], answer["total"]
             if not names:
-                break  # Some consumers were deleted meanwhile, so there are no more names.
+                break  # Some consumers were deleted after the first answer.
             found += names
         return found
 
@@ -347,10 +337,7 @@ class Bus(Connection):
             await self.call(self._js.delete_consumer(stream, name))
 
     async def add_follower(self, stream: str, *, after: int) -> str:
-        """Create an ephemeral consumer without acks that starts after sequence `after`.
-
-        Returns the name of the consumer.
-        """
+        """Create an ephemeral consumer without acks from sequence `after` + 1. Return its name."""
         config = nats.js.api.ConsumerConfig(
             deliver_policy=nats.js.api.DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=after + 1,
@@ -364,9 +351,7 @@ class Bus(Connection):
 
     @asynccontextmanager
     async def puller(self, stream: str, consumer: str) -> AsyncGenerator[Puller]:
-        """Open a puller of the consumer, and close it at the end of the context. Raises
-        LogUnavailable.
-        """
+        """Open a puller of the consumer within the context. Raises LogUnavailable."""
         if not self.is_connected:
             raise LogUnavailable
         puller = Puller(self._client, stream, consumer)
@@ -379,11 +364,10 @@ class Bus(Connection):
             await puller.close()
 
     async def give_back(self, puller: Puller, *, in_hand: Collection[str] = ()) -> None:
-        """Return messages to the server for redelivery.
+        """Return messages to the server, which delivers them again.
 
-        These are the messages that the puller received but did not pass on, and the messages with
-        the ack subjects `in_hand`. The puller is stopped first, so that the server does not send
-        the messages to this puller again.
+        These are the messages that arrived and that no `follow` returned, and the messages with the
+        ack subjects `in_hand`. The puller is stopped first, so that it does not receive them again.
         """
         try:
             await puller.stop()
@@ -393,10 +377,7 @@ class Bus(Connection):
                 await self.nak(ack_subject)
 
     async def ack(self, ack_subject: str, *, timeout_s: float = 5) -> bool:
-        """Acknowledge, and wait for the confirmation of the server.
-
-        Return False if the server does not confirm in time.
-        """
+        """Acknowledge a message. Return whether the server confirms this in time."""
         if not self.is_connected:
             return False
         try:
@@ -411,7 +392,7 @@ class Bus(Connection):
         await self.publish(ack_subject, b"+WPI")
 
     async def nak(self, ack_subject: str, *, after_s: float = 0.0) -> None:
-        """Return the entry for redelivery, at once or after `after_s` seconds.
+        """Return the entry to the queue, which delivers it again after `after_s` seconds.
 
         Before the redelivery, the holder can still acknowledge or renew the entry.
         """
@@ -420,10 +401,6 @@ class Bus(Connection):
 
 
 def _filter(spec: ConsumerSpec) -> dict[str, Any]:
-    """Return the filter fields of a consumer's configuration.
-
-    NATS has one field for a single subject, and another field for several subjects.
-    """
     if len(spec.subjects) == 1:
         return {"filter_subject": spec.subjects[0]}
     return {"filter_subjects": list(spec.subjects)}

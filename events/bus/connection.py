@@ -1,9 +1,9 @@
-"""The connection to NATS. It is made in the background and restored without limit.
+"""The connection to NATS, made in the background and restored without limit.
 
-Two defaults of nats-py are changed. By default nats-py buffers messages while the server is not
-available, and publishes them later although the requests were refused. It also stops reconnecting
-after two minutes. After some errors of the server, nats-py closes a client permanently, whatever
-its settings are. A closed client is therefore replaced by a new client.
+Two defaults of nats-py are changed: it buffers messages while the server is not available, and
+publishes them later although the requests were refused; and it stops reconnecting after two
+minutes. After some errors of the server, nats-py closes a client permanently, whatever its settings
+are. A new client then replaces the closed client.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Connection:
     ) -> None:
         """If `prepares_streams` is False, the streams are neither created nor updated.
 
-        `url` is the URL of a server, or the URLs of several servers of a cluster with commas
-        between them. `ca_file` is a PEM file with the certificate authorities that are trusted for
-        a server with TLS. None means the certificate authorities of the system.
+        `url` has the URLs of one or more servers of a cluster, separated by commas. `ca_file` is a
+        PEM file with the certificate authorities that are trusted for TLS. None means those of the
+        system.
         """
         self._url = url
         self._ca_file = ca_file
@@ -103,9 +103,7 @@ class Connection:
         await self._ready.wait()
 
     async def _keep_connected(self) -> None:
-        """Connect, and replace a client that is closed permanently. A client that is not closed
-        reconnects by itself.
-        """
+        """Connect, with a new client whenever nats-py has closed the client permanently."""
         while True:
             self._client = Client()
             self._js = self._client.jetstream(timeout=CALL_TIMEOUT_S)
@@ -141,11 +139,7 @@ class Connection:
         )
 
     async def _supervise(self, client: Client) -> None:
-        """Prepare the streams, and prepare them again after each possible loss of the connection or
-        of a stream.
-
-        Return when the client is closed.
-        """
+        """Prepare the streams after each possible loss, until the client is closed."""
         self._dirty.set()
         while not client.is_closed:
             # The time-out is needed, because nats-py does not call closed_cb if the last write
@@ -196,18 +190,14 @@ class Connection:
         *,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Send a request that is answered with JSON, for example to JetStream's API, and return the
-        answer.
-
-        Raises LogUnavailable.
-        """
+        """Send a request and return the JSON object of its answer. Raises LogUnavailable."""
         answer = await self._ask_api(subject, question, timeout_s=timeout_s)
         if "error" in answer:
             raise LogUnavailable(str(answer["error"]["description"]))
         return answer
 
     async def describe(self, stream: str) -> dict[str, Any] | None:
-        """The server's description of a stream, or None if the stream does not exist.
+        """Return the server's description of a stream, or None if the stream does not exist.
 
         Raises LogUnavailable.
         """
@@ -230,10 +220,8 @@ class Connection:
         return answer
 
     def unavailable(self, error: Exception) -> LogUnavailable:
-        """Convert an error to LogUnavailable. If a stream is missing, the streams are prepared
+        """Convert an error to LogUnavailable. If a stream is missing, have the streams prepared
         again.
-
-        A missing stream is lost, or the server has not restored it yet.
         """
         missing = isinstance(error, nats.js.errors.NoStreamResponseError)
         if missing or code_of(error) == NO_STREAM:
@@ -245,9 +233,7 @@ class Connection:
 
 
 async def _shut(client: Client) -> None:
-    """Close the client, repeatedly if needed, because a reconnect at the same time undoes nats-py's
-    close.
-    """
+    """Close the client until it stays closed. A reconnect at the same time can reopen it."""
     while client.is_connected or client.is_connecting or client.is_reconnecting:
         with suppress(OSError, nats.errors.Error):
             await client.close()

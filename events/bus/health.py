@@ -45,7 +45,7 @@ class LastKnown(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`ask` may raise LogUnavailable. It must end after a time for which callers can wait."""
+        """`ask` may raise LogUnavailable. Callers wait for `ask`, so it needs a short time-out."""
         self._ask = ask
         self._period_s = period_s
         self._oldest_s = oldest_s
@@ -131,14 +131,10 @@ class _Cached(Generic[T]):
 
 
 class JetStreamHealth:
-    """The health of the log. Results are cached for a short time, so that frequent requests cause
-    no load.
-    """
+    """The health of the log, cached for a short time so that frequent requests cause no load."""
 
     def __init__(self, bus: Bus, *, ready_period_s: float, max_staleness_s: float) -> None:
-        """`max_staleness_s` is the largest age in seconds of the last known fill that is used while
-        NATS does not answer.
-        """
+        """`max_staleness_s` is the largest age of the last known fill that `fill` returns."""
         self._bus = bus
         self._ready_period_s = ready_period_s
         self._fill = LastKnown(
@@ -147,7 +143,7 @@ class JetStreamHealth:
         self._ready: _Cached[str | None] = _Cached(None, 0.0)
 
     async def fill(self) -> float:
-        """The used share of the log's `max_bytes`, 0..1. Raises LogUnavailable."""
+        """Return the used share of the log's `max_bytes`, 0..1. Raises LogUnavailable."""
         return await self._fill.get()
 
     async def ready(self) -> str | None:
@@ -176,13 +172,12 @@ _TIME = "Nats-Time-Stamp"
 
 
 async def stream_states(bus: Bus) -> dict[str, StreamState]:
-    """The state of each stream, by name. Raises LogUnavailable."""
+    """Return the state of each stream, by name. Raises LogUnavailable."""
     return {spec.name: await bus.state(spec.name) for spec in STREAMS}
 
 
 async def stored_after(bus: Bus, offset: int) -> datetime | None:
-    """The time at which the log stored the first event after an offset; None if there is no such
-    event.
+    """Return the time at which the log stored the first event after an offset, or None.
 
     Raises LogUnavailable.
     """
@@ -201,8 +196,7 @@ class ServerReport:
     asked_at: datetime | None = None
     """The time in the middle between a request and its answer, by this machine's clock."""
     told_at: datetime | None = None
-    """The time of the same answer, by the server's clock. Both times are None if no stream of the
-    service exists.
+    """The time of the same answer, by the server's clock. Both times are None if no stream exists.
     """
     missing: tuple[str, ...] = ()
     """The names of the streams that do not exist."""

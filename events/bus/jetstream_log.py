@@ -43,7 +43,7 @@ from settings.constant import constant
 _TRY_TIMEOUT_S = constant("LOG_APPEND_TRY_TIMEOUT_S", 2.0)
 """The time in seconds after which an append without an answer is sent again."""
 _BATCH = 500
-"""The number of events in a read, if the last event does not show the number."""
+"""The number of events in a read, if the last event does not show how many there are."""
 
 
 class JetStreamLog:
@@ -67,8 +67,7 @@ class JetStreamLog:
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         """Send the same bytes until there is an answer or the time is up; see `EventLog.append`.
 
-        After a lost answer the event may already be stored, so a later refusal raises
-        OutcomeUnknown instead.
+        If an answer was lost, the event may be stored. Later errors then end in OutcomeUnknown.
         """
         payload = encode(event)
         headers = {
@@ -146,7 +145,7 @@ class JetStreamLog:
             if time.monotonic() >= give_up_at:
                 raise ReadTimeout
             await asyncio.sleep(0.05)
-            # `last` is read again, because the events may have been purged meanwhile.
+            # `last` is read again, because events may have been purged since.
             last = await self.last(job_id)
         return [] if last is None else [last]
 
@@ -214,9 +213,7 @@ class JetStreamReader:
         await self._stack.aclose()
 
     async def next(self, timeout_s: float) -> list[Event]:
-        """The next events. The list is empty if no event came in time or if the log is not
-        available.
-        """
+        """Return the next events, or none if no event arrives in time or the log is unavailable."""
         try:
             puller = self._puller or await self._open()
             messages = await puller.follow(batch=self._batch, timeout_s=timeout_s)
@@ -249,9 +246,7 @@ class JetStreamReader:
 
 
 def event_in(message: Message) -> Event:
-    """The event in a message of a log. A message that cannot be decoded becomes an event with the
-    data `Broken`.
-    """
+    """Return the event in a message of a log. If it cannot be decoded, its data are `Broken`."""
     job_id = job_id_in(message.subject)
     return decode_stored(message.data, job_id=job_id, position=message.sequence)
 
@@ -260,13 +255,9 @@ _IN_FLIGHT = 100
 """The largest number of events that are handled at the same time."""
 _PULL_TIMEOUT_S = 10.0
 _FAILURE_TIMEOUT_S = 0.5
-"""The time-out of a pull while events are being handled. The error of a handler is noticed after
-the pull.
-"""
+"""The time-out in seconds of a pull while handlers run. Their errors are noticed after the pull."""
 _SPACING_S = 0.01
-"""The shortest time between two pulls. So events that arrive within this time are pulled together,
-and a single event does not wait.
-"""
+"""The shortest time in seconds between two pulls, so that one pull can receive several events."""
 
 
 class JetStreamConsumer:
@@ -292,9 +283,9 @@ class JetStreamConsumer:
                     self._pulled.extend(await puller.follow(batch=_IN_FLIGHT, timeout_s=timeout_s))
                     began = time.monotonic()
                     while self._pulled:
-                        await self._wait_for_room()
+                        await self._wait_for_capacity()
                         message = self._pulled.popleft()
-                        task = asyncio.create_task(self._hand_over(message, handle))
+                        task = asyncio.create_task(self._process(message, handle))
                         self._in_flight[task] = message.ack_subject
                     await self._reap(timeout_s=_SPACING_S)
                     await asyncio.sleep(max(0.0, began + _SPACING_S - time.monotonic()))
@@ -309,7 +300,7 @@ class JetStreamConsumer:
                 self._pulled.clear()
                 await self._bus.give_back(puller, in_hand={*in_flight.values(), *waiting})
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_capacity(self) -> None:
         while len(self._in_flight) >= _IN_FLIGHT:
             await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
             await self._reap(timeout_s=0)
@@ -322,19 +313,15 @@ class JetStreamConsumer:
                 task.result()
                 del self._in_flight[task]
 
-    async def _hand_over(
-        self, message: Message, handle: Callable[[Event], Awaitable[None]]
-    ) -> None:
+    async def _process(self, message: Message, handle: Callable[[Event], Awaitable[None]]) -> None:
         await handle(event_in(message))
-        # There is no wait for a confirmation. If the acknowledgement is lost, the event is
-        # delivered again, which a handler must always expect.
+        # The acknowledgement is not confirmed. If it is lost, the event is delivered again, which a
+        # handler must always expect.
         await self._bus.publish(message.ack_subject, b"+ACK")
 
 
 _CONTENTS_BATCH = 64
-"""The largest number of messages in memory at the same time. The request in a message may have a
-megabyte.
-"""
+"""The largest number of messages in memory at the same time. Each may have a megabyte."""
 _CONTENTS_TIMEOUT_S = 2.0
 
 

@@ -37,5 +37,5 @@ class NoAnswer(Exception):
 
 
 def code_of(error: Exception) -> int | None:
-    """The error code of JetStream's API; None for any other error."""
+    """Return the error code of JetStream's API, or None for another error."""
     return error.err_code if isinstance(error, nats.js.errors.APIError) else None

@@ -1,6 +1,4 @@
-"""Progress of running jobs, sent over core NATS from job actors to HTTP replicas. NATS does not
-store it.
-"""
+"""Sends the progress of running jobs over core NATS, from job actors to HTTP replicas."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from events.job_progress import JobProgress, MalformedProgress, decode_progress
 from events.retry import keep_trying
 
 _ASKED_S = 60.0
-"""The time in seconds for which the progress of a job is received after a query. Most callers query
-again in this time.
-"""
+"""Seconds for which a query keeps the subscription to a job. Most callers query more often."""
 _MOST_SUBJECTS = 512
 """The largest number of subscriptions. For more jobs, one subscription to all jobs is cheaper."""
 
@@ -34,15 +30,15 @@ class ProgressReporter:
         self._bus = bus
 
     async def report(self, job_id: str, progress: JobProgress) -> None:
-        """Publish the progress of a job. It is lost if there is no connection."""
+        """Publish the progress of a job, if there is a connection."""
         await self._bus.publish(progress_subject(job_id), progress.encode())
 
 
 class ProgressBoard:
     """The latest progress of the jobs that are queried or watched in this process.
 
-    It subscribes to these jobs only. With many workers, most progress messages are about other
-    jobs, and the messages may include preview images.
+    The board subscribes to these jobs only. With many workers, most progress messages are about
+    other jobs, and may include preview images.
     """
 
     def __init__(
@@ -64,18 +60,14 @@ class ProgressBoard:
         self._latest: OrderedDict[str, JobProgress] = OrderedDict()
         self._watched: Counter[str] = Counter()
         self._asked: OrderedDict[str, float] = OrderedDict()
-        """By job id, the time at which the subscription after `get` ends, in order of these
-        times.
-        """
+        """The times at which the subscriptions after `get` end, by job id and in order."""
         self._changed = asyncio.Event()
-        self._hearing: dict[str, asyncio.Task[None]] = {}
+        self._listening: dict[str, asyncio.Task[None]] = {}
         self.listeners: list[Callable[[str, JobProgress], None]] = []
         """Functions that are called with each progress message."""
 
     def get(self, job_id: str) -> JobProgress | None:
-        """Return the last received progress of a job, or None. Subscribe to the job for some
-        time.
-        """
+        """Return the last progress of a job, or None, and subscribe to the job for some time."""
         is_new = job_id not in self._asked
         self._asked[job_id] = time.monotonic() + self._asked_s
         self._asked.move_to_end(job_id)
@@ -107,10 +99,10 @@ class ProgressBoard:
                 self._changed.clear()
                 self._forget_asked()
                 wanted = self._wanted()
-                for subject in wanted - self._hearing.keys():
-                    self._hearing[subject] = group.create_task(self._hear(subject))
-                for subject in self._hearing.keys() - wanted:
-                    self._hearing.pop(subject).cancel()
+                for subject in wanted - self._listening.keys():
+                    self._listening[subject] = group.create_task(self._keep_listening(subject))
+                for subject in self._listening.keys() - wanted:
+                    self._listening.pop(subject).cancel()
                 await self._wait()
 
     async def _wait(self) -> None:
@@ -126,13 +118,12 @@ class ProgressBoard:
             self._asked.popitem(last=False)
 
     def _wanted(self) -> set[str]:
-        """The subjects of the wanted subscriptions."""
         if PROGRESS_WILDCARD in self._watched or len(self._asked) > self._most_subjects:
             return {PROGRESS_WILDCARD}
         subjects = self._watched.keys() | set(map(progress_subject, self._asked))
         return subjects if len(subjects) <= self._most_subjects else {PROGRESS_WILDCARD}
 
-    async def _hear(self, subject: str) -> None:
+    async def _keep_listening(self, subject: str) -> None:
         listen = partial(self._listen, subject)
         await keep_trying(listen, on=LogUnavailable, first_pause_s=1, longest_pause_s=1)
 

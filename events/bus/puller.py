@@ -19,15 +19,13 @@ from events.bus.nats_errors import DISCONNECTED
 from events.errors import LogUnavailable
 
 _STANDING_S = 8.0
-"""The time in seconds for which a pull request is valid. After this time, a new request is made."""
+"""Seconds for which a pull request is valid. Then a new request is made."""
 _LATE_S = 2.0
-"""The additional time in seconds after which a pull request without an end counts as lost. The
-server sends no end if the leader of the consumer is lost.
+"""The additional seconds after which a pull request without an end counts as lost. The server sends
+no end if it loses the leader of the consumer.
 """
 _STOP_S = 1.0
-"""The largest time in seconds for which a puller that stops waits for messages in transit. The
-server may not answer.
-"""
+"""The largest number of seconds that `stop` waits for messages in transit."""
 _REQUEST_OVER = "408"
 _SHORT_ACK_FIELDS = 9
 """The number of fields of an ack subject that contains neither domain nor account."""
@@ -56,39 +54,35 @@ class Puller:
         self._inbox = client.new_inbox()
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
         self._subscription: Any = None
-        self._owed = 0
+        self._outstanding = 0
         """The number of messages that the server may still send for the open request."""
-        self._owed_until = 0.0
+        self._request_until = 0.0
 
     async def open(self) -> None:
         """Subscribe to the inbox of the answers. Raises LogUnavailable."""
         self._subscription = await _subscribe(self._client, self._inbox, self._arrived)
 
     async def stop(self) -> None:
-        """End the request and wait briefly for messages in transit. `left` returns these
-        messages.
-        """
+        """End the request and wait briefly for messages in transit, which `left` returns."""
         await _end_deliveries(self._client, self._subscription)
 
     async def close(self) -> None:
         await _unsubscribe(self._subscription)
 
     def left(self) -> list[Message]:
-        """Take the messages that have arrived but were not passed on."""
+        """Remove and return the messages that arrived and that no `follow` returned."""
         left = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
         return [_acked(raw) for raw in left if raw is not None and status_of(raw) is None]
 
     def interrupt(self) -> None:
-        """Make `follow` raise LogUnavailable, because the connection has changed and the request
-        may be lost.
-        """
+        """Make `follow` raise LogUnavailable, because its request may be lost."""
         self._arrived.put_nowait(None)
 
     async def follow(self, *, batch: int, timeout_s: float) -> list[Message]:
         """Return the messages that have arrived, or wait for the next messages.
 
-        The result is empty if no message came in time. The request stays open between calls, so
-        that new messages need no new request. At most `batch` messages are sent ahead.
+        The result is empty if no message came in time. A request to the server stays open between
+        calls, for at most `batch` messages.
 
         Raises LogUnavailable if the consumer does not exist any more, the request was lost, or the
         connection has changed. Messages in transit may then be lost or late, so the caller must
@@ -98,7 +92,7 @@ class Puller:
         give_up_at = time.monotonic() + timeout_s
         while not messages:
             await self._ensure_request(batch)
-            wait_until = min(give_up_at, self._owed_until)
+            wait_until = min(give_up_at, self._request_until)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_until - time.monotonic()):
                     self._take(await self._arrived.get(), messages)
@@ -115,24 +109,24 @@ class Puller:
 
     async def _ensure_request(self, batch: int) -> None:
         now = time.monotonic()
-        if self._owed > 0 and self._arrived.empty() and now >= self._owed_until:
-            self._owed = 0
+        if self._outstanding > 0 and self._arrived.empty() and now >= self._request_until:
+            self._outstanding = 0
             raise LogUnavailable("a request was lost")
-        if self._owed <= 0:
+        if self._outstanding <= 0:
             await self._ask({"batch": batch, "expires": int(_STANDING_S * 1e9)})
-            self._owed, self._owed_until = batch, now + _STANDING_S + _LATE_S
+            self._outstanding, self._request_until = batch, now + _STANDING_S + _LATE_S
 
     def _take(self, raw: Msg | None, messages: list[Message]) -> None:
         """Add a message to `messages`, or note the end of the request. Raises LogUnavailable."""
         status = status_of(raw)
         if raw is None or status not in {None, _REQUEST_OVER}:
-            self._owed = 0
+            self._outstanding = 0
             raise LogUnavailable("the consumer or the connection is gone")
         if status is None:
-            self._owed -= 1
+            self._outstanding -= 1
             messages.append(_acked(raw))
         else:
-            self._owed = 0
+            self._outstanding = 0
 
     async def _ask(self, request: dict[str, Any]) -> None:
         try:
@@ -177,9 +171,9 @@ class Feed:
 
 
 async def collect(answers: Feed, timeout_s: float) -> list[Message]:
-    """Return the messages of the answer to a batch request, until it ends or the time-out passes.
+    """Return the messages of a batch request until the batch ends or the time-out passes.
 
-    Raises LogUnavailable if the connection is closed meanwhile.
+    Raises LogUnavailable if the connection is closed before.
     """
     messages: list[Message] = []
     with suppress(TimeoutError):
@@ -190,10 +184,10 @@ async def collect(answers: Feed, timeout_s: float) -> list[Message]:
 
 
 async def collect_all(answers: Feed, count: int, timeout_s: float) -> list[Message]:
-    """Return the messages of the answers to `count` batch requests, after all answers have ended.
+    """Return the messages of `count` batch requests, after all batches have ended.
 
-    Raises LogUnavailable if the messages do not arrive in time, if the connection is closed
-    meanwhile, or if no server answers for the stream.
+    Raises LogUnavailable if a batch does not end in time, if the connection is closed, or if no
+    server answers for the stream.
     """
     messages: list[Message] = []
     try:
@@ -226,13 +220,12 @@ async def _subscribe(client: Client, subject: str, arrived: asyncio.Queue[Msg | 
 
 
 async def _end_deliveries(client: Client, subscription: Any) -> None:
-    """End a subscription at the server, and wait until its last messages have arrived.
+    """End a subscription at the server, and wait up to `_STOP_S` seconds for its last messages.
 
-    The wait ends after `_STOP_S` seconds if the server does not answer. nats-py's `unsubscribe`
-    drops messages that arrive later, and its `drain` waits with a flush (see `_subscribe`). So the
-    unsubscription is sent to the server only. A message to an inbox of this client then returns
-    after all messages of the subscription. Messages that the server gets later from other servers
-    of the cluster are lost.
+    nats-py's `unsubscribe` drops messages that arrive later, and its `drain` waits with a flush
+    (see `_subscribe`). Therefore only the server is told to unsubscribe. A message that is then
+    sent to an inbox of this client arrives after all messages of the subscription. Messages that
+    the server gets later from other servers of the cluster are lost.
     """
     if not client.is_connected:
         return
@@ -254,14 +247,14 @@ async def _unsubscribe(subscription: Any) -> None:
 
 
 def stored_at(ack_subject: str) -> datetime:
-    """The time at which the message was stored, by the server's clock (NATS ADR-15)."""
+    """Return the time at which the message was stored, by the server's clock (NATS ADR-15)."""
     fields = ack_subject.split(".")
     nanoseconds = int(fields[7 if len(fields) == _SHORT_ACK_FIELDS else 9])
     return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
 
 def status_of(raw: Msg | Message | None) -> str | None:
-    """The status code of a message without content; None for an ordinary message."""
+    """Return the status code of a message without content; None for an ordinary message."""
     return (raw.headers or {}).get("Status") if raw is not None and not raw.data else None
 
 

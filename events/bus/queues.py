@@ -1,6 +1,4 @@
-"""The job queue and the callback queue on JetStream. Each entry is a message of a work-queue
-stream.
-"""
+"""The job queue and the callback queue: each entry is a message in a work queue of JetStream."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ _STORE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class JetStreamEntry:
-    """A message of a work queue. The token is the subject to which its acknowledgement is sent."""
+    """A message of a work queue. Its token is the subject of its acknowledgement."""
 
     job_id: str
     token: str
@@ -78,10 +76,9 @@ class JetStreamEntries:
 
 @asynccontextmanager
 async def _entries_of(bus: Bus, spec: ConsumerSpec) -> AsyncGenerator[JetStreamEntries]:
-    """Take the entries of an existing consumer.
+    """Pull the entries of an existing consumer within the context.
 
-    At the end of the context, entries that have arrived but were not passed on are returned to the
-    queue.
+    At its end, entries that have arrived and that `next` did not return go back to the queue.
     """
     async with bus.puller(spec.stream, spec.name) as puller:
         try:
@@ -98,8 +95,7 @@ async def _store_first(bus: Bus, subject: str, text: str) -> None:
 
 
 _MOST_JOBS = 250
-"""The largest number of jobs in one look-up. A look-up returns at most 1024 subjects, and each job
-has a few subjects."""
+"""The largest number of jobs in one look-up, which returns at most 1024 subjects."""
 _PAGE = 500
 _DEPTH_PERIOD_S = 1.0
 _DEPTH_TIMEOUT_S = 1.0
@@ -111,9 +107,7 @@ class JetStreamJobQueue:
     def __init__(
         self, bus: Bus, *, lease_s: float = LEASE_S, max_staleness_s: float = 10.0
     ) -> None:
-        """`max_staleness_s` is the largest age in seconds of the last known depth that is used
-        while NATS does not answer.
-        """
+        """`max_staleness_s` is the largest age of the last known depth that `depth` returns."""
         self._bus = bus
         self._lease_s = lease_s
         self._max_staleness_s = max_staleness_s
@@ -190,8 +184,7 @@ class JetStreamJobQueue:
 class JetStreamCallbackQueue:
     """See `events.queue.CallbackQueue`. A parked delivery is a scheduled message (NATS ADR-51).
 
-    The content of the message is the name of the line in which the delivery waits. Without a line
-    it is the id of the job.
+    The content of the message is the `line` of the delivery, or else the id of the job.
     """
 
     def __init__(self, bus: Bus) -> None:

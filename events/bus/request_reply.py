@@ -1,7 +1,4 @@
-"""Requests for the status of endpoints and for metrics. Other processes answer them over core NATS.
-
-Nothing is stored, and nothing is sent without a request.
-"""
+"""Requests for the status of endpoints and for metrics, which processes answer over core NATS."""
 
 from __future__ import annotations
 
@@ -36,8 +33,7 @@ async def answer_status(
 ) -> None:
     """Answer requests for the status of endpoints until cancelled.
 
-    `status` returns None if this process does not dispatch the endpoint. No answer is sent in this
-    case.
+    If this process does not dispatch the endpoint, `status` returns None, and no answer is sent.
     """
     await bus.wait_connected()
 
@@ -67,10 +63,7 @@ async def _answer_status(
 
 
 async def ask_metrics(bus: Bus, *, enough: int, timeout_s: float) -> list[bytes]:
-    """Return the encoded metrics of the processes.
-
-    The result has the first `enough` answers, or all answers that arrive in time.
-    """
+    """Return the encoded metrics of the processes that answer first, at most `enough`."""
     answers: list[bytes] = []
     with suppress(LogUnavailable, TimeoutError):
         async with asyncio.timeout(timeout_s), bus.asked(METRICS_SUBJECT, {}) as feed:

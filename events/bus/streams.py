@@ -49,9 +49,7 @@ class StreamSpec:
     subjects: tuple[str, ...]
     work_queue: bool = False
     is_log: bool = False
-    """Whether the stream is the log. The log has a limit in bytes and refuses messages beyond the
-    limit. Its stored messages are republished.
-    """
+    """Whether the stream is the log, which has a limit in bytes and is republished."""
     scheduled: bool = False
     last_only: bool = False
     """Whether the stream keeps only the last message of each subject."""
@@ -83,7 +81,7 @@ ROUTER_CONSUMER = ConsumerSpec(
 
 
 def queue_consumer(endpoint: str, number: int, *, lease_s: float) -> ConsumerSpec:
-    """The consumer of some lanes of an endpoint's queue.
+    """Return the consumer of some lanes of an endpoint's queue.
 
     The number of pending acks is not limited, because an entry stays pending while its job runs.
     """
@@ -92,9 +90,7 @@ def queue_consumer(endpoint: str, number: int, *, lease_s: float) -> ConsumerSpe
 
 
 def endpoint_of_consumer(name: str) -> str | None:
-    """The endpoint of a consumer of the queue. None if the name does not have the form of
-    `queue_consumer`, for example if an operator made the consumer.
-    """
+    """Return the endpoint in a name of `queue_consumer`, or None for any other name."""
     endpoint, _, number = name.rpartition("-")
     return endpoint if endpoint and number.isdecimal() else None
 
@@ -120,7 +116,7 @@ def queue_subject(endpoint: str, lane: int, job_id: str) -> str:
 
 
 def endpoint_subjects(endpoint: str) -> str:
-    """The pattern of the subjects of all entries of an endpoint."""
+    """Return the pattern of the subjects of all entries of an endpoint."""
     return f"queue.{endpoint}.*.*"
 
 
@@ -133,7 +129,7 @@ def scheduled_subject(job_id: str) -> str:
 
 
 def any_callback_subject(job_id: str) -> str:
-    """The pattern that matches the due entry and the parked entry of the job."""
+    """Return the pattern of the due entry and the parked entry of the job."""
     return f"callbacks.*.{job_id}"
 
 
@@ -146,12 +142,10 @@ def status_subject(endpoint: str) -> str:
 
 
 def endpoint_in(subject: str) -> str:
-    """The endpoint in the subject of a status request."""
     return subject.rpartition(".")[2]
 
 
 def job_id_in(subject: str) -> str:
-    """The job id, which is the last token of a subject."""
     return subject.rpartition(".")[2]
 
 
@@ -185,12 +179,10 @@ class StreamSetup:
         return ready
 
     async def _prepare_stream(self, js: JetStreamContext, spec: StreamSpec) -> None:
-        """Create the stream. An existing stream is updated, unless this process has already updated
-        it.
+        """Create the stream, or update an existing stream once in the life of this process.
 
-        A process updates a stream only once, because a second update after a reconnect could undo
-        the settings of a newer version. The size limit of an existing log is the operator's choice
-        and is never changed.
+        A second update, after a reconnect, could undo the settings of a newer version. The size
+        limit of an existing log is the operator's choice and is never changed.
         """
         config = self._stream_config(spec)
         try:
@@ -204,7 +196,7 @@ class StreamSetup:
         self._updated.add(spec.name)
 
     def differing(self, spec: StreamSpec, there: Mapping[str, Any]) -> tuple[str, ...]:
-        """The sorted names of the settings in which a stream differs from its specification.
+        """Return the sorted names of the settings in which a stream differs from its specification.
 
         `there` is the configuration of the stream from the server. The server leaves out settings
         without a value. `max_bytes` is not compared.
@@ -222,8 +214,7 @@ class StreamSetup:
             name=spec.name,
             subjects=list(spec.subjects),
             retention=retention.WORK_QUEUE if spec.work_queue else retention.LIMITS,
-            # Only the log has a limit in bytes and refuses messages beyond the limit. Scheduling
-            # needs discard=old.
+            # The log refuses messages beyond its limit. Scheduling needs discard=old.
             discard=policy.NEW if spec.is_log else policy.OLD,
             max_bytes=self._log_max_bytes if spec.is_log else -1,
             max_msgs_per_subject=1 if spec.last_only else -1,

@@ -1,8 +1,4 @@
-"""The database: its connections and transactions.
-
-The database is SQLite (`sqlite+aiosqlite`) or Postgres (`postgresql+asyncpg`), used with SQLAlchemy
-Core.
-"""
+"""The database: connections and transactions, on SQLite or Postgres, by SQLAlchemy Core."""
 
 from __future__ import annotations
 
@@ -35,13 +31,11 @@ from events.retry import keep_trying, pause
 from events.store.tables import DATA_FORMAT, METADATA, OFFSETS, PROJECTION_OFFSET
 
 _THREADS = 2
-"""The number of threads. While one thread waits for the disk, the other thread can read cached
-pages.
-"""
+"""One thread can read cached pages while the other thread waits for the disk."""
 
 
 class PointReads:
-    """Reads of single values from SQLite, on one connection per thread."""
+    """Reads single values from SQLite, on one connection per thread."""
 
     def __init__(self, path: str, *, busy_timeout_s: float) -> None:
         self._path = path
@@ -52,8 +46,7 @@ class PointReads:
         self._is_closed = False
 
     async def value(self, query: str, key: str) -> Any | None:
-        """Return the first column of the row that the query finds with the parameter `key`, or
-        None.
+        """Return the first value that the query finds with the parameter `key`, or None.
 
         Raises sqlite3.Error, and TimeoutError if the read takes longer than the busy time-out, for
         example because both threads wait for the disk.
@@ -118,11 +111,7 @@ ENDPOINTS_LOCK = 0x6461726C
 
 @contextmanager
 def _reached() -> Generator[None]:
-    """Convert the errors of the drivers.
-
-    Raises RowRefused if the database refused a value, and DatabaseUnavailable after any other
-    error.
-    """
+    """Convert errors of drivers to RowRefused for a refused value, or else DatabaseUnavailable."""
     try:
         yield
     except (DBAPIError, PoolExhausted, OSError, sqlite3.Error) as error:
@@ -132,7 +121,7 @@ def _reached() -> Generator[None]:
 
 
 def _is_about_a_row(error: Exception) -> bool:
-    """Whether the database refused a value of a row.
+    """Return whether the database refused a value of a row.
 
     SQLAlchemy has no DataError for asyncpg; class 22 of the SQL states is "data exception".
     """
@@ -143,8 +132,8 @@ def _is_about_a_row(error: Exception) -> bool:
 class Database:
     """Connections to one database. Each connection is opened at its first use.
 
-    Every method raises DatabaseUnavailable if the database cannot be reached, is locked or full, or
-    is not prepared yet.
+    Methods that use a connection raise DatabaseUnavailable if the database cannot be reached, is
+    locked or full, or is not prepared yet.
     """
 
     def __init__(self, url: str, *, connections: int = 10, busy_timeout_s: float = 10.0) -> None:
@@ -154,9 +143,9 @@ class Database:
         another writer, or for the server.
         """
         self._busy_timeout_s = busy_timeout_s
-        place = sa.make_url(url)
-        self._is_sqlite = place.get_backend_name() == "sqlite"
-        # With isolation_level None, the driver opens no transactions. `write` opens them.
+        parsed = sa.make_url(url)
+        self._is_sqlite = parsed.get_backend_name() == "sqlite"
+        # With isolation_level None, the driver opens no transactions, because `write` opens them.
         driver = (
             {"isolation_level": None} if self._is_sqlite else {"command_timeout": busy_timeout_s}
         )
@@ -174,14 +163,11 @@ class Database:
         if self._is_sqlite:
             sa.event.listen(self._engine.sync_engine, "connect", _make_durable)
         self._point_reads: PointReads | None = None
-        if self._is_sqlite and place.database is not None:
-            self._point_reads = PointReads(place.database, busy_timeout_s=busy_timeout_s)
+        if self._is_sqlite and parsed.database is not None:
+            self._point_reads = PointReads(parsed.database, busy_timeout_s=busy_timeout_s)
 
     async def prepare(self) -> None:
-        """Create missing tables. Several processes may call this at the same time.
-
-        Raises OlderData.
-        """
+        """Create missing tables, also if other processes do so. Raises OlderData."""
         if self._is_sqlite:
             await self._write_ahead()
         async with self.write(lock=_PREPARE_LOCK) as connection:
@@ -200,10 +186,7 @@ class Database:
                 await _require_current(connection)
 
     async def _write_ahead(self) -> None:
-        """Set SQLite's journal mode to write-ahead. Repeat this while the file is in use.
-
-        A change of the mode locks the file, and fails at once if the file is in use.
-        """
+        """Set SQLite's journal mode to write-ahead, repeatedly while the file is in use."""
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             try:
@@ -217,9 +200,7 @@ class Database:
             await pause(0.05)
 
     async def prepare_with_retries(self) -> None:
-        """Call `prepare` until the database answers, because a role may start before its
-        database.
-        """
+        """Call `prepare` until the database answers. A role may start before its database."""
         await keep_trying(
             self.prepare,
             on=DatabaseUnavailable,
@@ -241,11 +222,11 @@ class Database:
     def point_read(
         self, column: sa.ColumnElement[Any], *, by: sa.Column[str]
     ) -> Callable[[str], Awaitable[Any | None]]:
-        """Make a function that takes a key and returns one column of the row with this key.
+        """Return a function that reads one column of the row with a key. It returns None without a
+        row.
 
-        The function returns None if there is no row. It returns the value as it is stored, so the
-        type of the column must need no conversion. Use it for reads during requests, because on
-        SQLite it costs a tenth of `fetch`.
+        The value is returned as it is stored, so the type of the column must need no conversion.
+        Use this for reads during requests, because on SQLite it costs a tenth of `fetch`.
         """
         query = sa.select(column).where(by == sa.bindparam("key"))
         text = str(query.compile(dialect=sqlite.dialect()))
@@ -276,16 +257,15 @@ class Database:
         with _reached():
             async with self._engine.begin() as connection:
                 if self._is_sqlite:
-                    # On SQLite, a transaction that reads before it writes cannot wait for another
-                    # writer, and fails with "database is locked". With BEGIN IMMEDIATE the
-                    # transaction waits at its start.
+                    # On SQLite, a transaction that reads before it writes does not wait for another
+                    # writer, but fails with "database is locked". BEGIN IMMEDIATE waits.
                     await connection.exec_driver_sql("BEGIN IMMEDIATE")
                 elif lock is not None:
                     await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock})")
                 yield connection
 
     def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-        """An INSERT that supports ON CONFLICT. Both databases have the same syntax for it."""
+        """Return an INSERT that supports ON CONFLICT, in the syntax of both databases."""
         return sqlite.insert(table) if self._is_sqlite else postgresql.insert(table)
 
     def upsert(
@@ -295,7 +275,7 @@ class Database:
         newer_by: sa.Column[Any] | None = None,
         keep: Collection[sa.Column[Any]] = (),
     ) -> sqlite.Insert | postgresql.Insert:
-        """An INSERT that replaces the row with the same primary key.
+        """Return an INSERT that replaces the row with the same primary key.
 
         The columns in `keep` are not changed. With `newer_by`, a row is replaced only if its value
         in this column is lower than the new value.
@@ -308,20 +288,18 @@ class Database:
         return statement.on_conflict_do_update(index_elements=keys, set_=rest, where=newer)
 
     async def time_s(self) -> float:
-        """The current Unix time by the database's clock."""
+        """Return the current Unix time by the database's clock."""
         return float((await self.fetch(sa.select(self.clock_s)))[0][0])
 
     @property
     def clock_s(self) -> sa.ColumnElement[float]:
-        """The current Unix time by the clock of the database.
-
-        All processes use this clock, because their own clocks may differ.
+        """The current Unix time by the clock of the database, because clocks of processes may
+        differ.
         """
         return _CLOCKS_S[self._engine.dialect.name]
 
 
 async def _require_current(connection: AsyncConnection) -> None:
-    """Raise OlderData if a version before 0.2.0 wrote the database."""
 
     def has_tables(connection: sa.Connection) -> bool:
         return sa.inspect(connection).has_table(OFFSETS.name)
@@ -340,7 +318,7 @@ def _require_storable(
     _context: object,
     executemany: bool,
 ) -> None:
-    """Check each text before it is sent to either database. Raises TextNotStorable.
+    """Raise TextNotStorable for a text that one of the databases cannot store.
 
     Postgres cannot store NUL, and UTF-8 cannot encode half of a surrogate pair.
     """
@@ -373,8 +351,8 @@ def _make_durable(connection: Any, _record: object) -> None:
     """Set SQLite to sync at each commit.
 
     In WAL mode with synchronous=NORMAL, a power failure may lose the last commits. The log can
-    restore jobs, but not the revocation of a key. Events are written in batches, so FULL costs few
-    syncs.
+    restore jobs, but not the revocation of a key. Events are written in batches, so FULL costs
+    little.
     """
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=FULL")

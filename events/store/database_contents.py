@@ -31,7 +31,7 @@ class JobRow:
         return int(self.columns["version"])
 
     def differences(self, job: Job, events: Sequence[Event]) -> list[str]:
-        """The names of the columns that differ from the expected row of `job`.
+        """Return the names of the columns that differ from the row that `events` and `job` require.
 
         `job` is folded from `events`.
         """
@@ -56,7 +56,6 @@ class JobRow:
 
 
 def _read(state: str) -> Job | None:
-    """Return the job in a state, or None if the text is not the state of a job."""
     try:
         return from_state(state)
     except (ValueError, KeyError, TypeError):
@@ -79,7 +78,7 @@ class DatabaseContents:
         self._database = database
 
     async def jobs(self, ids: Collection[str]) -> dict[str, JobRow]:
-        """The rows of the jobs, by id. Jobs without a row are left out.
+        """Return the rows of the jobs, by id. Jobs without a row are left out.
 
         Raises DatabaseUnavailable.
         """
@@ -91,15 +90,15 @@ class DatabaseContents:
         return {row.id: JobRow(dict(row._mapping), images.get(row.id, [])) for row in rows}
 
     async def job_ids(self) -> AsyncGenerator[list[str]]:
-        """The ids of all rows, in pages, oldest first. Raises DatabaseUnavailable."""
-        place = (JOBS.c.created_at, JOBS.c.id)
-        page = query = sa.select(*place).order_by(*place).limit(_PAGE)
+        """Yield the ids of all jobs, in pages, oldest first. Raises DatabaseUnavailable."""
+        order = (JOBS.c.created_at, JOBS.c.id)
+        page = query = sa.select(*order).order_by(*order).limit(_PAGE)
         while rows := await self._database.fetch(page):
             yield [row.id for row in rows]
-            page = query.where(sa.tuple_(*place) > sa.tuple_(*rows[-1]))
+            page = query.where(sa.tuple_(*order) > sa.tuple_(*rows[-1]))
 
     async def histories(self, job_ids: Collection[str]) -> dict[str, str]:
-        """The keys of the history objects of these jobs, by job id.
+        """Return the keys of the history objects of these jobs, by job id.
 
         Raises DatabaseUnavailable.
         """
@@ -108,7 +107,7 @@ class DatabaseContents:
         return {row.id: row.history for row in rows}
 
     async def upload_keys(self) -> AsyncGenerator[list[str]]:
-        """The storage keys of all uploads, in pages. Raises DatabaseUnavailable."""
+        """Yield the storage keys of all uploads, in pages. Raises DatabaseUnavailable."""
         query = sa.select(UPLOADS.c.id, UPLOADS.c.storage_key).order_by(UPLOADS.c.id).limit(_PAGE)
         last = ""
         while rows := await self._database.fetch(query.where(UPLOADS.c.id > last)):
@@ -116,7 +115,7 @@ class DatabaseContents:
             yield [row.storage_key for row in rows]
 
     async def uploads_of(self, keys: Collection[str]) -> dict[str, StoredUpload]:
-        """The uploads with these storage keys, by key. Unknown keys are left out.
+        """Return the uploads with these storage keys, by key. Unknown keys are left out.
 
         Raises DatabaseUnavailable.
         """

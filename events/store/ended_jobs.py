@@ -1,5 +1,4 @@
-"""The rows of ended jobs, with the place of their events and the time from which the jobs are
-settled.
+"""The rows of ended jobs: where their events are, and whether the jobs are settled.
 
 | `hot_since` | `history` | where the events of the ended job are                        |
 |-------------|-----------|--------------------------------------------------------------|
@@ -9,8 +8,8 @@ settled.
 | NULL        | a key     | All events are in the object.                                |
 
 A job is settled when it has ended and its delivery, if any, has ended, too. The column `settled_at`
-has the time. For a job without a delivery, the projection sets the time. For a job with a delivery,
-`actors.callbacks.reaper` sets the time when it finds that the delivery has ended.
+has the time. The projection sets it for a job without a delivery, and `actors.callbacks.reaper` for
+a job whose delivery has ended.
 """
 
 from __future__ import annotations
@@ -30,20 +29,16 @@ from events.store.tables import JOBS, LOST_CALLBACKS_OFFSET, OFFSETS
 
 @dataclass(frozen=True, slots=True)
 class EndedJob:
-    """The row of an ended job. Every change of the job changes at least one of these values, so
-    `EndedJobs` can detect a change.
-    """
+    """The row of an ended job. Each change of the job changes one of these values."""
 
     id: str
     version: int
     position: int
     ended_at: datetime
     hot_since: datetime | None
-    """The start of the hot time of the events in the log. None if the log has no events of the
-    job.
-    """
+    """The start of the hot time; None if the log has no events of the job."""
     history: str | None
-    """The key of the history object; None if the job has no history object."""
+    """The key of the history object, if any."""
     log_bytes: int
 
 
@@ -67,7 +62,7 @@ class EndedJobs:
         self._database = database
 
     async def cool(self, since: datetime, *, limit: int) -> list[EndedJob]:
-        """The jobs whose hot time began at or before `since`, oldest first."""
+        """Return the jobs whose hot time began at or before `since`, oldest first."""
         is_cool = JOBS.c.hot_since <= since
         query = sa.select(*_COLUMNS).where(is_cool).order_by(JOBS.c.hot_since, JOBS.c.id)
         return [EndedJob(*row) for row in await self._database.fetch(query.limit(limit))]
@@ -75,9 +70,9 @@ class EndedJobs:
     async def old(
         self, ended: datetime, *, after: EndedJob | None = None, limit: int
     ) -> list[EndedJob]:
-        """The jobs that ended before `ended`, oldest first.
+        """Return the jobs that ended before `ended`, oldest first.
 
-        `after` is the last job of the page before.
+        `after` is the last job of the previous page.
         """
         query = sa.select(*_COLUMNS).where(JOBS.c.ended_at < ended)
         if after is not None:
@@ -86,19 +81,19 @@ class EndedJobs:
         return [EndedJob(*row) for row in rows]
 
     async def of(self, job_ids: Collection[str]) -> dict[str, EndedJob]:
-        """The rows of these jobs, by id. Jobs that have not ended are left out."""
+        """Return the rows of these jobs, by id. Jobs that have not ended are left out."""
         query = sa.select(*_COLUMNS).where(JOBS.c.id.in_(job_ids), _HAS_ENDED)
         return {row.id: EndedJob(*row) for row in await self._database.fetch(query)}
 
     async def find_history(self, job_id: str) -> str | None:
-        """The key of the job's history object; None if the job has no history object."""
+        """Return the key of the job's history object, or None if there is no object."""
         rows = await self._database.fetch(sa.select(JOBS.c.history).where(JOBS.c.id == job_id))
         return rows[0].history if rows else None
 
     async def with_history(self, owner: str, *, after: int, limit: int) -> list[tuple[str, str]]:
-        """The ids and endpoints of an owner's jobs that have a history object, in log order.
+        """Return the ids and endpoints of an owner's jobs that have a history object, in log order.
 
-        Only jobs whose last event is after the offset `after` are returned.
+        Jobs whose last event is not after the offset `after` are left out.
         """
         mine = (JOBS.c.owner == owner, JOBS.c.position > after, JOBS.c.history.is_not(None))
         query = sa.select(JOBS.c.id, JOBS.c.endpoint).where(*mine)
@@ -106,8 +101,7 @@ class EndedJobs:
         return [(row.id, row.endpoint) for row in rows]
 
     async def rows(self, job_ids: Collection[str]) -> dict[str, tuple[str | None, bool]]:
-        """For each job, the key of the history object, and whether the log may have events of the
-        job.
+        """Return, by job, the key of the history object, and whether the log may have events.
 
         Jobs without a row are left out. Jobs that have not ended are included.
         """
@@ -117,8 +111,8 @@ class EndedJobs:
         return {row.id: (row.history, not row.is_cold) for row in rows}
 
     async def heat(self, job_id: str, since: datetime) -> None:
-        """Restart the hot time of an ended job, because an event of the job or of its delivery will
-        be appended to the log.
+        """Restart the hot time of an ended job, before an event of it or of its delivery is
+        appended.
         """
         mine = sa.update(JOBS).where(JOBS.c.id == job_id, _HAS_ENDED)
         await self._database.execute(mine.values(hot_since=since, settled_at=None))
@@ -130,8 +124,7 @@ class EndedJobs:
             await self._database.execute(sa.update(JOBS).where(*mine).values(hot_since=since))
 
     async def name(self, histories: Mapping[EndedJob, str]) -> list[EndedJob]:
-        """Store the keys of history objects in the rows of their jobs. Return the jobs as their new
-        rows show them.
+        """Store the keys of history objects in the rows of their jobs. Return the new rows.
 
         A job whose row has changed since it was read is left out.
         """
@@ -147,7 +140,7 @@ class EndedJobs:
         """Record that the log has no events of these jobs any more. Skip jobs whose rows have
         changed.
 
-        The deliveries of these jobs have ended, so the jobs are settled, too.
+        The deliveries of these jobs have ended, so the jobs become settled.
         """
         async with self._database.write() as connection:
             ids = [job.id for job in await _unchanged(connection, jobs)]
@@ -157,18 +150,14 @@ class EndedJobs:
 
 
 async def _unchanged(connection: AsyncConnection, jobs: Collection[EndedJob]) -> list[EndedJob]:
-    """The jobs whose rows have not changed. The rows stay locked until the end of the
-    transaction.
-    """
+    """Return the jobs whose rows have not changed, and lock these rows for the transaction."""
     query = sa.select(*_COLUMNS).where(JOBS.c.id.in_([job.id for job in jobs])).order_by(JOBS.c.id)
     rows = {EndedJob(*row) for row in await connection.execute(query.with_for_update())}
     return [job for job in jobs if job in rows]
 
 
 def moved_bytes(jobs: sa.Table = JOBS) -> dict[str, sa.ColumnElement[int]]:
-    """The new sizes in the row of a job whose events have left the log. The size of the events is
-    added to the size of the files.
-    """
+    """Return the new sizes of a job whose events have left the log and now count as results."""
     return {"log_bytes": sa.literal(0), "result_bytes": jobs.c.result_bytes + jobs.c.log_bytes}
 
 
@@ -190,7 +179,7 @@ class UnsettledJobs:
         self._database = database
 
     async def page(self, *, after: int, limit: int) -> list[UnsettledJob]:
-        """The unsettled jobs whose last event is after the position `after`."""
+        """Return the unsettled jobs whose last event is after the position `after`."""
         # With the first two conditions, the database uses the partial index.
         query = (
             sa.select(JOBS.c.id, JOBS.c.position, JOBS.c.ended_at, JOBS.c.summary, JOBS.c.hot_since)
@@ -207,7 +196,7 @@ class UnsettledJobs:
         ]
 
     async def has(self, job_id: str) -> bool:
-        """Whether the job has a row in which it is not settled. The job need not have ended."""
+        """Return whether the job has a row and is not settled. It need not have ended."""
         mine = (JOBS.c.id == job_id, JOBS.c.settled_at.is_(None))
         return bool(await self._database.fetch(sa.select(JOBS.c.id).where(*mine)))
 
@@ -239,7 +228,7 @@ class UnsettledJobs:
         await self._database.execute(mine.values(settled_at=None))
 
     async def place(self) -> int:
-        """The position that `move_to` stored last, or 0."""
+        """Return the position that `move_to` stored last, or 0."""
         query = sa.select(OFFSETS.c.seq).where(OFFSETS.c.name == LOST_CALLBACKS_OFFSET)
         rows = await self._database.fetch(query)
         return int(rows[0].seq) if rows else 0
@@ -250,10 +239,6 @@ class UnsettledJobs:
 
 
 def _has_delivery(summary: str) -> bool:
-    """Whether a job has a delivery.
-
-    Only this part of the job is read, so that damage in another part of the job does not stop the
-    reaper.
-    """
+    """Return whether a job has a delivery, even if another part of the job is damaged."""
     submitted: dict[str, Any] = json.loads(summary)["job"]["submitted"]
     return submitted.get("callback_url") is not None or bool(submitted.get("image_puts"))

@@ -15,10 +15,9 @@ from events.store.tables import ENDPOINTS, NOTED_ENDPOINTS
 _MEMBERS = tuple(member.name for member in fields(Endpoint))
 
 Check: TypeAlias = Callable[[Collection[Endpoint]], None]
-"""A function that is called with all endpoints before a write. It raises an error to refuse the
-write.
+"""A function that is called with all endpoints before a write, and may refuse it by an error.
 
-Checked writes do not overlap, so each check gets the result of all earlier writes.
+Checked writes do not overlap, so each check sees all earlier writes.
 """
 
 
@@ -29,7 +28,7 @@ class Endpoints:
         self._database = database
 
     async def all(self) -> list[Endpoint]:
-        """All endpoints, sorted by id."""
+        """Return all endpoints, sorted by id."""
         return [stored.endpoint for stored in await self.stored()]
 
     async def get(self, id: str) -> Endpoint | None:
@@ -37,7 +36,7 @@ class Endpoints:
         return None if stored is None else stored.endpoint
 
     async def stored(self, *, owner: str | None = None) -> list[StoredEndpoint]:
-        """The rows of one owner's endpoints, or of all endpoints, sorted by id."""
+        """Return the rows of one owner's endpoints, or of all endpoints, sorted by id."""
         query = sa.select(ENDPOINTS).order_by(ENDPOINTS.c.id)
         if owner is not None:
             query = query.where(ENDPOINTS.c.owner == owner)
@@ -53,10 +52,7 @@ class Endpoints:
         await self._database.execute(self._database.upsert(ENDPOINTS).values(row))
 
     async def add_missing(self, endpoint: Endpoint) -> None:
-        """Add the endpoint unless an endpoint with the same id exists.
-
-        Several processes may call this at the same time.
-        """
+        """Add the endpoint unless its id exists. Several processes may do so at the same time."""
         await self.add(StoredEndpoint(endpoint=endpoint))
 
     async def add(self, stored: StoredEndpoint, *, check: Check | None = None) -> bool:
@@ -72,7 +68,7 @@ class Endpoints:
     ) -> StoredEndpoint | None:
         """Replace the row if its revision is still `stored.revision`.
 
-        Returns the row with its next revision, or None if the revision has changed or the row was
+        Return the row with its next revision, or None if the revision has changed or the row was
         removed. Raises the errors of `check`.
         """
         changed = replace(stored, revision=stored.revision + 1)
@@ -80,15 +76,11 @@ class Endpoints:
         return changed if await self._write(update, check) else None
 
     async def remove(self, stored: StoredEndpoint) -> bool:
-        """Remove the row. Return False if its revision has changed or the row was removed
-        before.
-        """
+        """Remove the row. Return False if it has changed or was removed since it was read."""
         return await self._database.execute(sa.delete(ENDPOINTS).where(_at(stored))) > 0
 
     async def settle(self, default: Endpoint) -> None:
-        """Add the default endpoint, or update its row from the settings. Members that were set
-        explicitly are kept.
-        """
+        """Add the default endpoint, or update those members that were not set explicitly."""
         while (stored := await self.stored_one(default.id)) is not None:
             given = {name: getattr(stored.endpoint, name) for name in stored.given}
             settled = replace(default, **given)
@@ -114,12 +106,11 @@ class Endpoints:
             await self._database.execute(insert.on_conflict_do_nothing())
 
     async def noted(self) -> set[str]:
-        """The ids of all endpoints that `note` has recorded in this database."""
+        """Return the ids of all endpoints that `note` has recorded in this database."""
         return {row.id for row in await self._database.fetch(sa.select(NOTED_ENDPOINTS))}
 
 
 def _at(stored: StoredEndpoint) -> sa.ColumnElement[bool]:
-    """The condition that matches the row if its revision has not changed."""
     return (ENDPOINTS.c.id == stored.endpoint.id) & (ENDPOINTS.c.revision == stored.revision)
 
 

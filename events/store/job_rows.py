@@ -1,8 +1,8 @@
 """The rows of jobs: their conversion, the offset of the projection, stops, and batches of events.
 
-A *stop* marks the first event of a job that could not be projected. Later events of that job are
-skipped until a process refolds it. An event cannot be projected if this version cannot read it, if
-no row can store its result, or if the event before it is missing. Other jobs are not affected.
+A *stop* marks the first event of a job that could not be projected, because this version cannot
+read it, no row can store its result, or the event before it is missing. Later events of that job
+are skipped until a process folds the whole job again. Other jobs are not affected.
 
 The offset of the projection changes in the same transaction as the rows.
 """
@@ -53,9 +53,9 @@ def job_row(job: Job) -> dict[str, Any]:
 
 
 def image_rows(events: Iterable[Event], jobs: Mapping[str, Job]) -> list[dict[str, Any]]:
-    """The rows of the images in these events, without images that their jobs ignore.
+    """Return the rows of the images in these events, without images that their jobs ignore.
 
-    The result may have rows that the table has already, because the insert ignores such rows.
+    The table may already have some of these rows; the insert ignores them.
     """
     return [
         {
@@ -102,11 +102,10 @@ def from_state(state: str) -> Job:
 
 
 def listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:
-    """Select the jobs with the `wanted` column values that are not erased, newest first. A value of
-    None matches any value.
+    """Select the jobs with these values of columns, except erased jobs, newest first.
 
-    The jobs are read without their requests, because all requests of a page together may have 100
-    MB.
+    The value None matches every row. Summaries are selected, because the requests of a page
+    together may have 100 MB.
     """
     query = sa.select(JOBS.c.summary).where(
         JOBS.c.status != ERASED,
@@ -116,9 +115,7 @@ def listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:
 
 
 def is_behind(job_id: str, *, of_owner: str | None = None) -> sa.ColumnElement[bool]:
-    """Whether a row comes after this job in a listing. False for every row if `of_owner` does not
-    own the job.
-    """
+    """Match rows after this job in a listing; no row if `of_owner` does not own the job."""
     seen = JOBS.alias("seen")
     last = sa.select(seen.c.created_at, seen.c.id).where(seen.c.id == job_id)
     if of_owner is not None:
@@ -126,17 +123,17 @@ def is_behind(job_id: str, *, of_owner: str | None = None) -> sa.ColumnElement[b
     return sa.tuple_(JOBS.c.created_at, JOBS.c.id) < last.scalar_subquery()
 
 
-_MINE = OFFSETS.c.name == PROJECTION_OFFSET
+_IS_PROJECTION = OFFSETS.c.name == PROJECTION_OFFSET
 
 
 def offset_column() -> sa.ColumnElement[int]:
-    """The offset as a column of a query for other rows."""
+    """Return the offset as a column of a query for other rows."""
     mine = OFFSETS.alias()
     return sa.select(mine.c.seq).where(mine.c.name == PROJECTION_OFFSET).scalar_subquery()
 
 
 async def read_stored_offset(database: Database) -> int:
-    [row] = await database.fetch(sa.select(OFFSETS.c.seq).where(_MINE))
+    [row] = await database.fetch(sa.select(OFFSETS.c.seq).where(_IS_PROJECTION))
     return int(row.seq)
 
 
@@ -146,7 +143,7 @@ async def move_stored_offset(connection: AsyncConnection, expected: int, positio
     The row of the offset is locked until the end of the transaction. Another process waits for the
     lock, and then finds the new offset.
     """
-    moving = sa.update(OFFSETS).where(_MINE, OFFSETS.c.seq == expected)
+    moving = sa.update(OFFSETS).where(_IS_PROJECTION, OFFSETS.c.seq == expected)
     return (await connection.execute(moving.values(seq=position))).rowcount > 0
 
 
@@ -157,18 +154,16 @@ async def replace_stored_offset(connection: AsyncConnection, *, offset: int, log
     until the end of the transaction.
     """
     await lock_stored_offset(connection)
-    seq = (await connection.execute(sa.select(OFFSETS.c.seq).where(_MINE))).scalar_one()
+    seq = (await connection.execute(sa.select(OFFSETS.c.seq).where(_IS_PROJECTION))).scalar_one()
     if offset < seq <= log_end:
         return False
-    await connection.execute(sa.update(OFFSETS).where(_MINE).values(seq=offset))
+    await connection.execute(sa.update(OFFSETS).where(_IS_PROJECTION).values(seq=offset))
     return True
 
 
 async def lock_stored_offset(connection: AsyncConnection) -> None:
-    """Lock the offset, so that no other transaction applies events until the end of this
-    transaction.
-    """
-    held = sa.update(OFFSETS).where(_MINE).values(seq=OFFSETS.c.seq)
+    """Lock the offset, so that no other transaction applies events before this one ends."""
+    held = sa.update(OFFSETS).where(_IS_PROJECTION).values(seq=OFFSETS.c.seq)
     await connection.execute(held)
 
 
@@ -197,14 +192,14 @@ class BlockedJobs:
         return int(row.jobs)
 
     async def stops(self, *, after: int = 0, limit: int) -> list[Stop]:
-        """The stops after the log position `after`, in log order."""
+        """Return the stops after the log position `after`, in log order."""
         behind = sa.select(BLOCKED_JOBS).where(BLOCKED_JOBS.c.position > after)
         rows = await self._database.fetch(behind.order_by(BLOCKED_JOBS.c.position).limit(limit))
         return [Stop(**row._mapping) for row in rows]
 
 
 async def read_stops(connection: AsyncConnection, ids: Collection[str]) -> dict[str, Stop]:
-    """The stops of these jobs, by job id."""
+    """Return the stops of these jobs, by job id."""
     query = sa.select(BLOCKED_JOBS).where(BLOCKED_JOBS.c.job_id.in_(ids))
     stops = [Stop(**row._mapping) for row in await connection.execute(query)]
     return {stop.job_id: stop for stop in stops}
@@ -260,8 +255,7 @@ class Batch:
     def add(self, event: Event) -> None:
         job, stop = self._jobs.get(event.job_id), self._stops.get(event.job_id)
         if isinstance(event.data, Erased):
-            # An erasure does not depend on earlier events, so an unreadable event before it does no
-            # harm.
+            # An erasure does not depend on earlier events, so it ends a stop.
             self._stops.pop(event.job_id, None)
         elif stop is not None:
             self._stops[event.job_id] = replace(stop, seen=max(stop.seen, event.position))
@@ -301,7 +295,7 @@ def stop_at(event: Event, why: str, *, now: datetime) -> Stop:
 
 
 def _why_left_out(event: Event, job: Job | None) -> str | None:
-    """The reason why an event is skipped; None if the event is folded."""
+    """Return the reason why an event is skipped, or None if the event is folded."""
     if job is not None and (job.erased or event.position <= job.position):
         return None
     match event.data:

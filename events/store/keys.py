@@ -33,19 +33,19 @@ class ApiKeys:
     async def all(
         self, *, owner: str | None = None, limit: int | None = None, after: str | None = None
     ) -> list[ApiKey]:
-        """The keys, oldest first. `after` is the id of the last key of the page before."""
+        """Return the keys, oldest first. `after` is the id of the last key of the previous page."""
         query = sa.select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.id).limit(limit)
         if owner is not None:
             query = query.where(API_KEYS.c.owner == owner)
         if after is not None:
             seen = API_KEYS.alias("seen")
             last = sa.select(seen.c.created_at, seen.c.id).where(seen.c.id == after)
-            place = sa.tuple_(API_KEYS.c.created_at, API_KEYS.c.id)
-            query = query.where(place > last.scalar_subquery())
+            order = sa.tuple_(API_KEYS.c.created_at, API_KEYS.c.id)
+            query = query.where(order > last.scalar_subquery())
         return [_api_key(row) for row in await self._database.fetch(query)]
 
     async def live_ids(self, owner: str, *, now: datetime, most: int) -> list[str]:
-        """The ids of the owner's keys that are neither revoked nor expired, newest first."""
+        """Return the ids of the owner's keys that are neither revoked nor expired, newest first."""
         stays = API_KEYS.c.expires_at.is_(None) | (API_KEYS.c.expires_at > now)
         query = sa.select(API_KEYS.c.id).where(
             API_KEYS.c.owner == owner, API_KEYS.c.revoked_at.is_(None), stays
@@ -76,10 +76,7 @@ class ApiKeys:
         return True
 
     async def revoke(self, key_id: str, at: datetime) -> bool:
-        """Revoke a key. Return False if the key does not exist or is already revoked.
-
-        The time of the first revocation is kept.
-        """
+        """Revoke a key. Return False if the key does not exist or is already revoked."""
         live = (API_KEYS.c.id == key_id) & API_KEYS.c.revoked_at.is_(None)
         revoke = sa.update(API_KEYS).where(live).values(revoked_at=at)
         return await self._database.execute(revoke) > 0
@@ -125,7 +122,7 @@ class KeyOptions:
         self._options = database.point_read(KEY_OPTIONS.c.options, by=KEY_OPTIONS.c.key_id)
 
     async def of(self, key_id: str) -> dict[str, Any]:
-        """The options of the key. The result is empty if no options were set."""
+        """Return the options of the key; empty if no options were set."""
         text = await self._options(key_id)
         options: dict[str, Any] = {} if text is None else json.loads(text)
         return options

@@ -28,7 +28,7 @@ class Leases:
         self._database = database
 
     async def acquire(self, name: str, holder: str, *, ttl_s: float) -> bool:
-        """Take or renew a lease for `ttl_s` seconds. Return False while another holder has it."""
+        """Acquire or renew a lease for `ttl_s` seconds. Return False if another holder has it."""
         now_s = self._database.clock_s
         row = {"name": name, "holder": holder, "expires_at_s": now_s + ttl_s}
         taken = await self._database.execute(
@@ -49,7 +49,7 @@ class Leases:
 
 
 def lease_holder() -> str:
-    """A name for the holder of leases that is unique to this process."""
+    """Return a new unique name for this process as the holder of leases."""
     return f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
 
 
@@ -60,8 +60,8 @@ GIVEN_UP = "given up"
 async def answered(question: Coroutine[Any, Any, T], *, within_s: float) -> T:
     """Return the result of a query. Raises DatabaseUnavailable after `within_s` seconds.
 
-    A database may hang for longer than the holder of a lease can wait. There is no wait for the
-    cancellation of the query, because the driver may need a long time for the cancellation, too.
+    A database may hang for longer than the holder of a lease can wait. The cancellation of the
+    query is not awaited, because the driver may also need a long time for it.
     """
     asking = asyncio.create_task(question)
     try:
@@ -74,11 +74,11 @@ async def answered(question: Coroutine[Any, Any, T], *, within_s: float) -> T:
         return asking.result()
     asking.cancel()
     asking.set_name(GIVEN_UP)
-    asking.add_done_callback(_look_at)
+    asking.add_done_callback(_ignore_error)
     raise DatabaseUnavailable("The database did not answer in time.")
 
 
-def _look_at(given_up: asyncio.Task[Any]) -> None:
+def _ignore_error(given_up: asyncio.Task[Any]) -> None:
     """Retrieve the exception of the task, so that asyncio does not log it."""
     if not given_up.cancelled():
         given_up.exception()

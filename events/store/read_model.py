@@ -56,7 +56,7 @@ class Usage:
         self._database = database
 
     async def open_jobs_by_caller(self) -> tuple[int, dict[tuple[str, str], int]]:
-        """The offset, and the number of open jobs by owner and key, from one snapshot."""
+        """Return the offset, and the number of open jobs by owner and key, from one snapshot."""
         running = JOBS.c.status == Status.RUNNING.value
         caller = (JOBS.c.owner, JOBS.c.key_id)
         query = (
@@ -69,13 +69,13 @@ class Usage:
         return int(rows[0].seq), {(row.owner, row.key_id): row.jobs for row in rows if row.jobs}
 
     async def open_jobs(self, owner: str) -> int:
-        """The number of open jobs of the owner."""
+        """Return the number of open jobs of the owner."""
         mine = (JOBS.c.owner == owner) & (JOBS.c.status == Status.RUNNING.value)
         [row] = await self._database.fetch(sa.select(sa.func.count().label("jobs")).where(mine))
         return int(row.jobs)
 
     async def kept_bytes(self, owner: str) -> tuple[int, KeptBytes]:
-        """The offset, and the sizes of the owner's jobs and uploads, from one snapshot."""
+        """Return the offset, and the sizes of the owner's jobs and uploads, from one snapshot."""
         query = sa.select(
             offset_column(),
             sa.func.coalesce(sa.func.sum(JOBS.c.log_bytes), 0),
@@ -102,11 +102,10 @@ class ReadModel:
     ) -> None:
         """After each commit of `apply`, `on_folded` is called with the events that were folded."""
         self.usage = Usage(database)
-        """Sums over the rows by key and owner."""
         self.blocked = BlockedJobs(database)
-        """The jobs that the projection has stopped."""
+        """The stops of blocked jobs."""
         self.unsettled = UnsettledJobs(database)
-        """The ended jobs whose delivery has not ended."""
+        """The ended jobs that are not settled."""
         self._database = database
         self._now = now
         self._on_folded = on_folded
@@ -120,14 +119,13 @@ class ReadModel:
         self._summary = database.point_read(JOBS.c.summary, by=JOBS.c.id)
 
     async def offset(self) -> int:
-        """The offset of the last folded event; 0 before the first event."""
+        """Return the offset of the last folded event; 0 before the first event."""
         return await read_stored_offset(self._database)
 
     async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
         """Fold `events`, which follow the offset `expected`, into the rows in one transaction.
 
-        Return False and change nothing if the offset is not `expected`, because another process has
-        folded events.
+        Return False and change nothing if another process has moved the offset.
         """
         if not events:
             return await self.offset() == expected
@@ -144,22 +142,21 @@ class ReadModel:
             await self._put_images(connection, batch.image_rows(events))
             await self._put_stops(connection, batch.stops)
             await end_stops(connection, batch.ended_stops)
-        _tell(batch.new_stops)
+        _log_stops(batch.new_stops)
         self._on_folded(batch.steps)
         return True
 
     async def stop_at(self, event: Event, why: str, *, expected: int) -> bool:
-        """Stop the job of an event that the database cannot store. Later events of the job are
-        skipped.
+        """Stop the job of an event that the database cannot store.
 
-        The return value and `expected` are the same as in `apply`.
+        `expected` and the returned value are those of `apply`.
         """
         stop = stop_at(event, why, now=self._now())
         async with self._database.write() as connection:
             if not await move_stored_offset(connection, expected, event.position):
                 return False
             await self._put_stops(connection, [stop])
-        _tell([stop])
+        _log_stops([stop])
         return True
 
     async def catch_up(self, job_id: str, history: Sequence[Event]) -> bool:
@@ -187,9 +184,9 @@ class ReadModel:
     async def _put(self, connection: AsyncConnection, jobs: list[Job]) -> None:
         """Write the rows of jobs. A row with a newer version is not replaced.
 
-        A newer row exists if a job was erased between the read and the write. The row of a job
-        keeps the key of its history object, although the log has events of the job again. The hot
-        time restarts at the write, because a submission cannot find the job before its row exists.
+        A newer row exists if a job was erased between the read and the write. The row keeps the key
+        of the history object, even if the log has events of the job again. The hot time begins at
+        the write, because a submission cannot find the job before its row exists.
         """
         if jobs:
             now = self._now()
@@ -218,15 +215,13 @@ class ReadModel:
         await put_stops(connection, stops, upsert=self._put_stop)
 
     async def due_erasures(self, now: datetime, *, limit: int) -> list[tuple[str, datetime]]:
-        """The erased jobs that are due for a clean-up, with the times of their erasure."""
+        """Return the erased jobs that are due for a clean-up, with the times of their erasure."""
         due = sa.select(ERASURES.c.job_id, ERASURES.c.erased_at).where(ERASURES.c.due_at <= now)
         rows = await self._database.fetch(due.order_by(ERASURES.c.due_at).limit(limit))
         return [(row.job_id, row.erased_at) for row in rows]
 
     async def settle_erasure(self, job_id: str, *, again_at: datetime | None) -> None:
-        """Set the time of the next clean-up of an erased job. If `again_at` is None, there is no
-        further clean-up.
-        """
+        """Set the time of the next clean-up of an erased job; None means no further clean-up."""
         mine = ERASURES.c.job_id == job_id
         settle: sa.UpdateBase = sa.delete(ERASURES).where(mine)
         if again_at is not None:
@@ -244,18 +239,18 @@ class ReadModel:
             await _delete(connection, (await connection.execute(query)).scalars().all())
 
     async def image_keys(self, job_ids: Collection[str]) -> set[str]:
-        """The storage keys of the images of these jobs."""
+        """Return the storage keys of the images of these jobs."""
         query = sa.select(IMAGES.c.storage_key).where(IMAGES.c.job_id.in_(job_ids))
         return {row.storage_key for row in await self._database.fetch(query)}
 
     async def open_job_ids(self) -> list[str]:
-        """The ids of the jobs of all owners that have not ended, oldest first."""
+        """Return the ids of the jobs of all owners that have not ended, oldest first."""
         query = sa.select(JOBS.c.id).where(JOBS.c.status == Status.RUNNING.value)
         oldest_first = query.order_by(JOBS.c.created_at, JOBS.c.id)
         return [row.id for row in await self._database.fetch(oldest_first)]
 
     async def job(self, job_id: str, *, with_request: bool = True) -> Job | None:
-        """The job, or None if it has no row.
+        """Return the job, or None if it has no row.
 
         Without `with_request`, the request and the graph are empty, because they may be large.
         """
@@ -263,7 +258,7 @@ class ReadModel:
         return None if state is None else from_state(state)
 
     async def jobs_of_ids(self, job_ids: Sequence[str]) -> list[Job]:
-        """The jobs with these ids, in this order, with their requests.
+        """Return the jobs with these ids, in this order, with their requests.
 
         Jobs without rows are left out.
         """
@@ -283,9 +278,9 @@ class ReadModel:
         offset: int = 0,
         is_ended: bool | None = None,
     ) -> list[Job]:
-        """The owner's jobs, newest first, without their requests.
+        """Return the owner's jobs, newest first, without their requests.
 
-        `before` is the id of the last job of the page before. The result is empty if `before` is
+        `before` is the id of the last job of the previous page. The result is empty if `before` is
         not a job of this owner.
         """
         wanted = {"owner": owner, "status": status, "flavour": flavour, "endpoint": endpoint}
@@ -308,10 +303,10 @@ class ReadModel:
         limit: int = 50,
         before: str | None = None,
     ) -> list[Job]:
-        """The jobs of all owners, newest first, without their requests.
+        """Return the jobs of all owners, newest first, without their requests.
 
         With `dead_letters`, the result has only dead letters of these kinds. `before` is the id of
-        the last job of the page before. The result is empty if this job does not exist.
+        the last job of the previous page. The result is empty if this job does not exist.
         """
         query = listing({"owner": owner, "status": status, "endpoint": endpoint})
         if dead_letters:
@@ -324,7 +319,7 @@ class ReadModel:
         return [from_state(row.summary) for row in rows]
 
 
-def _tell(stops: Iterable[Stop]) -> None:
+def _log_stops(stops: Iterable[Stop]) -> None:
     for stop in stops:
         fields = {"job_id": stop.job_id, "position": stop.position, "why": stop.why}
         logger.error("job stopped at", extra={"action": "project", **fields})

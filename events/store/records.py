@@ -14,9 +14,7 @@ from settings.graph import Compatibility, GraphSettings
 from settings.keys import ImageFormat
 
 ENDPOINTS_PERIOD_S = constant("ENDPOINTS_PERIOD_S", 2.0)
-"""The time in seconds between two reads of the rows of endpoints, in each process that uses the
-rows.
-"""
+"""Seconds between two reads of the rows of endpoints, in each process that uses them."""
 
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -35,9 +33,7 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """Limits of a key. None means the default of the settings, unless a field states another
-    meaning.
-    """
+    """Limits of a key. Unless a field says otherwise, None means the default of the settings."""
 
     rate_per_s: float | None = None
     """The largest number of requests per second; 0 means no limit."""
@@ -48,9 +44,7 @@ class KeyLimits:
     endpoints: tuple[str, ...] | None = None
     """The ids of the allowed endpoints, or `*`."""
     callback_hosts: tuple[str, ...] | None = None
-    """The allowed callback hosts: host names, `*.example.com` (every name below `example.com`), or
-    `*`.
-    """
+    """The allowed callback hosts: host names, `*.example.com` for every name below it, or `*`."""
     max_cost: float | None = None
     """The largest cost of one job in megapixel-steps; 0 means the limit of its endpoint."""
     embed_metadata: bool | None = None
@@ -73,10 +67,7 @@ class KeyLimits:
         return self.endpoints is None or not {ANY, id}.isdisjoint(self.endpoints)
 
     def allow_callback_host(self, host: str) -> bool:
-        """Whether callbacks to this host are allowed.
-
-        `host` has the form of `callback_address.Target.host`.
-        """
+        """Return whether callbacks to this host are allowed. `host` is a `Target.host`."""
         return self.callback_hosts is None or any(
             pattern in {ANY, host} or (pattern[:2] == "*." and host.endswith(pattern[1:]))
             for pattern in self.callback_hosts
@@ -106,9 +97,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class KeptBytes:
-    """The bytes of the jobs and uploads of an owner. The bytes of a job or an upload count until
-    its row is removed.
-    """
+    """The bytes of an owner's jobs and uploads, until their rows are removed."""
 
     log_bytes: int = 0
     result_bytes: int = 0
@@ -121,9 +110,7 @@ class Endpoint:
 
     id: str
     owner: str | None = None
-    """The only owner whose jobs the endpoint accepts. None means that it accepts jobs of every
-    owner.
-    """
+    """The only owner whose jobs the endpoint accepts; None means every owner."""
     checkpoint: str | None = None
     """The default checkpoint of diffusion requests; None means the first of `checkpoints`."""
     checkpoints: tuple[str, ...] | None = None
@@ -138,32 +125,23 @@ class Endpoint:
     min_workers: int = 1
     max_workers: int = 1
     jobs_per_worker: int = 0
-    """The largest number of jobs that a worker runs at the same time. 0 means the number that its
-    device and its machine can run.
-    """
+    """The largest number of jobs that a worker runs at the same time; 0 means as many as it can."""
     idle_timeout_s: float | None = None
-    """The time in seconds after which an idle worker that is not needed is closed. None means the
-    value of the settings.
-    """
+    """Seconds after which an idle worker that is not needed is closed; None means the setting."""
     job_timeout_s: float | None = None
-    """The largest time in seconds from a job's submission to its end; None means the value of the
-    settings.
-    """
+    """The longest time in seconds from a job's submission to its end; None means the setting."""
     queue_timeout_s: float | None = None
-    """The largest time in seconds from a job's submission to its first attempt; None means the
+    """The longest time in seconds from a job's submission to its first attempt; None means the
     job's time-out.
     """
     max_attempts: int | None = None
-    """The largest number of attempts that are blamed on a job; None means the value of the
-    settings.
-    """
+    """The largest number of attempts that are blamed on a job; None means the setting."""
     max_queued: int = 10_000
     max_pixels: int = 2**24
     """The largest width x height x batch of one job."""
     max_steps: int = 10_000
     max_cost: float | None = None
-    """The largest cost of one job in megapixel-steps. 0 means no limit, and None means the value of
-    the settings."""
+    """The largest cost of one job in megapixel-steps; 0 means no limit, None the setting."""
     precision: Precision | None = None
     """The precision of the UNets' weights; None means auto."""
     channels_last: bool | None = None
@@ -171,16 +149,14 @@ class Endpoint:
     compiler: str | None = None
     """The backend of torch.compile for UNets; None means that UNets are not compiled."""
     compatibility: Compatibility | None = None
-    """The compatibility mode of diffusion requests that do not name a mode. None means the value of
-    the settings."""
+    """The compatibility of diffusion requests that name none; None means the setting."""
     draining: bool = False
     """Whether the endpoint accepts no more jobs, and closes its workers when no jobs are left."""
     ends_at: datetime | None = None
-    """The time at which the waiting jobs are ended and the endpoint is removed; None means never.
-    """
+    """The time at which waiting jobs are ended and the endpoint is removed; None means never."""
 
     def limits(self, settings: GraphSettings) -> dict[str, Any]:
-        """The keyword arguments of the engine's `Limits`, for the API and the workers."""
+        """Return the keyword arguments of the engine's `Limits`, for the API and the workers."""
         return {
             "max_side": settings.max_side_px,
             "max_steps": self.max_steps,
@@ -189,9 +165,7 @@ class Endpoint:
         }
 
     def make(self) -> tuple[object, ...]:
-        """The values from which workers are made. A change of another value does not replace the
-        workers.
-        """
+        """Return the values whose change replaces the workers."""
         asked = [sorted((each or {}).items()) for each in (self.resources, self.labels)]
         unets = (self.precision or "auto", bool(self.channels_last), self.compiler)
         return (self.gpus, self.cpus, *asked, *unets)
@@ -205,9 +179,7 @@ class StoredEndpoint:
     revision: int = 1
     """A number that increases by one with each change."""
     given: frozenset[str] = frozenset()
-    """The names of the members that were set explicitly. The default endpoint gets all other
-    members from the settings.
-    """
+    """The members that were set explicitly. The default endpoint gets others from the settings."""
     applied: str | None = None
     """The digest of the endpoint's entry in the endpoints file when it was last applied."""
 
@@ -229,9 +201,9 @@ class Upload:
     size_bytes: int
     created_at: datetime
     used_at: datetime
-    """The last time at which a job with this file was accepted, or the file was uploaded again."""
+    """The last time at which a job with this file was accepted, or this file was uploaded."""
     replaced_at: datetime | None = None
-    """The time at which the name was given to another file, or removed from this file."""
+    """The time at which this file lost its name, perhaps to another file."""
 
 
 class FileKind(StrEnum):

@@ -1,9 +1,9 @@
 """Removes all data of a job. Every step may be repeated, also after a crash.
 
-Two processes may remove the same job, and one process may be late. The id may then belong to a new
-job that was submitted with the same Idempotency-Key. A removal therefore removes only files and
-events that are older than the removal. The id of an erased job can be used again only after the
-removal of its row.
+Two processes may remove the same job, and one of them may be late. Its id may then belong to a new
+job that was submitted with the same Idempotency-Key. A removal therefore spares files and events
+that are newer than its beginning. The id of an erased job can be used again only after the removal
+of its row.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Removal:
         self._uploads = uploads
 
     async def hide(self, job: Job) -> bool:
-        """Show the job as erased in its row, then call `erase`. The event `Erased` must be stored
-        already.
+        """Write the row of an erased job, then call `erase`. `Erased` must already be in the log.
 
         Return False if something is left to do.
         """
@@ -64,9 +63,8 @@ class Removal:
     async def erase(self, job_id: str) -> bool:
         """Remove an erased job's files, their copies, its history, and all events except `Erased`.
 
-        The row of the job must already show the job as erased. If it does not, the row of the
-        erased job was removed after its retention and the id belongs to a new job. Then, or if
-        there is no row, nothing is done. Return False if something is left to do.
+        Nothing is done if there is no row, or if the row does not show the job as erased. In the
+        second case, the id belongs to a new job. Return False if something is left to do.
         """
         try:
             job = await self._read_model.job(job_id, with_request=False)
@@ -93,10 +91,10 @@ class Removal:
     async def remove(self, job: EndedJob, *, found_at: datetime) -> bool:
         """Remove the files, the delivery's events and the events of a job, and then its rows.
 
-        The rows are removed last, because they show that work is left. `found_at` is the time of
-        the read of the row `job`, or an earlier time. Files that were stored later belong to a new
-        job with this id and stay. Return False if the job stays, because the log has more events
-        than its row shows. Raises ImageStoreUnavailable, LogUnavailable, DatabaseUnavailable.
+        The rows are removed last, because they show that work is left. `found_at` is not later than
+        the read of the row `job`. Files that were stored after `found_at` belong to a new job with
+        this id and stay. Return False if the job stays, because the log has more events than its
+        row shows. Raises ImageStoreUnavailable, LogUnavailable, DatabaseUnavailable.
         """
         # The delivery is read before the events of the job. If these events are still those of
         # `job`, the delivery is also that of `job`, and not of a new job with this id.
@@ -116,8 +114,7 @@ class Removal:
     async def _remove_files(self, job_id: str, version: int) -> None:
         """Remove the files and the delivery of a job.
 
-        `version` is the version of its `Erased`. The history object of this version stays, because
-        it has only this event.
+        `version` is the version of its `Erased`. The history object with only this event stays.
         """
         await self._images.delete_folder(job_id, but=HistoryName(job_id, version, 0).key)
         await self._deliveries.purge(job_id)
@@ -130,9 +127,7 @@ class Removal:
         await self._uploads.remove_all(job.submitted.owner, copies_prefix(job.id), utc_now())
 
     async def _erase_log(self, job_id: str) -> None:
-        """Remove all events except the last event, `Erased`. A late writer finds it and writes
-        nothing.
-        """
+        """Remove all events except the last, `Erased`, after which a late writer writes nothing."""
         last = await self._log.last(job_id)
         if last is not None and isinstance(last.data, Erased):
             await self._log.purge(job_id, keep=1)

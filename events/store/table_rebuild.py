@@ -42,11 +42,11 @@ _AT_ONCE = 500
 _OLD = {table.name: f"{table.name}_replaced" for table in (JOBS, IMAGES, BLOCKED_JOBS)}
 
 
-def _beside(table: sa.Table, name: str, indexes: Mapping[str, str] | None = None) -> sa.Table:
+def _renamed_copy(table: sa.Table, name: str, indexes: Mapping[str, str] | None = None) -> sa.Table:
     """Return a copy of the table with another name.
 
-    `indexes` has the new names of the indexes by their present names. Without `indexes`, the copy
-    has no indexes.
+    `indexes` has the new names of the indexes by their present names. Without it, the copy has no
+    indexes.
     """
     beside = table.to_metadata(sa.MetaData(), name=name)
     for index in list(beside.indexes):
@@ -57,10 +57,10 @@ def _beside(table: sa.Table, name: str, indexes: Mapping[str, str] | None = None
     return beside
 
 
-_NEW_JOBS = _beside(JOBS, "jobs_rebuilt")
-_NEW_IMAGES = _beside(IMAGES, "images_rebuilt")
-_NEW_STOPS = _beside(BLOCKED_JOBS, "blocked_jobs_rebuilt")
-_OLD_JOBS = _beside(JOBS, _OLD["jobs"])
+_NEW_JOBS = _renamed_copy(JOBS, "jobs_rebuilt")
+_NEW_IMAGES = _renamed_copy(IMAGES, "images_rebuilt")
+_NEW_STOPS = _renamed_copy(BLOCKED_JOBS, "blocked_jobs_rebuilt")
+_OLD_JOBS = _renamed_copy(JOBS, _OLD["jobs"])
 _NEW = {JOBS: _NEW_JOBS, IMAGES: _NEW_IMAGES, BLOCKED_JOBS: _NEW_STOPS}
 
 
@@ -125,7 +125,7 @@ class Rebuild:
             await _execute(connection, sa.insert(_NEW_STOPS), stops)
 
     async def histories(self, job_ids: Collection[str]) -> dict[str, str]:
-        """The keys of the history objects in the new rows of these jobs, by job id."""
+        """Return the keys of the history objects in the new rows of these jobs, by job id."""
         mine = (_NEW_JOBS.c.id.in_(job_ids), _NEW_JOBS.c.history.is_not(None))
         rows = await self._database.fetch(
             sa.select(_NEW_JOBS.c.id, _NEW_JOBS.c.history).where(*mine)
@@ -149,18 +149,15 @@ class Rebuild:
             if connection.dialect.name == "postgresql":
                 names = ", ".join(_OLD)
                 await connection.execute(sa.text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
-            await _take_over_histories(connection, since=since)
-            await _take_over_erasures(connection)
+            await _copy_histories(connection, since=since)
+            await _copy_erasures(connection)
             for table, new in _NEW.items():
                 await _rename(connection, table.name, _OLD[table.name])
                 await _rename(connection, new.name, table.name)
         return True
 
     async def surplus(self) -> AsyncGenerator[list[str]]:
-        """The jobs without a history object that only the new tables have, in pages.
-
-        Call this after the swap.
-        """
+        """Yield, after the swap, the jobs without history objects that only the new tables have."""
         query = sa.select(JOBS.c.id).order_by(JOBS.c.id).limit(_AT_ONCE)
         known = sa.select(_OLD_JOBS.c.id)
         query = query.where(JOBS.c.history.is_(None), JOBS.c.id.not_in(known))
@@ -193,7 +190,7 @@ def _make_tables(connection: sa.Connection) -> None:
     for table, new in _NEW.items():
         there = {str(index["name"]) for index in inspector.get_indexes(table.name)}
         names = {str(index.name): rebuilt_index(str(index.name), there) for index in table.indexes}
-        _beside(table, new.name, names).create(connection)
+        _renamed_copy(table, new.name, names).create(connection)
 
 
 def _drop_leftovers(connection: sa.Connection) -> None:
@@ -231,7 +228,7 @@ def _row(job: Job, found: FoundHistory | None, *, now: datetime) -> dict[str, An
     return row
 
 
-async def _take_over_histories(connection: AsyncConnection, *, since: int) -> None:
+async def _copy_histories(connection: AsyncConnection, *, since: int) -> None:
     """Copy the changes that the historian made in the old rows during the rebuild.
 
     The historian stores no events, so the new rows do not have these changes.
@@ -265,7 +262,7 @@ async def _take_over_histories(connection: AsyncConnection, *, since: int) -> No
             await connection.execute(sa.insert(beside).from_select(columns, rows))
 
 
-async def _take_over_erasures(connection: AsyncConnection) -> None:
+async def _copy_erasures(connection: AsyncConnection) -> None:
     """Copy the rows of jobs that were erased during the rebuild.
 
     An API process writes the row of an erased job before the projection folds the `Erased` event,

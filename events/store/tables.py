@@ -43,7 +43,6 @@ def _required(name: str, kind: Any) -> sa.Column[Any]:
 
 
 def _partial_index(name: str, *columns: str, of: str) -> sa.Index:
-    """An index of only the rows that match the condition `of`."""
     where = sa.text(of)
     return sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
@@ -76,8 +75,8 @@ JOBS = _table(
     # `events.store.ended_jobs` explains the next two columns.
     sa.Column("history", sa.String),
     sa.Column("hot_since", UtcDateTime),
-    # This is the time from which the ended job is settled (see `events.store.ended_jobs`). NULL
-    # means that the job is not settled, or that this is not known.
+    # The time at which the ended job was settled (see `events.store.ended_jobs`). NULL means that
+    # the job is not settled, or that this is unknown.
     sa.Column("settled_at", UtcDateTime),
     sa.Index("jobs_by_creation", "created_at", "id"),
     sa.Index("jobs_by_owner", "owner", "created_at", "id"),
@@ -211,8 +210,8 @@ KEY_OPTIONS = _table(
     _required("changed_at", UtcDateTime),
 )
 
-# The endpoints that had a row at some time. If an endpoint has no row in `endpoints`, but is listed
-# here, it was removed. If it is not listed here either, the database may have been lost.
+# The endpoints that ever had a row in `endpoints`. If such a row is missing now, the endpoint was
+# removed. If an endpoint is in neither table, the database may have been lost.
 NOTED_ENDPOINTS = _table("noted_endpoints", _key("id"))
 
 LEASES = _table(

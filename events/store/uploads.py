@@ -1,7 +1,7 @@
 """Uploaded input images, by owner and name. The rows cannot be rebuilt from the log.
 
-A name is a label. A new upload with the same name moves the label to the new file. The file that
-has lost its name stays while an accepted job may need the file.
+A name is a label. A new upload with the same name moves the label to the new file. The old file
+stays while an accepted job may need it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from events.store.records import Upload
 from events.store.tables import UPLOADS
 
 _LEAST_BYTES = 64 * 1024
-"""The smallest size in bytes that is counted for a file. With this minimum, the limit of the size
-also limits the number of rows of an owner.
-"""
+"""The smallest size in bytes that is counted for a file, which limits the number of rows."""
 
 
 class Uploads:
@@ -57,15 +55,13 @@ class Uploads:
             return {row.name: Upload(**row._mapping) for row in rows}
 
     async def find(self, owner: str, name: str) -> Upload | None:
-        """The owner's newest file with that name. Raises DatabaseUnavailable."""
+        """Return the owner's newest file with that name. Raises DatabaseUnavailable."""
         query = sa.select(UPLOADS).where(_labelled(owner, [name])).order_by(UPLOADS.c.id)
         rows = await self._database.fetch(query)
         return Upload(**rows[-1]._mapping) if rows else None
 
     async def of_ids(self, owner: str, ids: Collection[str]) -> dict[str, Upload]:
-        """The owner's files with these ids, by id.
-
-        Files that have lost their name are left out.
+        """Return the owner's files with these ids, by id, except files without their name.
 
         Raises DatabaseUnavailable.
         """
@@ -73,7 +69,7 @@ class Uploads:
         return {row.id: Upload(**row._mapping) for row in await self._database.fetch(query)}
 
     async def page(self, owner: str, *, limit: int, before: str | None = None) -> list[Upload]:
-        """The owner's files, newest first. `before` is the last id of the page before."""
+        """Return the owner's files, newest first. `before` is the last id of the previous page."""
         query = sa.select(UPLOADS).where(_labelled(owner))
         if before is not None:
             query = query.where(UPLOADS.c.id < before)
@@ -94,9 +90,10 @@ class Uploads:
     async def forget(
         self, *, unused_since: datetime | None, replaced_before: datetime, limit: int
     ) -> list[str]:
-        """Delete up to `limit` rows of files that were last used before `unused_since`, or that
-        lost their name before `replaced_before`. Return the keys of these files, which the caller
-        must delete.
+        """Delete up to `limit` rows of unneeded files. Return the keys of the files, for deletion.
+
+        These files were last used before `unused_since`, or lost their name before
+        `replaced_before`.
         """
         due = UPLOADS.c.replaced_at < replaced_before
         if unused_since is not None:
@@ -108,19 +105,19 @@ class Uploads:
             return list(rows.scalars())
 
     async def known(self, keys: Sequence[str]) -> set[str]:
-        """The storage keys that have a row."""
+        """Return the storage keys that have a row."""
         query = sa.select(UPLOADS.c.storage_key).where(UPLOADS.c.storage_key.in_(keys))
         return {row.storage_key for row in await self._database.fetch(query)}
 
 
 def _labelled(owner: str, names: Collection[str] | None = None) -> sa.ColumnElement[bool]:
-    """The condition that matches the rows of files that have their name."""
+    """Match the rows of the owner's files that have their name."""
     mine = (UPLOADS.c.owner == owner) & UPLOADS.c.replaced_at.is_(None)
     return mine if names is None else mine & UPLOADS.c.name.in_(names)
 
 
 def upload_bytes(owner: str) -> sa.Select[int]:
-    """The size of the owner's files in bytes, including files that have lost their name."""
+    """Return the query for the size of an owner's files, including files without their name."""
     size = sa.case((UPLOADS.c.size_bytes > _LEAST_BYTES, UPLOADS.c.size_bytes), else_=_LEAST_BYTES)
     total = sa.func.coalesce(sa.func.sum(size), 0)
     return sa.select(total).where(UPLOADS.c.owner == owner)

@@ -31,7 +31,7 @@ class UserFiles:
         self._put = database.upsert(USER_FILES, keep=[USER_FILES.c.created_at])
 
     async def all(self, owner: str, kind: FileKind) -> list[UserFile]:
-        """The owner's files of this kind, sorted by name, without their contents."""
+        """Return the owner's files of this kind, sorted by name, without their contents."""
         query = sa.select(*_SHOWN).where(_are(owner, kind)).order_by(USER_FILES.c.name)
         return [UserFile(**row._mapping) for row in await self._database.fetch(query)]
 
@@ -40,7 +40,7 @@ class UserFiles:
         return UserFile(**rows[0]._mapping) if rows else None
 
     async def contents(self, owner: str, kind: FileKind) -> dict[str, bytes]:
-        """The contents of all files of this kind, by name."""
+        """Return the contents of all files of this kind, by name."""
         query = sa.select(USER_FILES.c.name, USER_FILES.c.content).where(_are(owner, kind))
         return {row.name: row.content for row in await self._database.fetch(query)}
 
@@ -59,14 +59,12 @@ class UserFiles:
         replaces: bool = True,
         max_bytes: int | None = None,
     ) -> Kept:
-        """Store files by name, either all of them or none. `max_bytes` limits the total size of the
-        owner's files of this `kind`.
-        """
+        """Store all files or none. `max_bytes` limits the owner's files of this kind."""
         async with self._database.write(lock=_lock_of(owner)) as connection:
             names = list(contents)
             if not replaces and await _any(connection, owner, kind, names):
                 return Kept.EXISTS
-            if not await self._has_room(connection, owner, kind, contents, max_bytes=max_bytes):
+            if not await self._fit(connection, owner, kind, contents, max_bytes=max_bytes):
                 return Kept.FULL
             common = {"owner": owner, "kind": kind.value, "created_at": at, "changed_at": at}
             rows = [
@@ -99,7 +97,7 @@ class UserFiles:
         remove = sa.delete(USER_FILES).where(_is(owner, kind, name))
         return await self._database.execute(remove) > 0
 
-    async def _has_room(
+    async def _fit(
         self,
         connection: AsyncConnection,
         owner: str,
@@ -108,9 +106,7 @@ class UserFiles:
         *,
         max_bytes: int | None,
     ) -> bool:
-        """Whether the files fit within the limits. Existing files with the same names are not
-        counted.
-        """
+        """Return whether the files fit within the limits, in place of files with the same names."""
         files = USER_FILES.c
         is_kind, is_same = files.kind == kind.value, files.name.in_(list(contents))
         size = files.size_bytes + sa.func.length(files.name)
@@ -129,7 +125,7 @@ class UserFiles:
 
 
 def _lock_of(owner: str) -> int:
-    """The key of a lock, so that changes of one owner's files do not overlap."""
+    """Return the key of the lock that separates changes of one owner's files."""
     text = f"user files of {owner}".encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8).digest()
     return int.from_bytes(digest, signed=True)

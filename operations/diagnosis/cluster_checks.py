@@ -23,9 +23,7 @@ from settings.stores import StoreSettings
 _RAY_TIMEOUT_S = 30.0
 _PROBE = "operations.diagnosis.ray_probe"
 _MOST_ENDPOINTS = 20
-"""The largest number of endpoints whose status is requested. A request without an answer takes a
-second.
-"""
+"""The largest number of endpoints whose status is requested, each for up to a second."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -140,10 +138,7 @@ class EndpointCheck:
         self._stores = stores
 
     async def run(self) -> list[Finding]:
-        """Returns no findings if NATS or the database does not answer.
-
-        Other checks report this problem.
-        """
+        """Return no findings if NATS or the database does not answer. Other checks report this."""
         with suppress(DatabaseUnavailable, LogUnavailable):
             async with open_database(self._stores) as database:
                 ids = [each.id for each in await Endpoints(database).all()]

@@ -14,9 +14,7 @@ from typing import Protocol, TypeVar, cast
 T = TypeVar("T")
 
 MOST_SKEW_S = 2.0
-"""The largest difference of two clocks in seconds that is not reported. Event times, deadlines and
-schedules depend on the clocks.
-"""
+"""Seconds by which two clocks may differ without a warning."""
 
 
 class Level(StrEnum):

@@ -113,8 +113,7 @@ class CallbackCheck:
             return [self._refused(error)]
         try:
             await self._connect(target, addresses)
-        # TimeoutError, ssl.SSLError and socket.gaierror are kinds of OSError, so they are reported,
-        # too.
+        # This includes TimeoutError, ssl.SSLError and socket.gaierror.
         except OSError as error:
             return [self._unreachable(target, error)]
         return [Finding(self.part, Level.OK, f"{target.host}:{target.port} can be reached.")]

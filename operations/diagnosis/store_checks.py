@@ -57,7 +57,7 @@ class LogCheck:
             return [Finding(self.part, Level.NOTE, text)]
         try:
             async with open_bus(self._log, self._stores, timeout_s=self._timeout_s) as bus:
-                return await self._looked_at(bus)
+                return await self._examine(bus)
         except LogUnavailable as error:
             remedy = (
                 f"See {self._stores.nats_dir / 'nats-server.log'}."
@@ -68,7 +68,7 @@ class LogCheck:
             )
             return [Finding(self.part, Level.ERROR, f"NATS cannot be used: {error}", remedy)]
 
-    async def _looked_at(self, bus: Bus) -> list[Finding]:
+    async def _examine(self, bus: Bus) -> list[Finding]:
         report = await describe_server(bus, replicas=self._log.replicas)
         if not report.has_jetstream:
             text = "NATS answers, but JetStream is not available to this user."
@@ -76,7 +76,7 @@ class LogCheck:
                 "Enable JetStream in the configuration of NATS, and for the account of this user."
             )
             return [Finding(self.part, Level.ERROR, text, remedy)]
-        found = [*self._streams(report), *self._room(report)]
+        found = [*self._streams(report), *self._free_space(report)]
         if report.told_at is not None and report.asked_at is not None:
             found.append(clock_finding("NATS", report.told_at, report.asked_at))
         return found
@@ -105,7 +105,7 @@ class LogCheck:
         )
         return found or [Finding(self.part, Level.OK, text)]
 
-    def _room(self, report: ServerReport) -> list[Finding]:
+    def _free_space(self, report: ServerReport) -> list[Finding]:
         found = []
         if report.log is not None and report.log.fill >= self._full_ratio:
             text = f"The event log is {report.log.fill:.0%} full, so new jobs are refused."
@@ -132,11 +132,11 @@ class DatabaseCheck:
             return [Finding(self.part, Level.NOTE, text)]
         database = Database(self._stores.effective_database_url, busy_timeout_s=_DATABASE_TIMEOUT_S)
         try:
-            return await self._looked_at(database)
+            return await self._examine(database)
         finally:
             await database.close()
 
-    async def _looked_at(self, database: Database) -> list[Finding]:
+    async def _examine(self, database: Database) -> list[Finding]:
         try:
             before = utc_now()
             told_at = datetime.fromtimestamp(await database.time_s(), UTC)
@@ -198,17 +198,15 @@ class ImageStoreCheck:
             return [Finding(self.part, Level.ERROR, text, remedy)]
         found = [Finding(self.part, Level.OK, f"{_bare(url)} stores, returns and removes files.")]
         if folder is None and stored_at is not None:
-            # The tolerance of the check covers the duration of the request, and times in whole
-            # seconds.
+            # `MOST_SKEW_S` covers the duration of the request, and stores that give whole seconds.
             found.append(clock_finding("the image store", stored_at, asked_at))
         return found
 
 
 async def _stored_at(store: ImageStore) -> datetime | None:
-    """Store, read and remove a file. Returns its time by the clock of the store.
+    """Store, read and remove a file. Return its time by the clock of the store.
 
-    If this process dies, the janitor removes the file, as it removes each upload without a row.
-    Raises ImageStoreError.
+    If this process dies, the janitor removes the file. Raises ImageStoreError.
     """
     folder = f"{UPLOADS}/doctor/{new_id()}"
     key = f"{folder}/probe"
@@ -238,10 +236,10 @@ class RoomCheck:
         found: dict[int, Finding] = {}
         for folder in self._folders:
             there = next(each for each in (folder, *folder.parents) if each.exists())
-            found.setdefault(there.stat().st_dev, self._room(there))
+            found.setdefault(there.stat().st_dev, self._free_space(there))
         return list(found.values())
 
-    def _room(self, folder: Path) -> Finding:
+    def _free_space(self, folder: Path) -> Finding:
         free = shutil.disk_usage(folder).free
         text = f"{size(free)} are free at {folder}."
         if free >= _LITTLE_DISK_BYTES:
