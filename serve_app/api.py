@@ -14,9 +14,10 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 from starlette.types import Receive, Scope, Send
 
 from serve_app import error_responses, refused_keys
+from serve_app.auth import POLICY, REMAINING, RateLimits
 from serve_app.console import pages as console
 from serve_app.error_responses import ApiError
-from serve_app.middleware import HEADER, POLICY, REMAINING, RateLimits, RequestIds, UnreadBodies
+from serve_app.middleware import HEADER, RequestIds, UnreadBodies
 from serve_app.openapi import pages
 from serve_app.openapi.document import finish, operation_id
 from serve_app.protocols.comfyui import page as comfyui

@@ -1,23 +1,38 @@
-"""The API key of a request, as a dependency of the handlers."""
+"""The caller of a request: dependencies that find the API key and check its scope and rate.
+
+Whatever needs no HTTP is in `access/`, because acceptance also uses it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from difflib import get_close_matches
+from itertools import islice
+from typing import Annotated, Any, get_args, get_origin
 
 from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.models import HTTPBearer
+from fastapi.routing import APIRoute
 from fastapi.security.base import SecurityBase
+from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from events.errors import DatabaseUnavailable
 from events.store.records import ApiKey, Scope
-from serve_app.access.authenticator import require_scope
-from serve_app.middleware import note_limits, require_known_query
+from serve_app.access.api_keys import require_scope
+from serve_app.access.rates import Standing
 from serve_app.refusals import KeyRefused
 from serve_app.replica import replica_of
 
 _AUTHORIZATION = "authorization"
+POLICY, REMAINING = "RateLimit-Policy", "RateLimit"
+_STATE = "rate_limits"
+_SHOWN = 50
+"""The largest number of unknown parameters in one error."""
 
 
 async def caller(connection: HTTPConnection) -> ApiKey:
@@ -75,14 +90,87 @@ class Requires(SecurityBase):
 
     async def __call__(self, request: Request) -> ApiKey:
         key = await caller(request)
+        self.require_allowed(request, key)
+        _require_known_query(request)
+        return key
+
+    def require_allowed(self, request: Request, key: ApiKey) -> None:
+        """Raises RateExceeded, ScopeMissing."""
         rates = replica_of(request).access.rates
         try:
             rates.take(key)
         finally:
-            note_limits(request, rates.standings(key))
+            _note_limits(request, rates.standings(key))
         require_scope(key, self._scope)
-        require_known_query(request)
-        return key
+
+
+def _require_known_query(request: Request) -> None:
+    """Raise RequestValidationError for unknown and repeated query parameters."""
+    if not request.scope["query_string"]:
+        return
+    route: APIRoute = request.scope["route"]
+    known = {field.alias: field.field_info.annotation for field in route.dependant.query_params}
+    given = Counter(name for name, _ in request.query_params.multi_items())
+    wrong = (
+        name
+        for name, count in given.items()
+        if name not in known or (count > 1 and not _is_list(known[name]))
+    )
+    if errors := [_error(name, known) for name in islice(wrong, _SHOWN)]:
+        raise RequestValidationError(errors)
+
+
+def _is_list(annotation: Any) -> bool:
+    return any(list in {each, get_origin(each)} for each in (annotation, *get_args(annotation)))
+
+
+def _error(name: str, known: Collection[str]) -> dict[str, Any]:
+    if name in known:
+        return {
+            "type": "repeated_parameter",
+            "loc": ("query", name),
+            "msg": "the parameter may be sent only once",
+        }
+    near = get_close_matches(name, known, n=1)
+    if near:
+        message = f"there is no such parameter; did you mean {near[0]}?"
+    elif known:
+        message = f"there is no such parameter; the parameters are {', '.join(known)}"
+    else:
+        message = "there is no such parameter; this path has no parameters"
+    return {"type": "unknown_parameter", "loc": ("query", name), "msg": message}
+
+
+class RateLimits:
+    """ASGI middleware that adds the headers from `_note_limits` to answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope["state"] = dict(scope.get("state", ()))
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start" and _STATE in state:
+                MutableHeaders(scope=message).update(state[_STATE])
+            await send(message)
+
+        await self._app(scope, receive, send_with_limits)
+
+
+def _note_limits(request: Request, standings: Iterable[Standing]) -> None:
+    """Set the rate limit headers that `RateLimits` adds to the answer to this request."""
+    policies, remaining = [], []
+    for each in standings:
+        name = each.limited.name.lower()
+        policies.append(f'"{name}";q={each.quota};w={each.window_s}')
+        remaining.append(f'"{name}";r={each.left};t={each.whole_in_s}')
+    if policies:
+        headers = {POLICY: ", ".join(policies), REMAINING: ", ".join(remaining)}
+        setattr(request.state, _STATE, headers)
 
 
 READ = Depends(Requires(Scope.READ))

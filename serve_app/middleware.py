@@ -1,4 +1,4 @@
-"""ASGI middleware: query parameters, rate limits, request ids, and unread request bodies."""
+"""ASGI middleware: request ids, and unread request bodies."""
 
 from __future__ import annotations
 
@@ -6,30 +6,17 @@ import asyncio
 import logging
 import re
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
-from difflib import get_close_matches
-from itertools import islice
-from typing import Any, get_args, get_origin
 from uuid import uuid4
 
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.access.rates import Standing
 from settings.constant import constant
-
-_SHOWN = 50
 
 logger = logging.getLogger(__name__)
 
-POLICY, REMAINING = "RateLimit-Policy", "RateLimit"
-_STATE = "rate_limits"
 HEADER = "X-Request-ID"
 _WELL_FORMED = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
 _UNREAD_BODY_S = constant("UNREAD_BODY_S", 3.0)
@@ -44,75 +31,6 @@ _SMALL_BYTES = 32 * 1024
 """The largest answer whose end is delayed. Such an answer fits into the buffers of its connection,
 so sending it does not block.
 """
-
-
-def require_known_query(request: Request) -> None:
-    """Raise RequestValidationError for unknown and repeated query parameters."""
-    if not request.scope["query_string"]:
-        return
-    route: APIRoute = request.scope["route"]
-    known = {field.alias: field.field_info.annotation for field in route.dependant.query_params}
-    given = Counter(name for name, _ in request.query_params.multi_items())
-    wrong = (
-        name
-        for name, count in given.items()
-        if name not in known or (count > 1 and not _is_list(known[name]))
-    )
-    if errors := [_error(name, known) for name in islice(wrong, _SHOWN)]:
-        raise RequestValidationError(errors)
-
-
-def _is_list(annotation: Any) -> bool:
-    return any(list in {each, get_origin(each)} for each in (annotation, *get_args(annotation)))
-
-
-def _error(name: str, known: Collection[str]) -> dict[str, Any]:
-    if name in known:
-        return {
-            "type": "repeated_parameter",
-            "loc": ("query", name),
-            "msg": "the parameter may be sent only once",
-        }
-    near = get_close_matches(name, known, n=1)
-    if near:
-        message = f"there is no such parameter; did you mean {near[0]}?"
-    elif known:
-        message = f"there is no such parameter; the parameters are {', '.join(known)}"
-    else:
-        message = "there is no such parameter; this path has no parameters"
-    return {"type": "unknown_parameter", "loc": ("query", name), "msg": message}
-
-
-class RateLimits:
-    """ASGI middleware that adds the headers from `note_limits` to answers."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        state = scope["state"] = dict(scope.get("state", ()))
-
-        async def send_with_limits(message: Message) -> None:
-            if message["type"] == "http.response.start" and _STATE in state:
-                MutableHeaders(scope=message).update(state[_STATE])
-            await send(message)
-
-        await self._app(scope, receive, send_with_limits)
-
-
-def note_limits(request: Request, standings: Iterable[Standing]) -> None:
-    """Set the rate limit headers that `RateLimits` adds to the answer to this request."""
-    policies, remaining = [], []
-    for each in standings:
-        name = each.limited.name.lower()
-        policies.append(f'"{name}";q={each.quota};w={each.window_s}')
-        remaining.append(f'"{name}";r={each.left};t={each.whole_in_s}')
-    if policies:
-        headers = {POLICY: ", ".join(policies), REMAINING: ", ".join(remaining)}
-        setattr(request.state, _STATE, headers)
 
 
 _current: ContextVar[str | None] = ContextVar("request_id", default=None)

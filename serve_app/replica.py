@@ -22,7 +22,7 @@ from events.store.records import ApiKey
 from events.types import CallbackAttempted
 from serve_app.acceptance.acceptance import Acceptance, LogHealth
 from serve_app.acceptance.resubmission import Resubmission
-from serve_app.access.authenticator import Authenticator
+from serve_app.access.api_keys import Authenticator
 from serve_app.access.owner_limits import OwnerLimits, Waits
 from serve_app.access.rates import Rates, TokenBuckets
 from serve_app.access.refusal_log import RefusalLog

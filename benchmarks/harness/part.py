@@ -17,7 +17,7 @@ from actors.roles.dispatcher import run_dispatcher
 from actors.worker.config import WorkerConfig
 from benchmarks.harness.simulated_workers import SimulatedCluster
 from events.log import JobWriter
-from serve_app.app import build_asgi
+from serve_app.assembly import build_asgi
 from settings.settings import Settings
 
 ROLES = {"router": router.run, "projection": projection.run, "callbacks": callbacks.run}

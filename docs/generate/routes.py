@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from docs.generate.tables import Schema, default_of, field_table, table, type_of
-from serve_app.app import build_asgi
+from serve_app.assembly import build_asgi
 from settings.settings import Settings
 
 

@@ -11,7 +11,7 @@ from engine.interface import FieldError, ParametersInvalid
 from events.callback_address import LONGEST_PUT_URL, LONGEST_URL, AddressRule, Resolve, Target
 from events.errors import AddressNotAllowed
 from events.store.records import ApiKey
-from serve_app.access.authenticator import require_callback_host
+from serve_app.access.api_keys import require_callback_host
 from serve_app.refusals import CallbackHostForbidden, NameServerUnavailable
 from settings.constant import constant
 from storage.service_secret import sealed

@@ -14,7 +14,7 @@ from engine.interface import FieldError, ModelsFolder, ParametersInvalid
 from events.ids import ENDPOINT_ID
 from events.log import utc_now
 from events.store.records import ApiKey, Endpoint, Scope, StoredEndpoint
-from serve_app.access.authenticator import require_endpoint
+from serve_app.access.api_keys import require_endpoint
 from serve_app.refusals import (
     EndpointChanged,
     EndpointExists,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from events.ids import ENDPOINT_ID
 from events.store.records import ENDPOINTS_PERIOD_S, ApiKey, Endpoint
-from serve_app.access.authenticator import may_see, require_endpoint
+from serve_app.access.api_keys import may_see, require_endpoint
 from serve_app.access.ttl_cache import TtlCache
 from serve_app.refusals import EndpointDraining, EndpointNotFound, QueueFull
 

@@ -16,10 +16,7 @@ from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
 from events.store.records import ApiKey, Scope
-from serve_app.access.authenticator import require_scope
 from serve_app.auth import Requires, caller, note_authorization
-from serve_app.middleware import note_limits
-from serve_app.replica import replica_of
 
 TOKEN = "token"
 PLACE = "twin"
@@ -42,12 +39,7 @@ class ProtocolRequires(Requires):
 
     async def __call__(self, request: Request) -> ApiKey:
         key = await protocol_caller(request)
-        rates = replica_of(request).access.rates
-        try:
-            rates.take(key)
-        finally:
-            note_limits(request, rates.standings(key))
-        require_scope(key, self._scope)
+        self.require_allowed(request, key)
         return key
 
 

@@ -16,7 +16,7 @@ from events.job import Job, is_readable
 from events.log import DeliveryWriter, utc_now
 from events.queue import AT_ONCE
 from events.types import CallbackAttempted, CallbackExhausted, Event
-from serve_app.access.authenticator import require_callback_host
+from serve_app.access.api_keys import require_callback_host
 from serve_app.auth import GenerateKey, ReadKey
 from serve_app.error_responses import ApiError, retry_after
 from serve_app.openapi.document import documented

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from events.errors import DatabaseUnavailable
 from events.store.records import Scope
-from serve_app.access.authenticator import require_scope
+from serve_app.access.api_keys import require_scope
 from serve_app.auth import METRICS, caller
 from serve_app.error_responses import ApiError, retry_after
 from serve_app.openapi.document import documented

@@ -18,7 +18,7 @@ _PLACES = {
     "fetch_per_owner": "serve_app.acceptance.inline_images:_FETCHES_PER_OWNER",
     "header_timeout_s": "local.haproxy:_HEADER_TIMEOUT_S",
     "idle_timeout_s": "local.haproxy:_IDLE_TIMEOUT_S",
-    "key_cache_s": "serve_app.access.authenticator:_CACHE_S",
+    "key_cache_s": "serve_app.access.api_keys:_CACHE_S",
     "key_image_quality": "serve_app.assembly:_IMAGE_QUALITY",
     "key_refusal_lines_per_s": "serve_app.access.refusal_log:_LINES_PER_S",
     "max_connections": "local.haproxy:_MAX_CONNECTIONS",

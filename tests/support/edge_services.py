@@ -37,7 +37,7 @@ from events.store.read_model import ReadModel
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from serve_app.api import create_api
-from serve_app.assembly import Dependencies, assemble
+from serve_app.assembly import Backends, assemble
 from serve_app.replica import Replica
 from settings.settings import Settings
 from storage.images import ImageStore
@@ -188,14 +188,14 @@ class Services:
     """The parts of a replica and the stores behind them."""
 
     settings: Settings
-    outside: Dependencies
+    backends: Backends
     secret: bytes = SECRET
 
     def replica(self, **options: Any) -> Replica:
         """Another replica on the same stores. `options` are those of `assemble`."""
         default = default_endpoint(self.settings.default_endpoint)
         return assemble(
-            self.settings, self.outside, secret=SECRET, default_endpoint=default, **options
+            self.settings, self.backends, secret=SECRET, default_endpoint=default, **options
         )
 
     def app(self, *, is_in_serve: bool = False, **options: Any) -> FastAPI:
@@ -208,43 +208,43 @@ class Services:
         )
 
     def with_resolver(self, resolve: Resolve) -> Services:
-        return replace(self, outside=replace(self.outside, resolve=resolve))
+        return replace(self, backends=replace(self.backends, resolve=resolve))
 
     @property
     def read_model(self) -> ReadModel:
-        return ReadModel(self.outside.database)
+        return ReadModel(self.backends.database)
 
     @property
     def keys(self) -> ApiKeys:
-        return ApiKeys(self.outside.database)
+        return ApiKeys(self.backends.database)
 
     @property
     def endpoints(self) -> Endpoints:
-        return Endpoints(self.outside.database)
+        return Endpoints(self.backends.database)
 
     @property
     def uploads(self) -> Uploads:
-        return Uploads(self.outside.database)
+        return Uploads(self.backends.database)
 
     @property
     def images(self) -> ImageStore:
-        return self.outside.images
+        return self.backends.images
 
     @property
     def removal(self) -> Removal:
-        return self.outside.removal
+        return self.backends.removal
 
     @property
     def history(self) -> History:
-        return self.outside.history
+        return self.backends.history
 
     @property
     def log(self) -> EventLog:
-        return self.outside.history.log
+        return self.backends.history.log
 
     @property
     def deliveries(self) -> EventLog:
-        return self.outside.history.delivery_log
+        return self.backends.history.delivery_log
 
     @property
     def writer(self) -> JobWriter:
@@ -265,7 +265,7 @@ async def memory_services(
     images, deliveries = ImageStore((folder / "images").as_uri()), MemoryLog()
     yield Services(
         settings=settings,
-        outside=Dependencies(
+        backends=Backends(
             database=database,
             images=images,
             removal=open_removal(

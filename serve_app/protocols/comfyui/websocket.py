@@ -23,7 +23,7 @@ from events.job import Job
 from events.job_progress import JobProgress
 from events.store.records import ApiKey, Scope
 from events.types import Cancelled, Completed, Erased, Event, Failed, Started, Submitted
-from serve_app.access.authenticator import require_scope
+from serve_app.access.api_keys import require_scope
 from serve_app.auth import key_check
 from serve_app.live.listener import Filter, Listener, Passing
 from serve_app.protocols.comfyui.bodies import twin

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.app import build, build_asgi
+from serve_app.app import build
+from serve_app.assembly import build_asgi
 from serve_app.replica import Replica
 from serve_app.routes.direct_route import DirectRoute
 from settings.settings import Settings

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events.store.records import ApiKey, Scope
-from serve_app.access.api_keys import mint, parse
-from serve_app.access.authenticator import Authenticator
+from serve_app.access.api_keys import Authenticator, mint, parse
 from serve_app.refusals import KeyInvalid
 from storage.service_secret import webhook_secret
 from tests.support.edge import Client, Edge

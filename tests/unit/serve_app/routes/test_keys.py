@@ -14,7 +14,7 @@ from standardwebhooks.webhooks import Webhook
 
 from events.store.database import Database
 from events.store.keys import ApiKeys
-from serve_app.access.authenticator import Authenticator
+from serve_app.access.api_keys import Authenticator
 from serve_app.key_schemas import KeyChanges, NewKey
 from serve_app.refusals import KeyInvalid
 from storage.service_secret import webhook_secret

@@ -81,7 +81,7 @@ async def test_a_checkpoint_of_another_family_is_asked_as_is_usual_for_it(
     edge: Edge, client: Client, answered: Answered
 ) -> None:
     keys = ("model.diffusion_model.cap_pad_token", "text_encoders.x")
-    folder = edge.services.outside.catalogue.models.root / "checkpoints"
+    folder = edge.services.backends.catalogue.models.root / "checkpoints"
     save_file({key: np.zeros(1, np.float32) for key in keys}, folder / CHECKPOINT)
     for own, cfg in (({}, 1.0), ({"cfg_scale": "4"}, 4.0)):
         graph = await graph_of(edge, await answered(client.post(EDITS, **form(**own)), edge.run))

@@ -25,7 +25,7 @@ async def told(client: Client, query: str = "") -> dict[str, Any]:
 
 def hear(edge: Edge, job_id: str, progress: JobProgress) -> None:
     edge.progress[job_id] = replace(progress, preview=None)
-    for listener in edge.services.outside.progress.listeners:
+    for listener in edge.services.backends.progress.listeners:
         listener(job_id, progress)
 
 
