@@ -33,8 +33,8 @@ from events.log import (
     Subscription,
 )
 from events.types import Erased, Event
+from storage.file_names import history_name
 from storage.images import ImageNotFound, ImageStore
-from storage.keys import history_name
 
 FORMAT = "darkroom.history.v1"
 

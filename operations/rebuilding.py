@@ -18,8 +18,8 @@ from events.log import EventLog, StoredEvent
 from events.store.table_rebuild import FoundHistory, Rebuild
 from events.types import Erased, Event
 from operations.stores import Stores, stored_in_logs, together
+from storage.file_names import HistoryName, history_name
 from storage.images import ImageNotFound
-from storage.keys import HistoryName, history_name
 
 _BATCH = 250
 _AT_ONCE = 32

@@ -25,8 +25,8 @@ from events.store.database_contents import JobRow
 from events.store.removal import SWEEP_GRACE_S
 from events.types import Broken, End, Erased, Event, Submitted, Unknown
 from operations.stores import Stores, stored_in_logs, stored_of, together
+from storage.file_names import UPLOADS, history_name
 from storage.images import ImageNotFound
-from storage.keys import UPLOADS, history_name
 
 _BATCH = 64
 """The number of jobs or files that are checked at the same time. Each check uses a connection."""

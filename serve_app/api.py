@@ -41,7 +41,7 @@ from serve_app.routes import (
 )
 from settings.http import HttpSettings, ProtocolSettings, RootPage
 from settings.version import VERSION
-from storage.keys import SAFETENSORS
+from storage.file_names import SAFETENSORS
 
 logger = logging.getLogger(__name__)
 

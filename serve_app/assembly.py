@@ -16,8 +16,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from actors.callbacks.api_key_data import SigningSecrets
 from actors.callbacks.guarded_backend import Proxy, Resolver
-from actors.callbacks.keys import SigningSecrets
 from actors.callbacks.own_addresses import address_rule
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.sender import Sender

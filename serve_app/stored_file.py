@@ -19,8 +19,8 @@ from events.types import ImageStored
 from serve_app.error_responses import ApiError
 from serve_app.upload_store import LATENT_SUFFIX
 from settings.http import SILENCE_TIMEOUT_S
+from storage.file_names import PNG, SAFETENSORS
 from storage.images import ImageStore, ImageStoreError
-from storage.keys import PNG, SAFETENSORS
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from serve_app.access.owner_limits import OwnerLimits
 from serve_app.checks import Checks
 from serve_app.refusals import InvalidImage, InvalidLatent, InvalidUploadName, TooManyUploadBytes
 from settings.constant import constant
+from storage.file_names import upload_key
 from storage.images import ImageStore
-from storage.keys import upload_key
 
 if TYPE_CHECKING:
     from events.store.uploads import Uploads

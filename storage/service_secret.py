@@ -18,7 +18,7 @@ from typing import Protocol
 
 from cryptography.fernet import Fernet, InvalidToken
 
-from storage.keys import file_name
+from storage.file_names import file_name
 
 
 class SealBroken(ValueError):

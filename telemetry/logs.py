@@ -79,7 +79,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": _cut(record.getMessage()),
         }
-        fields, job = _fields(record), job_fields()
+        fields, job = _fields(record), _job_fields.get()
         # A line about another job does not get the fields of this job.
         if fields.get("job_id") in {None, job.get("job_id")}:
             fields = {**job, **fields}
@@ -186,13 +186,13 @@ def set_up_logging(
 
 
 _NONE: Mapping[str, str] = {}
-_job: ContextVar[Mapping[str, str]] = ContextVar("log_fields", default=_NONE)
+_job_fields: ContextVar[Mapping[str, str]] = ContextVar("log_fields", default=_NONE)
 
 
 @contextmanager
-def about(job: Job) -> Generator[None]:
+def job_log_fields(job: Job) -> Generator[None]:
     """Add the job's id, endpoint and trace id to JSON log lines, also of tasks started inside."""
-    token = _job.set(
+    token = _job_fields.set(
         {
             "job_id": job.id,
             "endpoint": job.submitted.endpoint,
@@ -202,9 +202,4 @@ def about(job: Job) -> Generator[None]:
     try:
         yield
     finally:
-        _job.reset(token)
-
-
-def job_fields() -> Mapping[str, str]:
-    """Return the fields about the current job; empty without a job."""
-    return _job.get()
+        _job_fields.reset(token)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from actors.callbacks.keys import AllowedHosts, SigningSecrets
+from actors.callbacks.api_key_data import AllowedHosts, SigningSecrets
 from actors.callbacks.presigned_uploads import PresignedUploads
 from actors.callbacks.receivers import PER_HOST, BreakerLimits, Receivers, SendPermit
 from actors.callbacks.sender import Sender, webhook_headers
@@ -56,7 +56,7 @@ from events.result import UrlFor
 from events.types import CallbackAttempted, DeliveryEvent
 from settings.constant import constant
 from telemetry.callback_metrics import CallbackMetrics
-from telemetry.logs import about
+from telemetry.logs import job_log_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Deliverer:
             retry_at = step.retry_at and step.no_later(step.retry_at)
             if retry_at is not None and arrival.is_early(retry_at):
                 return Wait(step, retry_at)
-            with about(step.job):
+            with job_log_fields(step.job):
                 wait = await self._attempt(step)
             if wait is not None or step.about is None:  # The callback of the end is the last step.
                 return wait

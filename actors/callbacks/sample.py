@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.callbacks.keys import SigningSecrets
+from actors.callbacks.api_key_data import SigningSecrets
 from actors.callbacks.sender import Sender, webhook_headers
 from events.delivery import RecordTry, tried
 from events.errors import AddressNotAllowed

@@ -45,8 +45,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
+from actors.callbacks.api_key_data import AllowedHosts, SigningSecrets
 from actors.callbacks.deliverer import Arrival, Deliverer, DeliveryLimits
-from actors.callbacks.keys import AllowedHosts, SigningSecrets
 from actors.callbacks.own_addresses import address_rule
 from actors.callbacks.presigned_uploads import PresignedUploads
 from actors.callbacks.sender import Sender

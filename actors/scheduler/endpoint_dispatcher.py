@@ -30,7 +30,7 @@ from events.queue import LEASE_S, JobQueue, QueueEntry
 from events.store.records import Endpoint
 from events.types import Blame
 from settings.constant import constant
-from telemetry.logs import about
+from telemetry.logs import job_log_fields
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class EndpointDispatcher:
         entry_before = slot.entry
         if self._is_just_given(job) or await slot.take_delivery(entry, timeout_s=self._answer_s):
             return True
-        with about(job):
+        with job_log_fields(job):
             fields = {"action": "actor_replaced", "job_id": job.id}
             logger.warning("a job actor does not answer and is replaced", extra=fields)
         worker.mark_unready()  # The actor may hang because the engine hangs.
@@ -219,7 +219,7 @@ class EndpointDispatcher:
                 self._waiting.refund(taken.waiting)
                 slot.release()
             else:
-                with about(job):
+                with job_log_fields(job):
                     await self._dispatch(taken, job, worker, slot)
         except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
             if not isinstance(error, TRANSIENT):

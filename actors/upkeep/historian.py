@@ -55,8 +55,8 @@ from events.log import APPEND_TIMEOUT_S, EventLog, utc_now
 from events.store.ended_jobs import EndedJob, EndedJobs
 from events.store.leases import Leases
 from events.types import Erased, Event, Submitted
+from storage.file_names import HistoryName
 from storage.images import ImageNotFound, ImageStore, ImageStoreError
-from storage.keys import HistoryName
 
 logger = logging.getLogger(__name__)
 

@@ -36,8 +36,8 @@ from events.store.removal import SWEEP_GRACE_S, Removal
 from events.store.uploads import Uploads
 from settings.constant import constant
 from settings.retention import RetentionSettings
+from storage.file_names import UPLOADS, history_name
 from storage.images import ImageNotFound, ImageStore, ImageStoreError, StoredFile
-from storage.keys import UPLOADS, history_name
 
 logger = logging.getLogger(__name__)
 

@@ -57,8 +57,8 @@ from events.retry import keep_trying
 from events.types import Blame, Compiled, Flavour, ImageStored, Infotext, Submitted, Timing
 from settings.constant import constant
 from settings.version import VERSION
+from storage.file_names import file_key, file_name
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
-from storage.keys import file_key, file_name
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from events.types import Completed
 from settings.constant import constant
 from settings.settings import forget_secrets
 from storage.images import ImageStore
-from telemetry.logs import about, set_up_logging
+from telemetry.logs import job_log_fields, set_up_logging
 from telemetry.spans import TraceIds
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class JobRunner:
             )
             outcome = await self._writer.execute(command, job)
             job = outcome.job or job
-            with about(job):
+            with job_log_fields(job):
                 if job.end is None:
                     if not outcome.added:
                         return RunOutcome.LOST  # `Started` was not stored: another actor has it.

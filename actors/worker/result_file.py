@@ -24,7 +24,7 @@ from PIL.PngImagePlugin import PngInfo
 from safetensors.numpy import save
 
 from engine.interface import ImageReady, LatentReady
-from storage.keys import JPEG, SAFETENSORS, WEBP
+from storage.file_names import JPEG, SAFETENSORS, WEBP
 
 LOSSLESS = 100
 _LOSSLESS_EFFORT = {"method": 2, "quality": 50}

@@ -46,7 +46,7 @@ from events.store.tables import (
 )
 from events.store.uploads import upload_bytes
 from events.types import DeadLetter, Event, Flavour, Submitted
-from storage.keys import HistoryName
+from storage.file_names import HistoryName
 
 
 class Usage:

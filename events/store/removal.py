@@ -20,8 +20,8 @@ from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
 from events.types import Erased
 from settings.constant import constant
+from storage.file_names import HistoryName, copies_prefix
 from storage.images import ImageStore, ImageStoreError
-from storage.keys import HistoryName, copies_prefix
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from events.store.tables import (
     JOBS,
 )
 from events.types import Event
-from storage.keys import HistoryName
+from storage.file_names import HistoryName
 
 _AT_ONCE = 500
 """The number of ids in one statement."""

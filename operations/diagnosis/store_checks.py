@@ -19,8 +19,8 @@ from operations.diagnosis.findings import Finding, Level, clock_finding, in_daem
 from operations.stores import open_bus
 from settings.log import LogSettings
 from settings.stores import SQLITE_FILE, StoreSettings
+from storage.file_names import UPLOADS
 from storage.images import ImageStore, ImageStoreError
-from storage.keys import UPLOADS
 
 _DATABASE_TIMEOUT_S = 5.0
 _LITTLE_LOG_BYTES = 256 * 1024**2

@@ -44,7 +44,7 @@ from settings.constant import constant
 from settings.graph import GraphSettings
 from settings.keys import ImageFormat
 from telemetry.exporter import SpanExporter
-from telemetry.logs import about
+from telemetry.logs import job_log_fields
 from telemetry.spans import accept_spans
 
 if TYPE_CHECKING:
@@ -448,7 +448,7 @@ class Acceptance:
             raise OutcomeUnknown(message) from error
         if outcome.added:
             fields = {"action": "accept", "job_id": job_id, "flavour": request.flavour}
-            with about(outcome.job):
+            with job_log_fields(outcome.job):
                 logger.info("job accepted", extra=fields)
         return outcome.job
 

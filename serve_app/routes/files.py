@@ -15,7 +15,7 @@ from serve_app.error_responses import ApiError, not_found
 from serve_app.openapi.document import documented
 from serve_app.replica import Reading, ReadingDep
 from serve_app.stored_file import AskedDep, StoredFile, file_answer
-from storage.keys import JPEG, PNG, SAFETENSORS, WEBP, file_name
+from storage.file_names import JPEG, PNG, SAFETENSORS, WEBP, file_name
 from storage.service_secret import is_file_token
 
 _NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})\.[a-z]+")

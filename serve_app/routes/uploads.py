@@ -17,7 +17,7 @@ from serve_app.error_responses import ApiError, not_found
 from serve_app.openapi.document import documented
 from serve_app.replica import ReadingDep, SubmissionDep
 from serve_app.stored_file import AskedDep, StoredFile, file_answer
-from storage.keys import PNG, SAFETENSORS
+from storage.file_names import PNG, SAFETENSORS
 
 router = APIRouter(
     prefix="/v1/uploads", tags=["uploads"], responses=documented(400, 401, 403, 500, 503)

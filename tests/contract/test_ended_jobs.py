@@ -16,7 +16,7 @@ from events.store.ended_jobs import EndedJob, EndedJobs
 from events.store.read_model import ReadModel
 from events.store.tables import JOBS
 from events.types import Cancelled, Erased, Flavour
-from storage.keys import HistoryName
+from storage.file_names import HistoryName
 from tests.support.events import MORNING, History, submitted
 
 DAY = timedelta(days=1)

@@ -23,7 +23,7 @@ from events.types import ImageStored
 from serve_app.access.api_keys import mint
 from serve_app.access.owner_limits import OPEN_JOBS_PERIOD_S
 from settings.settings import Settings
-from storage.keys import file_key, file_name
+from storage.file_names import file_key, file_name
 from tests.support.constants import constants, take_constants
 from tests.support.edge_services import URL, MemoryParts, Services, memory_services
 from tests.support.generate_bodies import diffusion_body

@@ -17,7 +17,7 @@ from typing import Any
 import httpcore
 from fastapi import FastAPI
 
-from actors.callbacks.keys import SigningSecrets
+from actors.callbacks.api_key_data import SigningSecrets
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.sender import Sender
 from actors.database import open_history, open_removal

@@ -24,8 +24,8 @@ from events.store.records import Upload
 from events.store.uploads import Uploads
 from events.types import CallbackDelivered, Event
 from settings.settings import Settings
+from storage.file_names import history_name
 from storage.images import ImageNotFound, ImageStore
-from storage.keys import history_name
 from tests.support.events import image, submitted
 from tests.support.failing_log import FailingLog
 

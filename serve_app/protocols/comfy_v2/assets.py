@@ -30,7 +30,7 @@ from serve_app.refusals import JobNotFound
 from serve_app.replica import Reading, ReadingDep, Submission, SubmissionDep
 from serve_app.stored_file import AskedDep, StoredFile, file_answer
 from serve_app.upload_store import LATENT_SUFFIX
-from storage.keys import copy_name
+from storage.file_names import copy_name
 
 PREFIX = "/api/v2"
 _NEVER = datetime(9999, 1, 1, tzinfo=UTC)

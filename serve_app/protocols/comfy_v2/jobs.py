@@ -44,7 +44,7 @@ from serve_app.protocols.comfy_v2.errors import invalid_workflow
 from serve_app.protocols.credentials import CancelProtocolKey, GenerateProtocolKey, ReadProtocolKey
 from serve_app.replica import Reading, ReadingDep, SubmissionDep
 from serve_app.routes.generate import EndpointId, traceparent_of
-from storage.keys import PNG, SAFETENSORS, file_name
+from storage.file_names import PNG, SAFETENSORS, file_name
 
 _OUTPUT_NODES = ("Save", "Preview")
 _MEMBERS = {"workflow", "extra_data"}

@@ -22,7 +22,7 @@ from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.replica import Reading, ReadingDep, SubmissionDep
 from serve_app.stored_file import AskedDep, StoredFile, file_answer
 from serve_app.upload_store import read_input_image
-from storage.keys import SAFETENSORS
+from storage.file_names import SAFETENSORS
 
 _PREVIEW = re.compile(r"(?P<format>webp|jpeg)(?:;(?P<quality>[0-9]{1,3}))?")
 _QUALITY = 90

@@ -9,7 +9,7 @@ from typing import Any
 from events.job import Job
 from events.result import State, state_of
 from events.types import Cancelled, Completed, Failed, ImageStored
-from storage.keys import PNG, SAFETENSORS, file_name
+from storage.file_names import PNG, SAFETENSORS, file_name
 
 _NAME = re.compile(r"darkroom_(?P<number>[0-9]{5,7})_\.(?P<suffix>[a-z]{1,8})")
 _TEMPORARY = "PreviewImage"

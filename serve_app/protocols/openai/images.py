@@ -34,8 +34,8 @@ from serve_app.protocols.waiting import MAX_WAIT_S, ended_job, failure_status
 from serve_app.replica import Reading, ReadingDep, Submission, SubmissionDep
 from serve_app.routes.generate import IdempotencyKey
 from serve_app.stored_file import base64_of, json_in_parts
+from storage.file_names import PNG
 from storage.images import ImageStore, ImageStoreError
-from storage.keys import PNG
 
 _NO_TOKENS = {
     "input_tokens": 0,

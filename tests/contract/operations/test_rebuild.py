@@ -27,7 +27,7 @@ from events.types import (
     RedeliveryRequested,
     Started,
 )
-from storage.keys import HistoryName
+from storage.file_names import HistoryName
 from tests.support.memory.log import MemoryLog
 from tests.support.operations.installation import NOW, Installation
 from tests.support.operations.rebuild import rebuild

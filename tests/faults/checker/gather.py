@@ -14,8 +14,8 @@ from events.history import read_history
 from events.store.database import Database
 from events.store.read_model import ReadModel
 from events.store.tables import JOBS as ROWS
+from storage.file_names import history_name
 from storage.images import ImageStore
-from storage.keys import history_name
 from tests.faults.checker.history import History, Stored, job_as_json
 
 _BATCH = 500

@@ -25,8 +25,8 @@ from events.types import (
     Started,
 )
 from local.nats_server import NatsServer
+from storage.file_names import SAFETENSORS
 from storage.images import ImageStore, ImageStoreUnavailable
-from storage.keys import SAFETENSORS
 from tests.support.polling import eventually
 from tests.support.worker import QUICK, Bench, ScriptedEngine, job_runner, picture, pictures
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from actors.callbacks.api_key_data import AllowedHosts, SigningSecrets
 from actors.callbacks.deliverer import Deliverer, DeliveryLimits
-from actors.callbacks.keys import AllowedHosts, SigningSecrets
 from actors.callbacks.presigned_uploads import PresignedUploads
 from actors.callbacks.sender import Sender
 from actors.roles.callbacks import Callbacks

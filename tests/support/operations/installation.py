@@ -40,8 +40,8 @@ from events.types import (
 )
 from operations.stores import Stores
 from operations.verification import Verification
+from storage.file_names import HistoryName
 from storage.images import ImageStore
-from storage.keys import HistoryName
 from tests.support.events import LATER, image, submitted
 from tests.support.memory.contents import MemoryLogContents, MemoryQueueContents
 from tests.support.memory.log import MemoryLog

@@ -16,8 +16,8 @@ from events.ids import new_id
 from events.job import Job
 from events.log import Conflict, DeliveryWriter, JobWriter, StoredEvent, utc_now
 from events.types import CallbackDelivered, Cancelled, Event
+from storage.file_names import HistoryName
 from storage.images import ImageNotFound, ImageStore
-from storage.keys import HistoryName
 from tests.support.events import submitted
 from tests.support.memory.log import MemoryLog
 

@@ -27,7 +27,7 @@ from events.types import (
     Started,
 )
 from operations.verification import Kind
-from storage.keys import HistoryName
+from storage.file_names import HistoryName
 from tests.support.events import LATER
 from tests.support.operations.installation import NOW, Installation
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage.keys import JPEG, PNG, SAFETENSORS, WEBP, file_name
+from storage.file_names import JPEG, PNG, SAFETENSORS, WEBP, file_name
 from storage.service_secret import SealBroken, file_token, is_file_token, sealed, unsealed, url_for
 
 SECRET = b"a secret of sixteen"

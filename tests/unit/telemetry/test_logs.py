@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from engine.errors import NodeFailed
 from events.cloud_events import MalformedEvent, decode
 from events.errors import LogUnavailable
-from telemetry.logs import PACKAGES, FieldsFormatter, JsonFormatter, about, set_up_logging
+from telemetry.logs import PACKAGES, FieldsFormatter, JsonFormatter, job_log_fields, set_up_logging
 from tests.support.events import folded, submitted
 
 FORGED = "2026-01-31 12:00:00,000 INFO actors.worker.job_actor ended"
@@ -168,7 +168,7 @@ def test_a_json_line_has_the_fields_as_members() -> None:
 def test_a_json_line_names_the_job_that_is_worked_on() -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     job = replace(folded([submitted()]), traceparent=f"00-{trace}-00f067aa0ba902b7-01")
-    with about(job):
+    with job_log_fields(job):
         line, other = as_json(action="end"), as_json(job_id="another")
     assert line["job_id"] == job.id
     assert line["endpoint"] == "default"

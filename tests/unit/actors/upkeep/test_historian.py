@@ -16,8 +16,8 @@ from events.delivery import RequestRedelivery
 from events.errors import LogUnavailable
 from events.log import DeliveryWriter
 from events.store.ended_jobs import EndedJob
+from storage.file_names import HistoryName
 from storage.images import ImageStoreUnavailable
-from storage.keys import HistoryName
 from tests.support.upkeep import DAY, HOUR, NOON, House
 
 URL = "https://example.com/done"

@@ -16,8 +16,8 @@ from events.errors import DatabaseUnavailable
 from events.log import JobWriter
 from events.store.database import Database
 from events.store.tables import UPLOADS
+from storage.file_names import HistoryName
 from storage.images import ImageStoreUnavailable
-from storage.keys import HistoryName
 from tests.support.upkeep import ALL, DAY, HOUR, House
 
 URL = "https://example.com/done"

@@ -38,7 +38,7 @@ from events.decisions import Cancel
 from events.job import Job
 from events.types import Cancelled, Completed, Failed, Flavour, Terms
 from settings.version import VERSION
-from storage.keys import JPEG, WEBP
+from storage.file_names import JPEG, WEBP
 from tests.support.engine.diffusion_requests import compiled_members
 from tests.support.engine.workflows import text_to_image
 from tests.support.events import image, submitted

@@ -14,7 +14,7 @@ from safetensors.numpy import load
 from actors.worker.result_file import ImageEncoding, encode_image, encode_result
 from cli.infotext import user_comment
 from engine.reports import ImageReady, LatentReady
-from storage.keys import JPEG, SAFETENSORS, WEBP
+from storage.file_names import JPEG, SAFETENSORS, WEBP
 
 TEXT = {"prompt": '{"1": "größer"}', "seed": "7"}
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from storage.keys import JPEG, SAFETENSORS, WEBP
+from storage.file_names import JPEG, SAFETENSORS, WEBP
 from storage.service_secret import file_token
 from tests.support.edge import Client, Edge, lasting_headers, refusal, submit
 from tests.support.generate_bodies import diffusion_body

@@ -13,7 +13,7 @@ from events.decisions import Cancel, Complete
 from events.job_progress import JobProgress
 from events.types import Completed, EventData, Failed, Started, Timing
 from serve_app.routes.results import server_timing
-from storage.keys import SAFETENSORS, WEBP
+from storage.file_names import SAFETENSORS, WEBP
 from tests.support.edge import ACTOR, Client, Edge, submit
 from tests.support.events import folded, submitted
 from tests.support.generate_bodies import diffusion_body

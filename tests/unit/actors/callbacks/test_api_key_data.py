@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.callbacks.keys import AllowedHosts, Remembered, SigningSecrets
+from actors.callbacks.api_key_data import AllowedHosts, Remembered, SigningSecrets
 from events.errors import DatabaseUnavailable
 from events.log import utc_now
 from events.store.database import Database
