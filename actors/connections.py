@@ -15,12 +15,11 @@ from events.bus.bus import Bus
 from events.bus.health import stored_after, stream_states, warn_if_size_differs
 from events.bus.jetstream_log import JetStreamConsumer, JetStreamLog
 from events.bus.progress import ProgressReporter
-from events.bus.queues import JetStreamCallbackQueue, JetStreamJobQueue
+from events.bus.queues import CallbackQueue, JobQueue
 from events.bus.request_reply import answer_metrics, answer_status
 from events.bus.streams import DELIVERIES, ROUTER_CONSUMER, delivery_subject
 from events.job_progress import JobProgress
 from events.log import EventConsumer, EventLog, StreamState
-from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
 from settings.http import HttpSettings
 from settings.log import LogSettings
@@ -99,8 +98,8 @@ def open_connections(
         bus=bus,
         log=JetStreamLog(bus),
         deliveries=open_deliveries(bus),
-        queue=JetStreamJobQueue(bus, max_staleness_s=max_staleness_s),
-        callback_queue=JetStreamCallbackQueue(bus),
+        queue=JobQueue(bus, max_staleness_s=max_staleness_s),
+        callback_queue=CallbackQueue(bus),
     )
 
 

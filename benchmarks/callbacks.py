@@ -35,7 +35,7 @@ from benchmarks.harness.receivers import address
 from benchmarks.harness.report import print_hardware, print_table
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
-from events.bus.queues import JetStreamCallbackQueue
+from events.bus.queues import CallbackQueue
 from events.decisions import Cancel, Submit
 from events.ids import new_id
 from events.log import JobWriter
@@ -116,7 +116,7 @@ async def _deliver(nats_url: str, folder: Path, *, over_s: float) -> Outcome:
             "DARKROOM_CALLBACK_ALLOW_NETWORKS": "127.0.0.0/8",
         }
         async with _process("-c", _ROLE, env={**os.environ, **role}) as callbacks:
-            due = await _queue(JetStreamCallbackQueue(bus), hosts, over_s=over_s)
+            due = await _queue(CallbackQueue(bus), hosts, over_s=over_s)
             healthy = {job_id for job_id, host in hosts.items() if host >= HUNG}
             await _until_left(bus, healthy)
             times = psutil.Process(callbacks.pid).cpu_times()
@@ -170,9 +170,7 @@ def _url(host: int, port: int) -> str:
     return f"http://{address(host)}:{port}/hook"
 
 
-async def _queue(
-    queue: JetStreamCallbackQueue, hosts: dict[str, int], *, over_s: float
-) -> dict[str, float]:
+async def _queue(queue: CallbackQueue, hosts: dict[str, int], *, over_s: float) -> dict[str, float]:
     """Put the callbacks on the queue over `over_s` seconds. Return the time of each, by job id."""
     due: dict[str, float] = {}
     began, room = time.monotonic(), asyncio.Semaphore(AT_ONCE)
@@ -189,7 +187,7 @@ async def _queue(
 
 async def _until_left(bus: Bus, job_ids: set[str]) -> None:
     """Wait until none of these jobs has an entry on the callback queue."""
-    queue, give_up_at = JetStreamCallbackQueue(bus), time.monotonic() + GIVE_UP_S
+    queue, give_up_at = CallbackQueue(bus), time.monotonic() + GIVE_UP_S
     while left := job_ids & await queue.job_ids():
         if time.monotonic() > give_up_at:
             raise RuntimeError(f"{len(left)} are not delivered after {GIVE_UP_S:g} s")

@@ -10,12 +10,11 @@ from typing import TypeVar
 
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog, delivery_contents, log_contents
-from events.bus.queues import JetStreamCallbackQueueContents, JetStreamJobQueueContents
+from events.bus.queues import CallbackQueue, JobQueue
 from events.bus.streams import DELIVERIES, delivery_subject
 from events.errors import DatabaseUnavailable, HistoryBroken, LogUnavailable
 from events.history import StoredHistory, read_history
 from events.log import EventLog, LogContents
-from events.queue import QueueContents
 from events.store.database import Database
 from events.store.database_contents import DatabaseContents
 from events.store.read_model import ReadModel
@@ -36,8 +35,8 @@ class Stores:
     event_log: EventLog
     """The same log as `log`, but for writers. So are `delivery_log` and `deliveries`."""
     delivery_log: EventLog
-    queue: QueueContents
-    callbacks: QueueContents
+    queue: JobQueue
+    callbacks: CallbackQueue
     read_model: ReadModel
     rows: DatabaseContents
     images: ImageStore
@@ -56,8 +55,8 @@ async def open_stores(log: LogSettings, stores: StoreSettings) -> AsyncGenerator
             deliveries=delivery_contents(bus),
             event_log=JetStreamLog(bus),
             delivery_log=JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject),
-            queue=JetStreamJobQueueContents(bus),
-            callbacks=JetStreamCallbackQueueContents(bus),
+            queue=JobQueue(bus),
+            callbacks=CallbackQueue(bus),
             read_model=ReadModel(database),
             rows=DatabaseContents(database),
             images=images,

@@ -139,8 +139,8 @@ class Verification:
             (self._jobs_in_log, stores.log.job_ids()),
             (self._rows, stores.rows.job_ids()),
             (self._deliveries, stores.deliveries.job_ids()),
-            (self._queue_entries, stores.queue.job_ids()),
-            (self._callback_entries, stores.callbacks.job_ids()),
+            (self._queue_entries, stores.queue.job_id_pages()),
+            (self._callback_entries, stores.callbacks.job_id_pages()),
             (self._uploads, stores.rows.upload_keys()),
             (self._files, self._old_files()),
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from events.bus.queues import JobQueue
 from events.decisions import Cancel, Erase, Quarantine
 from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
 from events.ids import is_job_id
 from events.job import Job, fold, fold_for_submission, fold_readable
 from events.log import EventLog, JobWriter
-from events.queue import JobQueue
 from events.store.records import ApiKey
 from events.types import Flavour
 from serve_app.refusals import JobNotFound, OtherFlavour

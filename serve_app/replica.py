@@ -14,9 +14,9 @@ from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
 from engine.interface import Catalogue
+from events.bus.queues import CallbackQueue, JobQueue
 from events.callback_address import AddressRule
 from events.log import EventLog
-from events.queue import CallbackQueue, JobQueue
 from events.result import UrlFor
 from events.store.records import ApiKey
 from events.types import CallbackAttempted

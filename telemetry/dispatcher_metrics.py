@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from engine.interface import ModelUse
-from events.queue import JobQueue
+from events.bus.queues import JobQueue
 from telemetry.exposition import EndpointLabels, gauge_by
 
 Statuses: TypeAlias = Callable[[], Awaitable[Mapping[str, Mapping[str, Any]]]]

@@ -26,6 +26,7 @@ from actors.callbacks.api_key_data import AllowedHosts, SigningSecrets
 from actors.callbacks.presigned_uploads import PresignedUploads
 from actors.callbacks.receivers import PER_HOST, BreakerLimits, Receivers, SendPermit
 from actors.callbacks.sender import Sender, webhook_headers
+from events.bus.queues import AT_ONCE, CallbackQueue, QueueEntry
 from events.callback_address import Target
 from events.delivery import (
     JITTER,
@@ -51,7 +52,6 @@ from events.delivery_steps import (
 )
 from events.job import Job, fold
 from events.log import DeliveryWriter, EventLog, RetryingLog, utc_now
-from events.queue import AT_ONCE, CallbackQueue, QueueEntry
 from events.result import UrlFor
 from events.types import CallbackAttempted, DeliveryEvent
 from settings.constant import constant

@@ -15,10 +15,10 @@ import random
 from collections.abc import Sequence
 from datetime import datetime
 
+from events.bus.queues import REQUEUE_PERIOD_S, CallbackQueue
 from events.delivery import fold_delivery
 from events.errors import HistoryBroken, JobDamaged, JobOfLaterVersion, ServiceError
 from events.log import EventLog
-from events.queue import REQUEUE_PERIOD_S, CallbackQueue
 from events.store.ended_jobs import UnsettledJob, UnsettledJobs
 from settings.constant import constant
 from storage.images import ImageNotFound, ImageStoreError, ImageStoreUnavailable

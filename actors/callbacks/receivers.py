@@ -28,9 +28,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
+from events.bus.queues import AT_ONCE, CallbackQueue
 from events.delivery import JITTER
 from events.errors import LogFull, LogUnavailable
-from events.queue import AT_ONCE, CallbackQueue
 from events.retry import keep_trying
 from settings.constant import constant
 
@@ -287,7 +287,7 @@ class Receivers:
                 await self.make_due(name)
 
     async def _restore_lines(self) -> None:
-        async for page in self._queue.in_line():
+        async for page in self._queue.parked_by_receiver():
             for job_id, name in page.items():
                 _join_line(self._receiver(name), job_id)
 

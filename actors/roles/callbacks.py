@@ -52,11 +52,11 @@ from actors.callbacks.presigned_uploads import PresignedUploads
 from actors.callbacks.sender import Sender
 from actors.connections import connect, image_urls, open_images
 from actors.database import open_database, open_history
+from events.bus.queues import AT_ONCE, CallbackQueue, QueueEntry
 from events.delivery import SendResult
 from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable, ServiceError
 from events.job import Job
 from events.log import utc_now
-from events.queue import AT_ONCE, CallbackQueue, QueueEntry
 from events.retry import keep_trying
 from events.store.keys import ApiKeys
 from settings.log import TelemetrySettings
@@ -80,13 +80,13 @@ class Callbacks:
         queue: CallbackQueue,
         deliverer: Deliverer,
         *,
-        hold_s: float = 15.0,
+        ack_wait_s: float = 15.0,
     ) -> None:
-        """The entries of a dead process are delivered again after `hold_s` seconds."""
+        """The entries of a dead process are delivered again after `ack_wait_s` seconds."""
         self._queue = queue
         self._deliverer = deliverer
         self._limits = deliverer.limits
-        self._hold_s = hold_s
+        self._ack_wait_s = ack_wait_s
         self._held: dict[str, QueueEntry] = {}
         """Entries that are being handled, by job id."""
         self._second: dict[str, QueueEntry] = {}
@@ -110,14 +110,15 @@ class Callbacks:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._hold_s / 3)
+            await asyncio.sleep(self._ack_wait_s / 3)
             for entry in list(self._held.values()):
                 await entry.renew()
 
     async def _pull(self, tasks: asyncio.TaskGroup) -> None:
         # Entries that this process has not acknowledged count as held.
-        most_held = 4 * self._limits.in_flight
-        async with self._queue.due(most_held=most_held, hold_s=self._hold_s) as entries:
+        most = 4 * self._limits.in_flight
+        due = self._queue.due(max_unacknowledged=most, ack_wait_s=self._ack_wait_s)
+        async with due as entries:
             while True:
                 most = await self._wait_for_room()
                 for entry in await entries.next(most=most, timeout_s=_PULL_TIMEOUT_S):
@@ -153,7 +154,7 @@ class Callbacks:
             self._room.set()
 
     async def _handle(self, entry: QueueEntry) -> None:
-        """Handle an entry. An entry that is not acknowledged is delivered again after `hold_s`
+        """Handle an entry. An entry that is not acknowledged is delivered again after `ack_wait_s`
         seconds.
         """
         fields = {"action": "callback", "job_id": entry.job_id}
@@ -212,7 +213,7 @@ class Callbacks:
             await self._queue.park(job_id, until + arrival.ahead)
         else:
             if wait is not None:
-                await self._queue.park(job_id, wait.until + arrival.ahead, line=wait.receiver)
+                await self._queue.park(job_id, wait.until + arrival.ahead, receiver=wait.receiver)
                 if await self._deliverer.has_changed(wait):
                     await self._queue.park(job_id, AT_ONCE)
         await entry.ack()

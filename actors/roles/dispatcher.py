@@ -32,9 +32,9 @@ from actors.scheduler.worker_reaper import keep_workers
 from actors.worker.config import WorkerConfig, default_endpoint, worker_config
 from actors.worker.engine_process import EngineState
 from engine.interface import Engine
+from events.bus.queues import JobQueue
 from events.errors import DatabaseUnavailable
 from events.log import JobWriter, RetryingLog
-from events.queue import JobQueue
 from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases, answered, lease_holder

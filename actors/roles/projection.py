@@ -20,10 +20,10 @@ from actors.database import open_history, open_prepared_database, open_removal
 from actors.upkeep.historian import Historian
 from actors.upkeep.janitor import Janitor
 from engine.interface import is_machine_error
+from events.bus.queues import REQUEUE_PERIOD_S
 from events.delivery import longest_delivery_s
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
 from events.log import EventLog, EventReader
-from events.queue import REQUEUE_PERIOD_S
 from events.retry import keep_trying
 from events.store.database import Database
 from events.store.ended_jobs import EndedJobs

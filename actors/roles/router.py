@@ -38,6 +38,7 @@ from actors.callbacks.reaper import CallbackReaper
 from actors.connections import connect, open_images
 from actors.database import open_history, open_prepared_database
 from actors.job_error import give_up_after_error
+from events.bus.queues import AT_ONCE, REQUEUE_PERIOD_S, CallbackQueue, JobQueue
 from events.delivery import has_delivery
 from events.delivery_steps import MOST_IMAGES, CallbackEvent, callback_events_of
 from events.errors import (
@@ -50,7 +51,6 @@ from events.errors import (
 )
 from events.job import Job, fold
 from events.log import EventConsumer, JobWriter, utc_now
-from events.queue import AT_ONCE, REQUEUE_PERIOD_S, CallbackQueue, JobQueue
 from events.retry import keep_trying
 from events.store.read_model import ReadModel
 from events.types import Cancelled, Completed, Event, Failed, ImageStored, Started, Submitted

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from actors.worker.engine_process import EngineState
 from actors.worker.job_actor import RunOutcome
+from events.bus.queues import QueueEntry
 from events.job import Job
-from events.queue import QueueEntry
 
 
 class ActorDied(Exception):

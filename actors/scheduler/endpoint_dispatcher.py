@@ -22,11 +22,11 @@ from actors.scheduler.slots import Slot
 from actors.scheduler.status import EndpointStatus
 from actors.scheduler.worker import Worker
 from actors.worker.job_actor import RunOutcome
+from events.bus.queues import LEASE_S, JobQueue, QueueEntry
 from events.decisions import FailAttempt, FailDispatch
 from events.errors import LogUnavailable
 from events.job import Job
 from events.log import JobWriter
-from events.queue import LEASE_S, JobQueue, QueueEntry
 from events.store.records import Endpoint
 from events.types import Blame
 from settings.constant import constant
@@ -180,7 +180,7 @@ class EndpointDispatcher:
         if found is None:
             # After a take-over, an actor that has not reported yet may run the job.
             if may_run := job.has_running_attempt and self._pool.may_run(job.actor):
-                await entry.hold(for_s=_BUSY_S)
+                await entry.redeliver_in(_BUSY_S)
             return may_run
         worker, slot = found
         entry_before = slot.entry
@@ -256,7 +256,7 @@ class EndpointDispatcher:
             return  # The slot was replaced, because the entry was delivered again during the run.
         if outcome is RunOutcome.BUSY:
             self._waiting.refund(taken.waiting)
-            await taken.entry.hold(for_s=_BUSY_S)
+            await taken.entry.redeliver_in(_BUSY_S)
         elif outcome is RunOutcome.RETRY:
             worker.mark_unready()
         elif outcome in {RunOutcome.COMPLETED, RunOutcome.ENDED}:

@@ -24,10 +24,10 @@ from functools import partial
 from actors.job_error import give_up_after_error
 from actors.scheduler.cluster import ActorUnavailable, Cluster
 from actors.scheduler.names import ALL_WORKERS, endpoint_of, endpoint_prefix
+from events.bus.queues import JobQueue, QueuedJob
 from events.decisions import Expire, FailForRemovedEndpoint, GiveUp
 from events.errors import DatabaseUnavailable, LogUnavailable, ReadTimeout
 from events.log import JobWriter, utc_now
-from events.queue import JobQueue, QueuedJob
 from events.result import FailureCode
 from events.store.endpoints import Endpoints
 from events.store.records import ENDPOINTS_PERIOD_S, StoredEndpoint

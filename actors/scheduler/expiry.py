@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from actors.job_error import give_up_after_error
+from events.bus.queues import JobQueue, QueuedJob
 from events.decisions import Expire
 from events.errors import JobUnreadable, LogFull, LogUnavailable, ReadTimeout
 from events.log import JobWriter, utc_now
-from events.queue import JobQueue, QueuedJob
 from events.retry import keep_trying
 from settings.constant import constant
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from actors.job_error import give_up_after_error
 from actors.scheduler.fairness import WaitingJob, WaitingJobs, waiting_job
+from events.bus.queues import JobQueue, QueueEntry
 from events.decisions import Expire
 from events.errors import LogUnavailable, ReadTimeout
 from events.ids import CONSUMERS
 from events.job import Job
 from events.log import JobWriter, utc_now
-from events.queue import JobQueue, QueueEntry
 from events.retry import keep_trying
 from settings.constant import constant
 
@@ -175,7 +175,7 @@ class Prefetch:
 
         Each entry is handled in its own task, because `_sort` may wait for the answer of an actor.
         """
-        self._arriving |= {entry.token: entry for entry in entries}
+        self._arriving |= {entry.ack_subject: entry for entry in entries}
         found = await asyncio.gather(*map(self._load, entries), return_exceptions=True)
         for entry, job in zip(entries, found, strict=True):
             group.create_task(self._receive(entry, job, consumer))
@@ -196,7 +196,7 @@ class Prefetch:
                 raise
             except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
                 await drop_entry(entry, error, writer=self._writer)
-        self._arriving.pop(entry.token, None)
+        self._arriving.pop(entry.ack_subject, None)
 
     async def _sort(self, entry: QueueEntry, job: Job | None, consumer: int) -> None:
         """Handle an entry. Its job has ended, runs, is held already, or is new."""
@@ -210,7 +210,7 @@ class Prefetch:
             # example while NATS was unavailable.
             known.entry, known.attempts, known.job = entry, job.attempts, None
         elif self._is_full(consumer):
-            await entry.hold(for_s=self._hold_s)
+            await entry.redeliver_in(self._hold_s)
         else:
             self._add(entry, job, consumer)
 
@@ -232,7 +232,7 @@ class Prefetch:
             for number, each in enumerate(list(self._jobs.values())):
                 if self._jobs.get(each.job_id) is each:
                     each.job = None
-                    await each.entry.hold(for_s=self._hold_s)
+                    await each.entry.redeliver_in(self._hold_s)
                 if number % _BATCH == _BATCH - 1:
                     await asyncio.sleep(0)  # The pause lets other tasks run.
 

@@ -49,9 +49,9 @@ from actors.worker.engine_process import (
 )
 from actors.worker.job_actor import JobProcessActor, RunOutcome
 from engine.interface import is_machine_error
+from events.bus.queues import QueueEntry
 from events.job import Job
 from events.log import utc_now
-from events.queue import QueueEntry
 from settings.constant import constant
 
 logger = logging.getLogger(__name__)
@@ -345,7 +345,7 @@ class RayJobActor:
         # The actor reads a large job itself, because Ray would pass it through its object store.
         known = job if job.log_bytes <= _MOST_HANDED_BYTES else None
         try:
-            run = partial(self._handle.run.remote, entry.job_id, entry.token, known)
+            run = partial(self._handle.run.remote, entry.job_id, entry.ack_subject, known)
             return RunOutcome(await run(after_attempts=job.attempts, given_at=utc_now()))
         except RayError as error:
             died = ActorDied if ended_by_itself(error) else ActorLost
@@ -357,7 +357,7 @@ class RayJobActor:
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
         try:
             take = self._handle.take_delivery
-            return bool(await answer(take, entry.job_id, entry.token, timeout_s=timeout_s))
+            return bool(await answer(take, entry.job_id, entry.ack_subject, timeout_s=timeout_s))
         except ActorUnavailable:
             return False
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from actors.scheduler.cluster import ActorUnavailable, Cluster, JobActor
 from actors.worker.job_actor import RunOutcome
+from events.bus.queues import QueueEntry
 from events.job import Job
-from events.queue import QueueEntry
 from events.retry import keep_trying
 from settings.constant import constant
 

@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from actors.scheduler.pool import WorkerPool
+from events.bus.queues import JobQueue
 from events.errors import HistoryGone, JobUnreadable
 from events.job import Job
 from events.log import JobWriter, utc_now
-from events.queue import JobQueue
 
 _PAGE = 256
 _MOST_PAGES = 8

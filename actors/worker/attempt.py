@@ -47,11 +47,11 @@ from engine.interface import (
     is_machine_error,
     pnginfo_of,
 )
+from events.bus.queues import QueueEntry
 from events.decisions import Command, Complete, ConfirmCancel, FailAttempt, StoreImage
 from events.job import Job, sizes_of, timed_out_message
 from events.job_progress import JobProgress
 from events.log import EventLog, JobWriter
-from events.queue import QueueEntry
 from events.result import FailureCode
 from events.retry import keep_trying
 from events.types import Blame, Compiled, Flavour, ImageStored, Infotext, Submitted, Timing

@@ -29,11 +29,11 @@ from actors.worker.engine_process import (
 )
 from actors.worker.run_mark import remove_stale_marks
 from engine.interface import Limits, ModelsFolder
+from events.bus.queues import JobQueue, QueueEntry
 from events.decisions import Start
 from events.errors import JobUnreadable, ServiceError
 from events.job import Job
 from events.log import EventLog, JobWriter, RetryingLog, utc_now
-from events.queue import JobQueue, QueueEntry
 from events.types import Completed
 from settings.constant import constant
 from settings.settings import forget_secrets

@@ -12,10 +12,10 @@ from actors.scheduler.names import slot_number
 from actors.worker.engine_process import EngineState
 from actors.worker.job_actor import RunOutcome
 from engine.activity import ActivityKind
+from events.bus.queues import QueueEntry
 from events.decisions import Complete, Start
 from events.job import Job
 from events.log import JobWriter, utc_now
-from events.queue import QueueEntry
 
 
 class SimulatedJobActor:

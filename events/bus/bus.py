@@ -363,17 +363,20 @@ class Bus(Connection):
             self._pullers.discard(puller)
             await puller.close()
 
-    async def give_back(self, puller: Puller, *, in_hand: Collection[str] = ()) -> None:
+    async def return_messages(
+        self, puller: Puller, *, unacknowledged: Collection[str] = ()
+    ) -> None:
         """Return messages to the server, which delivers them again.
 
         These are the messages that arrived and that no `follow` returned, and the messages with the
-        ack subjects `in_hand`. The puller is stopped first, so that it does not receive them again.
+        ack subjects `unacknowledged`. The puller is stopped first, so that it does not receive them
+        again.
         """
         try:
             await puller.stop()
         finally:
             left = {message.ack_subject for message in puller.left()}
-            for ack_subject in left.union(in_hand):
+            for ack_subject in left.union(unacknowledged):
                 await self.nak(ack_subject)
 
     async def ack(self, ack_subject: str, *, timeout_s: float = 5) -> bool:

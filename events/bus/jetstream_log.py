@@ -298,7 +298,9 @@ class JetStreamConsumer:
                 await asyncio.gather(*in_flight, return_exceptions=True)
                 waiting = {message.ack_subject for message in self._pulled}
                 self._pulled.clear()
-                await self._bus.give_back(puller, in_hand={*in_flight.values(), *waiting})
+                await self._bus.return_messages(
+                    puller, unacknowledged=waiting.union(in_flight.values())
+                )
 
     async def _wait_for_capacity(self) -> None:
         while len(self._in_flight) >= _IN_FLIGHT:

@@ -95,8 +95,10 @@ def endpoint_of_consumer(name: str) -> str | None:
     return endpoint if endpoint and number.isdecimal() else None
 
 
-def callbacks_consumer(*, most_held: int, hold_s: float) -> ConsumerSpec:
-    return ConsumerSpec(CALLBACKS, "callbacks", ("callbacks.due.*",), hold_s, most_held)
+def callbacks_consumer(*, max_unacknowledged: int, ack_wait_s: float) -> ConsumerSpec:
+    return ConsumerSpec(
+        CALLBACKS, "callbacks", ("callbacks.due.*",), ack_wait_s, max_unacknowledged
+    )
 
 
 def job_subject(job_id: str) -> str:

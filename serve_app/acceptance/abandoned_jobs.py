@@ -6,11 +6,11 @@ import asyncio
 import logging
 import random
 
+from events.bus.queues import JobQueue
 from events.decisions import Cancel
 from events.errors import ServiceError
 from events.job import fold
 from events.log import EventLog, JobWriter
-from events.queue import JobQueue
 
 logger = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from pydantic_core import to_json
 
 from engine.interface import Catalogue, EngineError, GraphInvalid
+from events.bus.queues import JobQueue
 from events.decisions import Submit
 from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
 from events.ids import derived_id, lane_of, new_id
 from events.job import Job, sizes_of
 from events.log import JobWriter, utc_now
-from events.queue import JobQueue
 from events.store.records import ApiKey, Endpoint
 from events.types import Flavour, InputFile, JobCost, Submitted, Terms
 from serve_app.acceptance.abandoned_jobs import AbandonedJobs

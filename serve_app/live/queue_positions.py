@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from events.bus.queues import JobQueue
 from events.errors import LogUnavailable
 from events.job import Job
-from events.queue import JobQueue
 from serve_app.access.ttl_cache import TtlCache
 
 _TTL_S = 1.0

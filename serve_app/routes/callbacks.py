@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from events.bus.queues import AT_ONCE
 from events.delivery import RequestRedelivery, fold_delivery
 from events.job import Job, is_readable
 from events.log import DeliveryWriter, utc_now
-from events.queue import AT_ONCE
 from events.types import CallbackAttempted, CallbackExhausted, Event
 from serve_app.access.api_keys import require_callback_host
 from serve_app.auth import GenerateKey, ReadKey

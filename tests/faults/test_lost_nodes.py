@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.scheduler.cluster import ActorDied, ActorLost
 from actors.scheduler.ray_cluster import RayJobActor
-from events.queue import QueueEntry
+from events.bus.queues import QueueEntry
 from tests.support.events import folded, submitted
 
 pytestmark = pytest.mark.timeout(1200)

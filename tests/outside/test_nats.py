@@ -14,7 +14,7 @@ import pytest
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.nats_errors import NoAnswer
-from events.bus.queues import JetStreamJobQueue
+from events.bus.queues import JobQueue
 from events.bus.streams import JOBS, QUEUE
 from events.errors import LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.ids import new_id
@@ -109,7 +109,7 @@ async def test_an_entry_that_is_held_outlives_the_server_that_gave_it(
     cluster: Cluster, bus: Bus
 ) -> None:
     """Its holder renews and acknowledges it, and no other process gets it meanwhile."""
-    queue = JetStreamJobQueue(bus, lease_s=20)
+    queue = JobQueue(bus, lease_s=20)
     job_ids = [new_id() for _ in range(10)]
     for job_id in job_ids:
         await until_done(partial(queue.add, "default", 3, job_id, deadline=LATER))

@@ -81,9 +81,9 @@ class RecordingCallbackQueue(MemoryCallbackQueue):
         super().__init__()
         self.recorded: list[tuple[str, datetime]] = []
 
-    async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
+    async def park(self, key: str, until: datetime, *, receiver: str | None = None) -> None:
         self.recorded.append((key, until))
-        await super().park(key, until, line=line)
+        await super().park(key, until, receiver=receiver)
 
 
 @dataclass

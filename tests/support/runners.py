@@ -11,12 +11,12 @@ from actors.worker.attempt import AttemptLimits
 from actors.worker.job_actor import JobRunner, RunOutcome
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
+from events.bus.queues import QueueEntry
 from events.decisions import Command, Submit
 from events.ids import new_id
 from events.job import Job
 from events.job_progress import JobProgress
 from events.log import JobWriter
-from events.queue import QueueEntry
 from events.types import Event
 from storage.images import ImageStore
 from tests.support.events import LATER, submitted
@@ -88,7 +88,7 @@ class RunnersBench:
         runner = self.runner(engine or ScriptedEngine(pictures(1)), **options)
         entry = await self.entry()
         return await runner.run(
-            entry.job_id, entry.token, job, after_attempts=after_attempts, given_at=given_at
+            entry.job_id, entry.ack_subject, job, after_attempts=after_attempts, given_at=given_at
         )
 
     def runner(

@@ -21,11 +21,11 @@ from engine.reports import EngineEvent, Finished, ImageReady, Progress
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.progress import ProgressReporter
+from events.bus.queues import EntryConsumer, JobQueue, QueueEntry
 from events.decisions import Submit
 from events.ids import new_id
 from events.job import Job
 from events.log import EventLog, JobWriter, RetryingLog
-from events.queue import EntryConsumer, JobQueue, QueueEntry
 from storage.images import ImageStore
 from tests.support.events import LATER, submitted
 
@@ -163,4 +163,4 @@ class Bench:
     async def run(self, engine: ScriptedEngine, *, actor: str = "a") -> RunOutcome:
         """Run the next entry."""
         entry = await self.entry()
-        return await self.runner(engine, actor=actor).run(entry.job_id, entry.token)
+        return await self.runner(engine, actor=actor).run(entry.job_id, entry.ack_subject)

@@ -15,22 +15,16 @@ import pytest
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog, log_contents
 from events.bus.puller import Message
-from events.bus.queues import (
-    JetStreamCallbackQueue,
-    JetStreamCallbackQueueContents,
-    JetStreamJobQueue,
-    JetStreamJobQueueContents,
-)
+from events.bus.queues import CallbackQueue, JobQueue
 from events.cloud_events import encode
 from events.errors import LogUnavailable
 from events.ids import CONSUMERS, new_id
 from events.log import Appended, EventLog, LogContents, utc_now
-from events.queue import CallbackQueue, JobQueue, QueueContents
 from events.types import Event
 from local.nats_server import NatsServer
 from tests.support.bus import connected, operator
 from tests.support.events import LATER, folded, submitted
-from tests.support.memory.contents import MemoryLogContents, MemoryQueueContents
+from tests.support.memory.contents import MemoryLogContents
 from tests.support.memory.log import MemoryLog
 from tests.support.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 
@@ -41,33 +35,22 @@ class Parts:
     queue: JobQueue
     callbacks: CallbackQueue
     log_contents: LogContents
-    queue_contents: QueueContents
-    callback_contents: QueueContents
 
 
 @pytest.fixture(params=["memory", "jetstream"])
 async def parts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Parts]:
     if request.param == "memory":
         log, queue, callbacks = MemoryLog(), MemoryJobQueue(), MemoryCallbackQueue()
-        yield Parts(
-            log,
-            queue,
-            callbacks,
-            MemoryLogContents(log),
-            MemoryQueueContents(queue),
-            MemoryQueueContents(callbacks),
-        )
+        yield Parts(log, queue, callbacks, MemoryLogContents(log))
         return
     server = NatsServer(tmp_path / "nats", preferred_port=0)
     server.start()
     async with connected(server) as bus:
         yield Parts(
             JetStreamLog(bus),
-            JetStreamJobQueue(bus, lease_s=30),
-            JetStreamCallbackQueue(bus),
+            JobQueue(bus, lease_s=30),
+            CallbackQueue(bus),
             log_contents(bus),
-            JetStreamJobQueueContents(bus),
-            JetStreamCallbackQueueContents(bus),
         )
     server.stop()
 
@@ -116,23 +99,23 @@ async def test_all_that_follows_is_seen_step_by_step(parts: Parts) -> None:
 
 async def test_entries_that_wait_and_that_are_held_are_seen(parts: Parts) -> None:
     job = folded([submitted()])
-    assert not await parts.queue_contents.has(job)
+    assert not await parts.queue.has(job)
     await parts.queue.add(job.submitted.endpoint, job.submitted.lane, job.id, deadline=LATER)
     async with parts.queue.consume(job.submitted.endpoint, job.submitted.lane % CONSUMERS) as lane:
         [entry] = await lane.next(most=1, timeout_s=5)
-        assert await parts.queue_contents.has(job)
-        assert await all_of(parts.queue_contents.job_ids()) == [job.id]
+        assert await parts.queue.has(job)
+        assert await all_of(parts.queue.job_id_pages()) == [job.id]
         await entry.ack()
-    assert await all_of(parts.queue_contents.job_ids()) == []
+    assert await all_of(parts.queue.job_id_pages()) == []
 
 
 async def test_deliveries_that_are_due_and_parked_are_seen(parts: Parts) -> None:
     due, parked = folded([submitted()]), new_id()
-    assert not await parts.callback_contents.has(due)
+    assert not await parts.callbacks.has(due)
     await parts.callbacks.add(due.id)
-    assert await parts.callback_contents.has(due)
+    assert await parts.callbacks.has(due)
     await parts.callbacks.park(parked, utc_now() + timedelta(hours=1))
-    assert await all_of(parts.callback_contents.job_ids()) == sorted([due.id, parked])
+    assert await all_of(parts.callbacks.job_id_pages()) == sorted([due.id, parked])
 
 
 async def test_a_look_makes_no_streams(nats_server: NatsServer) -> None:

@@ -8,11 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from events.bus.queues import JetStreamJobQueue
+from events.bus.queues import EntryConsumer, JobQueue, QueueEntry
 from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import utc_now
-from events.queue import EntryConsumer, JobQueue, QueueEntry
 from tests.support.events import LATER
 from tests.support.memory.queues import MemoryJobQueue
 from tests.support.patience import FACTOR
@@ -25,7 +24,7 @@ LANE = 3
 def queue(request: pytest.FixtureRequest) -> JobQueue:
     if request.param == "memory":
         return MemoryJobQueue(lease_s=LEASE_S)
-    return JetStreamJobQueue(request.getfixturevalue("bus"), lease_s=LEASE_S)
+    return JobQueue(request.getfixturevalue("bus"), lease_s=LEASE_S)
 
 
 async def taken(entries: EntryConsumer, *, within_s: float = 30.0) -> QueueEntry:
@@ -118,8 +117,8 @@ async def test_an_entry_is_held_for_as_long_as_its_holder_says(queue: JobQueue) 
     async with queue.consume("default", LANE) as entries:
         short, long = await taken(entries), await taken(entries)
         for _ in range(4):
-            await short.hold(for_s=0.5 * LEASE_S)
-            await long.hold(for_s=2 * LEASE_S)
+            await short.redeliver_in(0.5 * LEASE_S)
+            await long.redeliver_in(2 * LEASE_S)
             assert await entries.next(most=1, timeout_s=0.3 * LEASE_S) == []
         again = await taken(entries, within_s=0.8 * LEASE_S)
         await again.ack()
@@ -131,10 +130,10 @@ async def test_what_is_held_for_a_short_time_is_renewed_for_a_full_one(queue: Jo
     await queue.add("default", LANE, "a-job", deadline=LATER)
     async with queue.consume("default", LANE) as entries:
         entry = await taken(entries)
-        await entry.hold(for_s=0.2 * LEASE_S)
+        await entry.redeliver_in(0.2 * LEASE_S)
         await entry.renew()
         assert await entries.next(most=1, timeout_s=0.7 * LEASE_S) == []
-        await entry.hold(for_s=0.2 * LEASE_S)
+        await entry.redeliver_in(0.2 * LEASE_S)
         await entry.ack()
         assert await entries.next(most=1, timeout_s=0.7 * LEASE_S) == []
     assert await queue.job_ids() == set()
@@ -157,13 +156,13 @@ async def test_one_that_is_given_back_comes_behind_one_that_was_not_renewed(
     assert found == ["hung", "in-hand", "new"]
 
 
-async def test_a_token_opens_the_entry_in_another_process(queue: JobQueue) -> None:
+async def test_an_ack_subject_opens_the_entry_in_another_process(queue: JobQueue) -> None:
     await queue.add("default", LANE, "a-job", deadline=LATER)
     async with queue.consume("default", LANE) as entries:
-        token = (await taken(entries)).token
-        opened = queue.entry("a-job", token)
+        ack_subject = (await taken(entries)).ack_subject
+        opened = queue.entry("a-job", ack_subject)
         assert abs(utc_now() - opened.stored_at) < timedelta(seconds=30)
-        assert (opened.job_id, opened.token) == ("a-job", token)
+        assert (opened.job_id, opened.ack_subject) == ("a-job", ack_subject)
         await opened.nak()
         await taken(entries, within_s=0.8 * LEASE_S)  # at once
         await opened.ack()  # of an earlier delivery: it is no fence

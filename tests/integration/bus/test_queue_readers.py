@@ -9,7 +9,7 @@ import pytest
 
 from events.bus.bus import Bus
 from events.bus.puller import Feed
-from events.bus.queues import JetStreamJobQueue
+from events.bus.queues import JobQueue
 from events.bus.streams import QUEUE
 from local.nats_server import NatsServer
 from tests.support.bus import connected
@@ -21,14 +21,12 @@ LEASE_S = 30.0
 async def test_a_reader_gives_back_what_is_on_its_way_when_it_closes(
     nats_server: NatsServer, bus: Bus
 ) -> None:
-    queue, jobs = JetStreamJobQueue(bus, lease_s=LEASE_S), [f"job-{number}" for number in range(5)]
+    queue, jobs = JobQueue(bus, lease_s=LEASE_S), [f"job-{number}" for number in range(5)]
 
     async def add() -> None:
         async with connected(nats_server) as another:
             for job_id in jobs:
-                await JetStreamJobQueue(another, lease_s=LEASE_S).add(
-                    "default", 3, job_id, deadline=LATER
-                )
+                await JobQueue(another, lease_s=LEASE_S).add("default", 3, job_id, deadline=LATER)
 
     async with queue.consume("default", 3) as entries:
         assert await entries.next(most=5, timeout_s=0.1) == []  # from here on a request stands
@@ -40,7 +38,7 @@ async def test_a_reader_gives_back_what_is_on_its_way_when_it_closes(
 async def test_a_reader_that_is_cancelled_while_it_stops_gives_back_what_came(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue, jobs = JetStreamJobQueue(bus, lease_s=LEASE_S), [f"job-{number}" for number in range(5)]
+    queue, jobs = JobQueue(bus, lease_s=LEASE_S), [f"job-{number}" for number in range(5)]
     is_stopping = asyncio.Event()
 
     async def hang(_: Feed) -> None:
@@ -63,7 +61,7 @@ async def test_a_reader_that_is_cancelled_while_it_stops_gives_back_what_came(
     assert sorted(await read(queue, len(jobs))) == jobs
 
 
-async def read(queue: JetStreamJobQueue, count: int) -> list[str]:
+async def read(queue: JobQueue, count: int) -> list[str]:
     """So many jobs. What was lost would come with the end of its lease."""
     found: list[str] = []
     async with queue.consume("default", 3) as entries:

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 
 from events.bus.bus import Bus
 from events.bus.health import warn_if_size_differs
-from events.bus.queues import JetStreamJobQueue
+from events.bus.queues import JobQueue
 from events.bus.streams import CANARY, JOBS, QUEUE, STREAMS
 from events.errors import LogUnavailable
 from local.nats_server import NatsServer
@@ -29,7 +29,7 @@ async def stream_names(client: Client) -> set[str]:
 
 
 async def test_a_stream_that_was_lost_is_made_again(nats_server: NatsServer, bus: Bus) -> None:
-    queue = JetStreamJobQueue(bus, lease_s=30)
+    queue = JobQueue(bus, lease_s=30)
     made_at = await queue.made_at()
     async with operator(nats_server) as client:
         await client.jetstream().delete_stream(QUEUE)
@@ -154,7 +154,7 @@ async def test_no_start_changes_the_size_of_the_log(
 
 
 async def test_a_consumer_that_is_gone_already_is_deleted(bus: Bus) -> None:
-    queue = JetStreamJobQueue(bus, lease_s=30)
+    queue = JobQueue(bus, lease_s=30)
     async with queue.consume("default", 1):
         assert await bus.consumers(QUEUE) == ["default-1"]
     for _ in range(2):

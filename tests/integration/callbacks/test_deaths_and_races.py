@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from actors.callbacks.reaper import CallbackReaper
+from events.bus.queues import AT_ONCE
 from events.bus.streams import CALLBACKS, due_subject, scheduled_subject
 from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import Appended, Conflict, EventLog, utc_now
-from events.queue import AT_ONCE
 from events.store.read_model import ReadModel
 from events.types import (
     CallbackAttempted,

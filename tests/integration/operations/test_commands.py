@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from events.bus.jetstream_log import JetStreamLog
-from events.bus.queues import JetStreamJobQueue
+from events.bus.queues import JobQueue
 from events.bus.streams import job_subject
 from events.cloud_events import decode_stored
 from events.decisions import Submit
@@ -38,7 +38,7 @@ async def job_id(nats_server: NatsServer, tmp_path: Path) -> str:
     async with connected(nats_server) as bus, database_in(tmp_path) as database:
         log, model = JetStreamLog(bus), ReadModel(database)
         await JobWriter(log).submit(job_id, Submit(submitted()))
-        await JetStreamJobQueue(bus, lease_s=30).add("default", 3, job_id, deadline=LATER)
+        await JobQueue(bus, lease_s=30).add("default", 3, job_id, deadline=LATER)
         assert await model.apply(await log.read(job_id), expected=0)
     return job_id
 
@@ -66,7 +66,7 @@ async def test_what_disagrees_is_listed_with_exit_code_1(
 ) -> None:
     broken_id = new_id()
     async with connected(nats_server) as bus, database_in(tmp_path) as database:
-        await JetStreamJobQueue(bus, lease_s=30).remove("default", 3, job_id)
+        await JobQueue(bus, lease_s=30).remove("default", 3, job_id)
         at = await bus.store(job_subject(broken_id), b"no event", timeout_s=5)
         broken = decode_stored(b"no event", job_id=broken_id, position=at)
         assert await ReadModel(database).apply([broken], expected=at - 1)

@@ -9,7 +9,7 @@ import pytest
 
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
-from events.bus.queues import JetStreamJobQueue
+from events.bus.queues import JobQueue
 from events.log import JobWriter
 from storage.images import ImageStore
 from tests.support.worker import LANE, LEASE_S, Bench
@@ -18,7 +18,7 @@ from tests.support.worker import LANE, LEASE_S, Bench
 @pytest.fixture
 async def bench(bus: Bus, tmp_path: Path) -> AsyncIterator[Bench]:
     log = JetStreamLog(bus)
-    queue = JetStreamJobQueue(bus, lease_s=LEASE_S)
+    queue = JobQueue(bus, lease_s=LEASE_S)
     async with queue.consume("default", LANE) as lane:
         images = ImageStore((tmp_path / "images").as_uri())
         yield Bench(bus, log, JobWriter(log), queue, lane, images)

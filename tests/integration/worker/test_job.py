@@ -95,7 +95,7 @@ async def test_an_image_store_that_is_away_is_waited_for(bench: Bench, tmp_path:
     entry = await bench.entry()
     bench.images = Refusing((tmp_path / "other").as_uri(), times=3)
     runner = bench.runner(ScriptedEngine(pictures(1)))
-    assert await runner.run(entry.job_id, entry.token) is RunOutcome.COMPLETED
+    assert await runner.run(entry.job_id, entry.ack_subject) is RunOutcome.COMPLETED
     assert (await bench.job(job_id)).attempts == 1
 
 
@@ -225,7 +225,7 @@ async def test_an_actor_whose_job_is_erased_meanwhile_writes_nothing(bench: Benc
         bus=bench.bus,
         limits=AttemptLimits(silence_s=30, lease_renew_s=30),  # it will not notice by itself
     )
-    run = asyncio.create_task(runner.run(entry.job_id, entry.token))
+    run = asyncio.create_task(runner.run(entry.job_id, entry.ack_subject))
     engine.advance()
 
     async def has_stored() -> bool:

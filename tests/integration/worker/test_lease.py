@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from actors.worker.job_actor import RunOutcome
 from engine.reports import Progress
+from events.bus.queues import JobQueue
 from events.decisions import Start
 from events.ids import new_id
 from events.log import JobWriter, RetryingLog, utc_now
-from events.queue import JobQueue
 from tests.support.polling import eventually
 from tests.support.worker import LEASE_S, Bench, ScriptedEngine, pictures
 
@@ -21,7 +21,7 @@ async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
     await bench.submit()
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
-    run = asyncio.create_task(bench.runner(engine).run(entry.job_id, entry.token))
+    run = asyncio.create_task(bench.runner(engine).run(entry.job_id, entry.ack_subject))
     for _ in range(5):
         engine.advance()
         assert not await bench.lane.next(most=1, timeout_s=LEASE_S / 2)
@@ -34,12 +34,12 @@ async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: 
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
     runner = bench.runner(engine)
-    run = asyncio.create_task(runner.run(entry.job_id, entry.token))
+    run = asyncio.create_task(runner.run(entry.job_id, entry.ack_subject))
     await eventually(lambda: engine.requests)
     await entry.nak()  # as a restarted server does, which forgot the renewals
     again = await bench.entry()
-    assert await runner.take_delivery(job_id, again.token)
-    assert not await runner.take_delivery(new_id(), again.token)
+    assert await runner.take_delivery(job_id, again.ack_subject)
+    assert not await runner.take_delivery(new_id(), again.ack_subject)
     for _ in range(4):
         engine.advance()
         assert not await bench.lane.next(most=1, timeout_s=LEASE_S / 2)
@@ -78,7 +78,7 @@ async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
     runner._queue = cast(JobQueue, SimpleNamespace(entry=lambda *_: held))
     runner._log, runner._writer = log, JobWriter(log)
     engine.advance()
-    zombie = asyncio.create_task(runner.run(job_id, entry.token))
+    zombie = asyncio.create_task(runner.run(job_id, entry.ack_subject))
     await eventually(lambda: engine.requests)
     held.going.clear()
     log.going.clear()
@@ -96,4 +96,4 @@ async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
     assert await bench.queue.job_ids() == {job_id}
     # Neither renewed nor acked: the heir's own lease runs out on time.
     third = await bench.entry(within_s=2 * LEASE_S)
-    assert len({entry.token, again.token, third.token}) == 3
+    assert len({entry.ack_subject, again.ack_subject, third.ack_subject}) == 3

@@ -133,7 +133,7 @@ class Bench:
                 limits=self.limits,
                 metrics=CallbackMetrics(self.registry, on_try=self.on_try),
             )
-            role = Callbacks(self.queue, deliverer, hold_s=0.3)
+            role = Callbacks(self.queue, deliverer, ack_wait_s=0.3)
             async with running(role.run()):
                 yield
             await self.sender.close()

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from actors.callbacks.receivers import Receivers
-from events.queue import CallbackQueue
+from events.bus.queues import CallbackQueue
 from tests.support.events import MORNING
 from tests.support.memory.queues import MemoryCallbackQueue
 
@@ -106,7 +106,7 @@ class Crowd:
                 permit.answered = True
         if permit.wait_s:
             until = _virtual_now() + timedelta(seconds=permit.wait_s)
-            await self._queue.park(callback, until, line=receiver)
+            await self._queue.park(callback, until, receiver=receiver)
             return
         self.delivered.append(self._now())
         self.delays_s[callback] = self._now() - self._added[callback]

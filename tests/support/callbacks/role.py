@@ -18,7 +18,7 @@ from actors.callbacks.sender import Sender
 from actors.roles.callbacks import Callbacks
 from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
-from events.bus.queues import JetStreamCallbackQueue
+from events.bus.queues import CallbackQueue
 from events.bus.streams import DELIVERIES, delivery_subject
 from events.callback_address import CONNECT_TIMEOUT_S, AddressRule
 from events.delivery import Delivery, fold_delivery
@@ -56,7 +56,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.keys = ApiKeys(self.database)
-        self.queue = JetStreamCallbackQueue(self.bus)
+        self.queue = CallbackQueue(self.bus)
         self.jobs = JetStreamLog(self.bus)
         self.deliveries = JetStreamLog(
             self.bus, stream=DELIVERIES, subject_of=delivery_subject, try_timeout_s=0.5
@@ -141,7 +141,7 @@ class World:
             limits=limits,
             metrics=CallbackMetrics(CollectorRegistry()),
         )
-        role = Callbacks(self.queue, deliverer, hold_s=1.5)
+        role = Callbacks(self.queue, deliverer, ack_wait_s=1.5)
         async with running(role.run()):
             yield
         await sender.close()

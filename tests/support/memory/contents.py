@@ -1,13 +1,11 @@
-"""The content of the log and queues in memory; see `events.log.LogContents`."""
+"""The content of the log in memory; see `events.log.LogContents`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection
 from operator import attrgetter
 
-from events.job import Job
 from events.log import StoredEvent
-from events.queue import CallbackQueue, JobQueue
 from tests.support.memory.log import MemoryLog
 
 
@@ -28,16 +26,3 @@ class MemoryLogContents:
 
     async def last_sequence(self) -> int:
         return self._log.last_position
-
-
-class MemoryQueueContents:
-    """The content of a queue of jobs or of callbacks."""
-
-    def __init__(self, queue: JobQueue | CallbackQueue) -> None:
-        self._queue = queue
-
-    async def job_ids(self) -> AsyncGenerator[list[str]]:
-        yield sorted(await self._queue.job_ids())
-
-    async def has(self, job: Job) -> bool:
-        return job.id in await self._queue.job_ids()

@@ -43,7 +43,7 @@ from operations.verification import Verification
 from storage.file_names import HistoryName
 from storage.images import ImageStore
 from tests.support.events import LATER, image, submitted
-from tests.support.memory.contents import MemoryLogContents, MemoryQueueContents
+from tests.support.memory.contents import MemoryLogContents
 from tests.support.memory.log import MemoryLog
 from tests.support.memory.queues import MemoryCallbackQueue, MemoryJobQueue
 
@@ -91,8 +91,8 @@ class Installation:
             deliveries=self.delivery_contents,
             event_log=self.log,
             delivery_log=self.deliveries,
-            queue=MemoryQueueContents(self.queue),
-            callbacks=MemoryQueueContents(self.callbacks),
+            queue=self.queue,
+            callbacks=self.callbacks,
             read_model=self.read_model,
             rows=DatabaseContents(self.database),
             images=self.images,

@@ -110,7 +110,7 @@ class Bench:
 
     async def lose_callback(self, job_id: str) -> None:
         """Remove the only entry of a job from the callback queue."""
-        async with self.callbacks.due(most_held=10, hold_s=60) as due:
+        async with self.callbacks.due(max_unacknowledged=10, ack_wait_s=60) as due:
             [entry] = await due.next(most=10, timeout_s=5)
             assert entry.job_id == job_id
             await entry.ack()

@@ -11,8 +11,8 @@ from actors.scheduler.names import slot_number
 from actors.worker.engine_process import EngineState
 from actors.worker.job_actor import RunOutcome
 from engine.activity import ActivityKind
+from events.bus.queues import QueueEntry
 from events.job import Job
-from events.queue import QueueEntry
 
 
 class FakeJobActor:

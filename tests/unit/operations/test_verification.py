@@ -88,7 +88,7 @@ def image_row(**columns: object) -> Change:
 
 
 async def no_callback(installation: Installation, _: str) -> None:
-    async with installation.callbacks.due(most_held=9, hold_s=9) as reader:
+    async with installation.callbacks.due(max_unacknowledged=9, ack_wait_s=9) as reader:
         [entry] = await reader.next(most=9, timeout_s=1)
         await entry.ack()
 

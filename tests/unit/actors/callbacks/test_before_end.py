@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from actors.callbacks.deliverer import DeliveryLimits
+from events.bus.queues import AT_ONCE, QueueEntry
 from events.decisions import (
     Command,
     Complete,
@@ -24,7 +25,6 @@ from events.delivery import SendResult
 from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import JobWriter, utc_now
-from events.queue import AT_ONCE, QueueEntry
 from events.types import CallbackAttempted
 from tests.support.callbacks.bench import Bench, RecordingSender
 from tests.support.events import image, submitted
@@ -146,13 +146,13 @@ class RacingQueue(MemoryCallbackQueue):
         self._pauses_left = pause
         self.job: Job | None = None
 
-    async def park(self, key: str, until: datetime, *, line: str | None = None) -> None:
+    async def park(self, key: str, until: datetime, *, receiver: str | None = None) -> None:
         if until > utc_now() + timedelta(minutes=1):
             self._pauses_left -= 1
             if not self._pauses_left:
                 assert self.job is not None
                 await self.job.goes_on(END)
-        await super().park(key, until, line=line)
+        await super().park(key, until, receiver=receiver)
 
 
 @pytest.mark.parametrize("pause", [1, 2], ids=["after a try", "after another event"])

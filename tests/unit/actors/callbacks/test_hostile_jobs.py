@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from events.bus.queues import AT_ONCE
 from events.delivery import RequestRedelivery, SendResult, fold_delivery
 from events.errors import DatabaseUnavailable, HistoryBroken, HistoryGone
 from events.job import fold
 from events.log import DeliveryWriter, utc_now
-from events.queue import AT_ONCE
 from events.types import CallbackExhausted, RedeliveryRequested
 from storage.images import ImageStoreUnavailable
 from tests.support.callbacks.bench import LIMITS, Bench
@@ -117,9 +117,9 @@ class CountingQueue(MemoryCallbackQueue):
         super().__init__(clock=lambda: utc_now() + AHEAD)
         self.parks = 0
 
-    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
+    async def park(self, job_id: str, until: datetime, *, receiver: str | None = None) -> None:
         self.parks += 1
-        await super().park(job_id, until, line=line)
+        await super().park(job_id, until, receiver=receiver)
 
 
 async def test_a_clock_behind_that_of_the_queue_leaves_pauses_and_makes_no_loop(
@@ -142,14 +142,14 @@ class RacingQueue(MemoryCallbackQueue):
 
     bench: Bench
 
-    async def park(self, job_id: str, until: datetime, *, line: str | None = None) -> None:
+    async def park(self, job_id: str, until: datetime, *, receiver: str | None = None) -> None:
         if until > utc_now() + timedelta(minutes=1):
             writer = DeliveryWriter(self.bench.deliveries)
             job = fold(await self.bench.jobs.read(job_id))
             assert job is not None
             await writer.execute(RequestRedelivery(), job, await writer.load(job_id))
             await super().park(job_id, AT_ONCE)
-        await super().park(job_id, until, line=line)
+        await super().park(job_id, until, receiver=receiver)
 
 
 async def test_a_redelivery_that_is_asked_for_while_a_retry_is_parked_is_made_at_once(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from actors.callbacks.deliverer import DeliveryLimits
 from actors.callbacks.receivers import BreakerLimits, Receivers
+from events.bus.queues import AT_ONCE, CallbackQueue
 from events.errors import LogUnavailable
 from events.ids import new_id
 from events.log import utc_now
-from events.queue import AT_ONCE, CallbackQueue
 from tests.support.callbacks.bench import Bench
 from tests.support.callbacks.crowd import Crowd, run_in_virtual_time
 from tests.support.events import MORNING
@@ -31,16 +31,16 @@ class Queue(MemoryCallbackQueue):
         self.called: list[str] = []
         self.is_away = True
 
-    async def park(self, job_id: str, until: object, *, line: str | None = None) -> None:
+    async def park(self, job_id: str, until: object, *, receiver: str | None = None) -> None:
         if until == AT_ONCE:
             self.called.append(job_id)
-        await super().park(job_id, LATER, line=line)
+        await super().park(job_id, LATER, receiver=receiver)
 
-    async def in_line(self) -> AsyncGenerator[dict[str, str]]:
+    async def parked_by_receiver(self) -> AsyncGenerator[dict[str, str]]:
         if self.is_away:
             self.is_away = False
             raise LogUnavailable
-        async for page in super().in_line():
+        async for page in super().parked_by_receiver():
             yield page
 
 
@@ -62,7 +62,9 @@ def test_after_a_start_each_line_is_moved_by_its_first_and_few_at_a_time() -> No
         queue = Queue()
         for turn in range(2):
             for number in range(12):
-                await queue.park(f"{turn} of {number}", LATER, line=f"http://{number}.example:80")
+                await queue.park(
+                    f"{turn} of {number}", LATER, receiver=f"http://{number}.example:80"
+                )
         called = await called_after(2.9, queue, few_receivers(queue))
         assert 10 <= len(called) <= 12
         assert all(each.startswith("0 of ") for each in called)
@@ -77,7 +79,7 @@ def test_a_line_is_not_moved_while_its_receiver_is_left_alone_or_has_some_on_the
         receivers = few_receivers(queue)
         for name in ("dead", "called"):
             for number in range(3):
-                await queue.park(f"{name} {number}", LATER, line=name)
+                await queue.park(f"{name} {number}", LATER, receiver=name)
         async with receivers.permit("dead", "first") as permit:
             permit.answered = False
         assert await called_after(20, queue, receivers) == ["called 0"]
@@ -92,18 +94,18 @@ def test_callbacks_that_could_not_be_made_due_stay_first_in_their_line() -> None
     class FailingQueue(Queue):
         failures = 1
 
-        async def park(self, job_id: str, until: object, *, line: str | None = None) -> None:
+        async def park(self, job_id: str, until: object, *, receiver: str | None = None) -> None:
             if until == AT_ONCE and self.failures:
                 self.failures -= 1
                 raise LogUnavailable
-            await super().park(job_id, until, line=line)
+            await super().park(job_id, until, receiver=receiver)
 
     async def run() -> None:
         queue = FailingQueue()
         queue.is_away = False
         receivers, receiver = few_receivers(queue), "http://a.example:80"
         for number in range(3):
-            await queue.park(str(number), LATER, line=receiver)
+            await queue.park(str(number), LATER, receiver=receiver)
         assert await called_after(70, queue, receivers) == ["0", "1", "2"]
 
     run_in_virtual_time(run())
@@ -115,9 +117,9 @@ async def test_callbacks_of_which_nothing_is_due_any_more_keep_no_other_waiting(
     """The callbacks of erased jobs are an example."""
     bench, later = Bench(), utc_now() + timedelta(hours=1)
     for _ in range(60):
-        await bench.queue.park(new_id(), later, line="http://127.0.0.1:80")
+        await bench.queue.park(new_id(), later, receiver="http://127.0.0.1:80")
     job_id = await bench.ended_job("http://127.0.0.1/done")
-    await bench.queue.park(job_id, later, line="http://127.0.0.1:80")
+    await bench.queue.park(job_id, later, receiver="http://127.0.0.1:80")
     async with bench.running(tmp_path):
         await eventually(lambda: bench.is_delivered(job_id), within_s=5)
     assert await bench.queue.job_ids() == set()

@@ -84,7 +84,7 @@ class Bench:
         return [job.id for job in await self.read_model.unsettled.page(after=0, limit=1000)]
 
     async def lose_all(self) -> None:
-        async with self.queue.due(most_held=1000, hold_s=60) as due:
+        async with self.queue.due(max_unacknowledged=1000, ack_wait_s=60) as due:
             for entry in await due.next(most=1000, timeout_s=0):
                 await entry.ack()
 

@@ -168,7 +168,7 @@ async def test_an_event_that_comes_while_another_is_told_is_told_too(bench: Benc
     job_id = await bench.job(start(), **asked)
     async with bench.routing():
         await eventually(lambda: bench.callbacks_of(job_id))
-        async with bench.callbacks.due(most_held=10, hold_s=60) as due:
+        async with bench.callbacks.due(max_unacknowledged=10, ack_wait_s=60) as due:
             [entry] = await due.next(most=10, timeout_s=5)
             job = await bench.writer.load(job_id)
             assert job is not None

@@ -20,9 +20,9 @@ from engine.activity import ActivityKind
 from engine.admission import Admission
 from engine.interface import Limits, ModelsFolder
 from engine.reports import EngineEvent, Finished, ImageReady
+from events.bus.queues import QueueEntry
 from events.job import Job
 from events.job_progress import JobProgress
-from events.queue import QueueEntry
 from events.types import Completed, Failed
 from storage.images import ImageStore
 from tests.support.polling import eventually
@@ -132,7 +132,9 @@ class RunnerActor(FakeJobActor):
             if entry.job_id in self._bench.deadly:
                 await self._bench.start(entry.job_id, self)
                 raise ActorDied("its process ended")
-            outcome = await self._bench.runner(self.writer).run(entry.job_id, entry.token, job)
+            outcome = await self._bench.runner(self.writer).run(
+                entry.job_id, entry.ack_subject, job
+            )
             self.job_id = None
             await asyncio.sleep(ANSWER_S)
             return outcome

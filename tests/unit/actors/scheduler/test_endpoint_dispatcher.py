@@ -14,6 +14,7 @@ from actors.scheduler.endpoint_dispatcher import EndpointDispatcher
 from actors.scheduler.names import slot_name
 from actors.scheduler.placement import Placement
 from actors.worker.job_actor import RunOutcome
+from events.bus.queues import QueueEntry
 from events.decisions import Cancel, GiveUp, Start
 from events.errors import ReadTimeout
 from events.ids import new_id
@@ -21,7 +22,6 @@ from events.job import Job
 from events.log import utc_now
 from events.types import DeadLetter, Failed
 from tests.support.events import LATER
-from tests.support.memory.queues import MemoryEntry
 from tests.support.polling import eventually
 from tests.support.scheduler.bench import LEASE_S, WORKER, Bench
 from tests.support.scheduler.cluster import FakeJobActor
@@ -112,7 +112,7 @@ async def test_an_entry_that_the_queue_forgot_is_put_there_again(bench: Bench) -
     job_id = await bench.submit(lane=5)
     async with bench.queue.consume("default", 5) as entries:
         [entry] = await entries.next(most=1, timeout_s=1)
-        await entry.hold(for_s=math.inf)
+        await entry.redeliver_in(math.inf)
     async with bench.dispatching():
         await bench.running(job_id)
 
@@ -499,7 +499,7 @@ async def test_of_two_dispatchers_one_of_which_is_killed_no_job_is_lost_or_run_t
 ) -> None:
     jobs = [await bench.submit(owner=f"owner {number % 7}") for number in range(60)]
 
-    async def say_nothing(_: MemoryEntry) -> None: ...
+    async def say_nothing(_: QueueEntry) -> None: ...
 
     async def all_left() -> bool:
         return not await bench.queue.job_ids()
@@ -511,7 +511,7 @@ async def test_of_two_dispatchers_one_of_which_is_killed_no_job_is_lost_or_run_t
         async with bench.dispatching(slots=3):
             await eventually(lambda: len(killed.prefetch) < 40)
             with monkeypatch.context() as patch:
-                patch.setattr(MemoryEntry, "nak", say_nothing)
+                patch.setattr(QueueEntry, "nak", say_nothing)
                 await stack.aclose()
             await eventually(all_left)
     working.cancel()

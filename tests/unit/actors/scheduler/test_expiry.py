@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 import pytest
 
 from actors.scheduler.expiry import EntryReaper, Expiry
+from events.bus.queues import QueuedJob
 from events.decisions import Command, Start, Submit
 from events.errors import JobDamaged, JobOfLaterVersion, LogFull, LogUnavailable
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter, utc_now
-from events.queue import QueuedJob
 from events.types import Failed
 from tests.support.events import LATER, submitted
 from tests.support.memory.log import MemoryLog
@@ -189,7 +189,7 @@ class LostEntryBench(JobsBench):
         job_id = await super().submit()
         async with self.queue.consume("default", 3) as entries:
             [entry] = await entries.next(most=1, timeout_s=1)
-            await entry.hold(for_s=math.inf)
+            await entry.redeliver_in(math.inf)
         return job_id
 
     async def start(self, job_id: str) -> None:

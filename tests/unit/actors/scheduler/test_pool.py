@@ -11,7 +11,7 @@ from actors.scheduler.cluster import ActorUnavailable, EngineGone, EngineRestart
 from actors.scheduler.names import slot_name
 from actors.scheduler.pool import Pauses, WorkerPool
 from actors.scheduler.worker import Startup
-from events.queue import QueueEntry
+from events.bus.queues import QueueEntry
 from events.types import Failed
 from tests.support.clock import Clock
 from tests.support.memory.queues import MemoryJobQueue

@@ -12,12 +12,12 @@ import pytest
 
 from actors.scheduler.fairness import WaitingJob, WaitingJobs
 from actors.scheduler.prefetch import Prefetch, Prefetched
+from events.bus.queues import QueueEntry
 from events.decisions import Cancel, Start
 from events.job import Job
 from events.log import utc_now
-from events.queue import QueueEntry
 from events.types import Cancelled
-from tests.support.memory.queues import MemoryEntry, MemoryJobQueue
+from tests.support.memory.queues import MemoryJobQueue
 from tests.support.polling import eventually
 from tests.support.scheduler.jobs import JobsBench
 
@@ -127,12 +127,12 @@ async def test_prefetched_entries_are_held_for_as_long_as_the_dispatcher_lives(
 ) -> None:
     jobs = [await bench.submit() for _ in range(3)]
 
-    async def say_nothing(_: MemoryEntry) -> None: ...
+    async def say_nothing(_: QueueEntry) -> None: ...
 
     async with bench.open() as prefetch:
         await eventually(lambda: len(prefetch) == 3)
         await bench.is_held_on(*jobs)
-        monkeypatch.setattr(MemoryEntry, "nak", say_nothing)  # it is killed
+        monkeypatch.setattr(QueueEntry, "nak", say_nothing)  # it is killed
     async with bench.open() as prefetch:
         await eventually(lambda: len(prefetch) == 3, within_s=LEASE_S / 2)
         assert bench.order() == jobs

@@ -10,7 +10,7 @@ import pytest
 from actors.scheduler.names import slot_name
 from actors.scheduler.slots import Slot, SlotNumbers, Slots, SlotState
 from actors.worker.job_actor import RunOutcome
-from events.queue import QueueEntry
+from events.bus.queues import QueueEntry
 from tests.support.events import folded, submitted
 from tests.support.memory.queues import MemoryJobQueue
 from tests.support.polling import eventually

@@ -102,7 +102,7 @@ async def test_a_job_actor_takes_one_job_at_a_time_and_none_once_it_has_retired(
     entry = await bench.entry()
     engine = ScriptedEngine(pictures(1), gated=True)
     runner = bench.runner(engine)
-    run = asyncio.create_task(runner.run(job.id, entry.token))
+    run = asyncio.create_task(runner.run(job.id, entry.ack_subject))
     await eventually(lambda: engine.requests)
     assert await runner.state() == (job.id, 1)
     assert await runner.run("another", "2") is RunOutcome.BUSY

@@ -44,8 +44,10 @@ class FakeBus:
     async def publish(self, subject: str, data: bytes) -> None:
         self.acked.add(subject)
 
-    async def give_back(self, puller: FakePuller, *, in_hand: Collection[str] = ()) -> None:
-        self.back |= {each.ack_subject for each in puller.waiting} | set(in_hand)
+    async def return_messages(
+        self, puller: FakePuller, *, unacknowledged: Collection[str] = ()
+    ) -> None:
+        self.back |= {each.ack_subject for each in puller.waiting} | set(unacknowledged)
 
 
 async def test_what_was_pulled_and_not_handed_over_is_given_back(
