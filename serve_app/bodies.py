@@ -217,7 +217,7 @@ class Bodies:
     ) -> AsyncGenerator[AsyncGenerator[bytes]]:
         """Yield the body in chunks. Memory is reserved for the body until the context ends.
 
-        Raises NoTurn, ApiError 413 as soon as the body is too large, and ApiError 408 as soon as
+        Raises Busy, ApiError 413 as soon as the body is too large, and ApiError 408 as soon as
         it is too slow.
         """
         size_bytes = expected_bytes(request, max_bytes=max_bytes)
@@ -225,13 +225,13 @@ class Bodies:
         if size_bytes <= _SMALL_BYTES:
             yield stream
             return
-        async with self._turns.take(owner, size_bytes):
+        async with self._turns.acquire(owner, size_bytes):
             yield stream
 
     @asynccontextmanager
-    async def room(self, owner: str, size_bytes: int) -> AsyncGenerator[None]:
-        """Reserve memory for an answer, from the same total as for bodies. Raises NoTurn."""
-        async with self._turns.take(owner, size_bytes):
+    async def reserve_memory(self, owner: str, size_bytes: int) -> AsyncGenerator[None]:
+        """Reserve memory for an answer, from the same total as for bodies. Raises Busy."""
+        async with self._turns.acquire(owner, size_bytes):
             yield
 
     @asynccontextmanager
@@ -291,7 +291,7 @@ async def read_form(
 ) -> AsyncGenerator[tuple[str, bytes, FormData]]:
     """Read a form with one file. Yields the file's name, its bytes, and the form.
 
-    Memory is reserved until the context ends. Raises NoTurn, ApiError 400, 408, 413, 415.
+    Memory is reserved until the context ends. Raises Busy, ApiError 400, 408, 413, 415.
     """
     async with read_files(bodies, request, owner) as form:
         name, data = await file_of(form, FIELD)
@@ -304,7 +304,7 @@ async def read_files(
 ) -> AsyncGenerator[FormData]:
     """Read a form with its files in memory, which is reserved until the context ends.
 
-    Raises NoTurn, ApiError 400, 408, 413, 415.
+    Raises Busy, ApiError 400, 408, 413, 415.
     """
     max_bytes = bodies.max_upload_bytes
     _require_form(request)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from engine.interface import without_waiting
-from serve_app.refusals import NoTurn
+from serve_app.refusals import Busy
 from settings.constant import constant
 
 _WAIT_S = constant("BODY_WAIT_S", 10.0)
@@ -43,8 +43,8 @@ class FairSemaphore:
         self._waiting: list[_Waiter] = []
 
     @asynccontextmanager
-    async def take(self, owner: str, size: int = 1) -> AsyncGenerator[None]:
-        """Reserve `size` units, but at most `per_owner`, until the context ends. Raises NoTurn."""
+    async def acquire(self, owner: str, size: int = 1) -> AsyncGenerator[None]:
+        """Reserve `size` units, but at most `per_owner`, until the context ends. Raises Busy."""
         turn = _Waiter(owner, min(size, self._per_owner))
         self._waiting.append(turn)
         self._begin_turns()
@@ -61,7 +61,7 @@ class FairSemaphore:
             async with asyncio.timeout(self._timeout_s):
                 await turn.begun.wait()
         except TimeoutError as error:
-            raise NoTurn from error
+            raise Busy from error
 
     def _begin_turns(self) -> None:
         """Begin waiting turns in order, up to the first turn for which too few units are free.
@@ -111,7 +111,7 @@ class Checks:
         """Run `function(*args)` and return its result or raise its error.
 
         A quick function runs in the calling thread, unless it would have to wait for the models
-        folder. Raises NoTurn if no thread becomes free in time.
+        folder. Raises Busy if no thread becomes free in time.
         """
         if is_quick:
             try:
@@ -119,7 +119,7 @@ class Checks:
                     return function(*args)
             except BlockingIOError:
                 pass
-        async with self._turns.take(owner):
+        async with self._turns.acquire(owner):
             loop = asyncio.get_running_loop()
             done = loop.run_in_executor(self._threads, partial(function, *args))
             try:

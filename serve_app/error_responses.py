@@ -40,6 +40,7 @@ from events.errors import (
 )
 from serve_app.refusals import (
     BodyTooLarge,
+    Busy,
     CallbackHostForbidden,
     CallbackUrlMissing,
     CursorGone,
@@ -61,7 +62,6 @@ from serve_app.refusals import (
     KeyNotFound,
     KeyNotRotatable,
     NameServerUnavailable,
-    NoTurn,
     OtherFlavour,
     QualityOfPng,
     QueueFull,
@@ -297,7 +297,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     QueueFull: _Plain(429, "queue_full"),
     TooManyEndpoints: _Plain(429, "too_many_endpoints"),
     EndpointDraining: _Plain(503, "endpoint_draining"),
-    NoTurn: _Plain(503, "busy"),
+    Busy: _Plain(503, "busy"),
     NameServerUnavailable: _Plain(503, "unavailable"),
     **dict.fromkeys((DatabaseUnavailable, LogUnavailable), _UNAVAILABLE),
     **dict.fromkeys((ModelsUnavailable, ReadTimeout), _UNAVAILABLE),

@@ -38,7 +38,7 @@ RequestRefused
     ├── QueueFull
     ├── EndpointDraining        the endpoint accepts no jobs now
     ├── TooManyEndpoints        the owner or the service has too many endpoints
-    ├── NoTurn                  other bodies are being read or checked
+    ├── Busy                    other bodies are being read or checked
     └── NameServerUnavailable
 """
 
@@ -268,7 +268,7 @@ class TooManyEndpoints(TryLater):
         super().__init__(message, retry_after_s=60)
 
 
-class NoTurn(TryLater):
+class Busy(TryLater):
     def __init__(self) -> None:
         message = "The service is busy with other large requests. Try again."
         super().__init__(message, retry_after_s=5)

@@ -75,7 +75,7 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FileRequest:
     """The method and the conditional and range headers of a request for a file."""
 
     is_head: bool
@@ -114,21 +114,21 @@ class Asked:
         return part
 
 
-def _asked(
+def _file_request(
     request: Request,
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
     if_range: Annotated[str | None, Header(alias="If-Range")] = None,
     range_: Annotated[str | None, Header(alias="Range", description="One range of bytes")] = None,
-) -> Asked:
-    return Asked(request.method == "HEAD", if_none_match, if_range, range_)
+) -> FileRequest:
+    return FileRequest(request.method == "HEAD", if_none_match, if_range, range_)
 
 
-AskedDep = Annotated[Asked, Depends(_asked)]
+FileRequestDep = Annotated[FileRequest, Depends(_file_request)]
 
 
 async def file_answer(
     file: StoredFile,
-    asked: Asked,
+    file_request: FileRequest,
     images: ImageStore,
     *,
     cache_control: str,
@@ -143,12 +143,12 @@ async def file_answer(
         "Cache-Control": cache_control,
         "X-Content-Type-Options": "nosniff",
     }
-    if asked.has(file):
+    if file_request.has(file):
         return Response(status_code=304, headers=headers)
-    if asked.is_head:
+    if file_request.is_head:
         headers["Content-Length"] = str(file.size_bytes)
         return Response(headers=headers, media_type=file.media_type)
-    part = asked.part_of(file)
+    part = file_request.part_of(file)
     if part is not None:
         headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{file.size_bytes}"
     wanted = range(file.size_bytes) if part is None else part

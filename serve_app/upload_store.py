@@ -187,7 +187,7 @@ class UploadStore:
         """Store an image or a latent under the last part of its file name.
 
         If the owner already has the same file under this name, returns the existing upload. Raises
-        UploadRefused, NoTurn, DatabaseUnavailable, ImageStoreUnavailable.
+        UploadRefused, Busy, DatabaseUnavailable, ImageStoreUnavailable.
         """
         name = upload_name(file_name)
         return await self._store(owner, name, data)

@@ -154,11 +154,11 @@ class AsyncDarkroom:
                 try:
                     if not is_stream(response):
                         await response.aread()
-                        watching.answered(answer_of(response))
+                        watching.handle_answer(answer_of(response))
                     else:
                         async with aclosing(EventSource(response).aiter_sse()) as stream:
                             async for sent in stream:
-                                if (event := watching.heard(sent)) is not None:
+                                if (event := watching.handle_message(sent)) is not None:
                                     yield event
                 finally:
                     await response.aclose()

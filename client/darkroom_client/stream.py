@@ -25,7 +25,7 @@ class Watching:
     """The state of one event stream, which the client updates.
 
     Until `is_over` is True, the client sends `call()`, passes each message of the stream to
-    `heard`, and sleeps for `pause_s` seconds after each connection.
+    `handle_message`, and sleeps for `pause_s` seconds after each connection.
     """
 
     def __init__(self, path: str, query: Mapping[str, Any], *, is_of_one_job: bool) -> None:
@@ -44,7 +44,7 @@ class Watching:
             headers["Last-Event-ID"] = self._last_id
         return Call("GET", self._path, self._query, headers, timeout_s=SILENCE_S)
 
-    def answered(self, answer: Answer) -> None:
+    def handle_answer(self, answer: Answer) -> None:
         """Handle an answer that is no stream. Raises Refused, AnswerInvalid.
 
         A temporary error is not raised, so that the client connects again. `too_many_streams`
@@ -60,7 +60,7 @@ class Watching:
             if is_over_limit or answer.status not in _TEMPORARY:
                 raise refused
 
-    def heard(self, sent: ServerSentEvent) -> Event | None:
+    def handle_message(self, sent: ServerSentEvent) -> Event | None:
         """Return the event in `sent`, or None if `sent` contains no event. Raises AnswerInvalid."""
         self._has_begun = True
         # The library httpx-sse repeats the last id for messages without an id, such as progress.

@@ -147,10 +147,10 @@ class Darkroom:
                 try:
                     if not is_stream(response):
                         response.read()
-                        watching.answered(answer_of(response))
+                        watching.handle_answer(answer_of(response))
                     else:
                         for sent in EventSource(response).iter_sse():
-                            if (event := watching.heard(sent)) is not None:
+                            if (event := watching.handle_message(sent)) is not None:
                                 yield event
                 finally:
                     response.close()

@@ -355,7 +355,7 @@ class Acceptance:
         """Store the inline images as uploads, one by one, so that only one decoded image is in
         memory.
 
-        Raises GraphInvalid or ParametersInvalid for an invalid image, TooManyUploadBytes, NoTurn,
+        Raises GraphInvalid or ParametersInvalid for an invalid image, TooManyUploadBytes, Busy,
         DatabaseUnavailable, ImageStoreUnavailable.
         """
         if not body.inline_images:

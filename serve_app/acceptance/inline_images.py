@@ -132,7 +132,7 @@ class InlineImageStore:
         """Store an inline image as an upload, and return the name of the upload.
 
         `give_up_at` is a result of `give_up_at()` that all images of one request share. Raises
-        UploadRefused, NoTurn, DatabaseUnavailable, ImageStoreUnavailable.
+        UploadRefused, Busy, DatabaseUnavailable, ImageStoreUnavailable.
         """
         how = inline_form(image)
         if how is None:
@@ -153,7 +153,7 @@ class InlineImageStore:
             raise ImageNotFetched(
                 "This service does not fetch images from URLs. Send the image as a data URL."
             )
-        async with self._turns.take(owner):
+        async with self._turns.acquire(owner):
             data = await self._fetched(self._fetch, url, give_up_at)
             return (await self._store.add_content(owner, data)).name
 

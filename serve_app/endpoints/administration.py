@@ -173,7 +173,7 @@ def _refuse(errors: Iterator[FieldError] | Collection[FieldError]) -> None:
         raise ParametersInvalid(found)
 
 
-def new(id: str, default: Endpoint, *, owner: str | None) -> StoredEndpoint:
+def new_endpoint(id: str, default: Endpoint, *, owner: str | None) -> StoredEndpoint:
     """Build an endpoint with default values. `default` is the default endpoint of the settings."""
     return StoredEndpoint(endpoint=replace(_default_row(id, default), owner=owner))
 
@@ -194,7 +194,7 @@ def with_members(
     )
 
 
-def require_room(rows: Collection[Endpoint]) -> None:
+def require_below_limit(rows: Collection[Endpoint]) -> None:
     """Raise TooManyEndpoints if the largest number of endpoints is reached."""
     if len(rows) >= _MAX_ENDPOINTS:
         raise TooManyEndpoints("The service", _MAX_ENDPOINTS)
@@ -257,11 +257,11 @@ class EndpointAdministration:
             if owner not in {None, key.owner}:
                 raise ScopeMissing(Scope.ADMIN)
             owner = key.owner
-        stored = with_members(new(id, self._default, owner=owner), given, self._default)
+        stored = with_members(new_endpoint(id, self._default, owner=owner), given, self._default)
         most = self._owners.max_endpoints
 
         def check(rows: Collection[Endpoint]) -> None:
-            require_room(rows)
+            require_below_limit(rows)
             if not _is_admin(key):
                 if most and sum(each.owner == owner for each in rows) >= most:
                     raise TooManyEndpoints("An owner", most)

@@ -27,7 +27,12 @@ from pydantic import ValidationError
 
 from engine.interface import FieldError, ParametersInvalid
 from events.store.records import Endpoint
-from serve_app.endpoints.administration import new, require_room, require_sound, with_members
+from serve_app.endpoints.administration import (
+    new_endpoint,
+    require_below_limit,
+    require_sound,
+    with_members,
+)
 from serve_app.endpoints.schemas import NewEndpoint
 from serve_app.refusals import RequestRefused
 from settings.dispatch import DispatchSettings
@@ -123,7 +128,7 @@ class DeclaredEndpoints:
             stored = await self._endpoints.stored_one(declared.id)
             if stored is not None and (stored.applied == digest or stored.endpoint.ends_at):
                 return False
-            before = new(declared.id, self._default, owner=declared.owner)
+            before = new_endpoint(declared.id, self._default, owner=declared.owner)
             if stored is not None:
                 is_theirs = stored.endpoint.owner == declared.owner
                 before = stored if is_theirs else replace(before, revision=stored.revision)
@@ -134,7 +139,7 @@ class DeclaredEndpoints:
             require_sound(changed.endpoint, self._settings)
             changed = replace(changed, applied=digest)
             if stored is None:
-                if await self._endpoints.add(changed, check=require_room):
+                if await self._endpoints.add(changed, check=require_below_limit):
                     return True
             elif await self._endpoints.change(changed) is not None:
                 return True

@@ -31,7 +31,7 @@ from events.result import Status, UrlFor
 from events.retry import keep_trying
 from events.types import Erased, Event, Submitted
 from serve_app.checks import FairSemaphore
-from serve_app.live.listener import Filter, Listener, LiveEvent, Passing
+from serve_app.live.listener import Filter, Listener, LiveEvent, UnstoredKind
 from serve_app.live.messages import (
     is_shown,
     live_event,
@@ -124,12 +124,14 @@ class RecentEvents:
         self._events.extendleft(reversed(kept))
         self.floor = min(floor, self.floor)
 
-    def of(self, owner: str, *, after: int, left: Sequence[RecentEvent] = ()) -> list[RecentEvent]:
-        """Return the owner's events after the offset `after`, in order, together with `left`.
+    def of(
+        self, owner: str, *, after: int, from_histories: Sequence[RecentEvent] = ()
+    ) -> list[RecentEvent]:
+        """Return the owner's events after the offset `after`, in order.
 
-        `left` are the owner's events that are no longer in the log.
+        `from_histories` are the owner's events that are no longer in the log. They are included.
         """
-        found = {each.event.position: each for each in left}
+        found = {each.event.position: each for each in from_histories}
         for each in self._events:
             if each.event.position > after and each.belonging.owner == owner:
                 found[each.event.position] = each
@@ -207,10 +209,10 @@ class HistoryEvents:
     async def of(self, owner: str, *, after: int, upto: int) -> list[RecentEvent]:
         """Return the events after `after` up to `upto` of the owner's jobs with a history object.
 
-        Raises CursorGone if there are too many jobs, NoTurn, DatabaseUnavailable and the errors
+        Raises CursorGone if there are too many jobs, Busy, DatabaseUnavailable and the errors
         of `History.read`.
         """
-        async with self._turns.take(owner):
+        async with self._turns.acquire(owner):
             jobs = await self._ended_jobs.with_history(
                 owner, after=after, limit=self._most_jobs + 1
             )
@@ -262,12 +264,12 @@ class Backlog:
         """
         async with self._reaching:
             await self._reach_back(recent, after)
-        left = []
+        from_histories = []
         if recent.begun_at > after:
-            left = await self._histories.of(owner, after=after, upto=recent.begun_at)
+            from_histories = await self._histories.of(owner, after=after, upto=recent.begun_at)
         if recent.floor > after:  # Too many new events arrived during the reads.
             raise self._too_far()
-        return left
+        return from_histories
 
     async def _reach_back(self, recent: RecentEvents, after: int) -> None:
         if after > recent.head and after > await self._contents.last_sequence():
@@ -352,9 +354,13 @@ class Broadcaster:
         Raises CursorGone, and the errors of the log, the database and the histories.
         """
         async with self._following() as recent:
-            left = [] if after is None else await self._before(recent, owner, after)
+            from_histories = [] if after is None else await self._before(recent, owner, after)
             # Nothing is awaited from here until the listener is registered, so no event is missed.
-            waiting = [] if after is None else recent.of(owner, after=after, left=left)
+            waiting = (
+                []
+                if after is None
+                else recent.of(owner, after=after, from_histories=from_histories)
+            )
             listener = Listener(
                 most_events=BUFFER_EVENTS,
                 only=only,
@@ -368,7 +374,7 @@ class Broadcaster:
             with _among(self._by_owner, owner, listener):
                 yield listener
 
-    def tell_progress(self, job_id: str, progress: JobProgress) -> None:
+    def send_progress(self, job_id: str, progress: JobProgress) -> None:
         """Send progress to the listeners of the job and of its owner.
 
         Only the listeners of the job get previews.
@@ -379,9 +385,9 @@ class Broadcaster:
         if watchers := self._by_job.get(job_id):
             preview = progress.preview and preview_message(job_id, progress, progress.preview)
             for listener in watchers:
-                listener.put_passing(job_id, Passing.PROGRESS, message)
+                listener.put_unstored(job_id, UnstoredKind.PROGRESS, message)
                 if preview:
-                    listener.put_passing(job_id, Passing.PREVIEW, preview)
+                    listener.put_unstored(job_id, UnstoredKind.PREVIEW, preview)
         if not self._by_owner:
             return
         belonging = self._belongings.known(job_id)
@@ -390,7 +396,7 @@ class Broadcaster:
             return
         for listener in self._by_owner.get(belonging.owner, ()):
             if listener.only.takes(Status.RUNNING, belonging.endpoint):
-                listener.put_passing(job_id, Passing.PROGRESS, message)
+                listener.put_unstored(job_id, UnstoredKind.PROGRESS, message)
 
     def end_streams(self) -> None:
         """End all streams. Each stream first sends its buffered events."""
@@ -494,10 +500,10 @@ class Broadcaster:
 
         Raises its errors, and LogUnavailable if the log is no longer followed for `recent`.
         """
-        left = await self._backlog.reach(recent, owner, after)
+        from_histories = await self._backlog.reach(recent, owner, after)
         if recent is not self._recent:
             raise LogUnavailable("The event stream was interrupted. Try again.")
-        return left
+        return from_histories
 
     async def _kept(self, event: Event) -> RecentEvent | None:
         belonging = await self._belonging(event)

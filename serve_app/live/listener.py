@@ -36,7 +36,7 @@ class Filter:
         return self.status in {None, status} and self.endpoint in {None, endpoint}
 
 
-class Passing(StrEnum):
+class UnstoredKind(StrEnum):
     """The kinds of messages about a job that are sent to listeners but not stored in the log."""
 
     PROGRESS = "progress"
@@ -62,7 +62,7 @@ class Listener:
         self._most_events = most_events + len(waiting)
         self.after = after
         self._events = list(waiting)
-        self._passing: dict[tuple[str, Passing], bytes] = {}
+        self._unstored: dict[tuple[str, UnstoredKind], bytes] = {}
         self._is_late = False
         self._is_ended = False
         self._news = asyncio.Event()
@@ -73,8 +73,8 @@ class Listener:
         """Buffer an event for `next`. If too many are buffered, `next` raises SlowReader."""
         if event.position <= self.after:
             return
-        for kind in Passing:
-            self._passing.pop((event.event.job_id, kind), None)
+        for kind in UnstoredKind:
+            self._unstored.pop((event.event.job_id, kind), None)
         if len(self._events) >= self._most_events:
             self._is_late = True
             self._events.clear()
@@ -82,15 +82,15 @@ class Listener:
             self._events.append(event)
         self._news.set()
 
-    def put_passing(self, job_id: str, kind: Passing, message: bytes) -> None:
+    def put_unstored(self, job_id: str, kind: UnstoredKind, message: bytes) -> None:
         """Buffer a message instead of the earlier message of the same kind and job.
 
         A stored event of the job removes the message. If too many messages are buffered, the new
         message is dropped.
         """
         key = (job_id, kind)
-        if key in self._passing or len(self._passing) < self._most_events:
-            self._passing[key] = message
+        if key in self._unstored or len(self._unstored) < self._most_events:
+            self._unstored[key] = message
             self._news.set()
 
     def end(self) -> None:
@@ -110,10 +110,10 @@ class Listener:
             return [], []
         if self._is_late:
             raise SlowReader
-        events, passing = self._events, list(self._passing.values())
-        self._events, self._passing = [], {}
+        events, unstored = self._events, list(self._unstored.values())
+        self._events, self._unstored = [], {}
         if self._is_ended and not events:
             return None
         if not self._is_ended:
             self._news.clear()
-        return events, passing
+        return events, unstored

@@ -112,10 +112,10 @@ def preview_message(job_id: str, progress: JobProgress, preview: bytes) -> bytes
     return format_sse_event(event="preview", data_str=json.dumps(members))
 
 
-def position_message(job_id: str, place: QueuePosition) -> bytes:
+def position_message(job_id: str, position: QueuePosition) -> bytes:
     return format_sse_event(
         event="queued",
-        data_str=json.dumps(_without_none({"request_id": job_id, **place.as_members()})),
+        data_str=json.dumps(_without_none({"request_id": job_id, **position.as_members()})),
     )
 
 

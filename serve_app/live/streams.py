@@ -118,7 +118,7 @@ class OpenStreams:
         return self._by_owner.total()
 
     @contextmanager
-    def hold(self, owner: str) -> Generator[None]:
+    def count_stream(self, owner: str) -> Generator[None]:
         """Count a stream until the context ends. Raises TooManyStreams."""
         if self._per_owner and self._by_owner[owner] >= self._per_owner:
             raise TooManyStreams(Limited.OWNER, self._per_owner)
@@ -205,17 +205,17 @@ class Following:
         while not self._is_over and (left_s := end_at - now()) > 0:
             if self._position_message_of is not None and now() >= position_at:
                 position_at = now() + POSITION_PERIOD_S
-                if (place := await self._position_message_of()) is not None:
-                    yield place
+                if (position := await self._position_message_of()) is not None:
+                    yield position
             pause_s = left_s if self._position_message_of is None else max(position_at - now(), 0.0)
             news = await self._listener.next(min(left_s, pause_s, keep_alive_s))
             if news is None:
                 return
-            events, passing = news
+            events, unstored = news
             for part in self._parts(events):
                 yield part
-            if passing or not events:
-                yield b"".join(passing) or KEEP_ALIVE
+            if unstored or not events:
+                yield b"".join(unstored) or KEEP_ALIVE
             if now() >= check_at:
                 check_at = now() + keep_alive_s
                 if not await self._key_check():
@@ -261,7 +261,7 @@ class Streams:
         """`contents` must read the log of `jobs`. A `max_of_owner` of 0 means no limit."""
         self._history = history
         self._progress = progress
-        self._places = queue_positions
+        self._queue_positions = queue_positions
         self._url_for = url_for
         self.keep_alive_s = _KEEP_ALIVE_S
         """Seconds without a message after which a stream sends a comment."""
@@ -286,7 +286,7 @@ class Streams:
         self._server_end = ServerEnd(
             self._broadcaster.end_streams, are_streams=lambda: self._open.count > 0
         )
-        progress.listeners.append(self._broadcaster.tell_progress)
+        progress.listeners.append(self._broadcaster.send_progress)
 
     def of_job(
         self, job: Job, *, after: int, key_check: KeyCheck, server: tuple[str, int | None] | None
@@ -299,7 +299,7 @@ class Streams:
 
         @asynccontextmanager
         async def open_stream() -> AsyncGenerator[AsyncGenerator[bytes]]:
-            with self.place(job.submitted.owner, server):
+            with self.count_stream(job.submitted.owner, server):
                 async with self.watch(job) as (listener, stored):
                     following = Following(
                         listener,
@@ -307,7 +307,9 @@ class Streams:
                         keep_alive_s=self.keep_alive_s,
                         max_s=self.max_s,
                         ends_with_job=True,
-                        position_message_of=partial(self._place, job) if job.end is None else None,
+                        position_message_of=partial(self._position_message, job)
+                        if job.end is None
+                        else None,
                     )
                     yield following.messages(stored, after=after)
 
@@ -354,15 +356,15 @@ class Streams:
 
         Raises TooManyStreams and the errors of `Broadcaster.watch_owner`.
         """
-        with self.place(owner, server):
+        with self.count_stream(owner, server):
             async with self._broadcaster.watch_owner(owner, only, after=after) as listener:
                 with self._progress.watching():
                     yield listener
 
     @contextmanager
-    def place(self, owner: str, server: tuple[str, int | None] | None) -> Generator[None]:
+    def count_stream(self, owner: str, server: tuple[str, int | None] | None) -> Generator[None]:
         """Count one open stream of the owner. Raises TooManyStreams."""
-        with self._open.hold(owner):
+        with self._open.count_stream(owner):
             self._server_end.begin(server)
             yield
 
@@ -392,9 +394,9 @@ class Streams:
             listener.end()
             yield listener
 
-    async def _place(self, job: Job) -> bytes | None:
-        place = await self._places.of(job)
-        return None if place is None else position_message(job.id, place)
+    async def _position_message(self, job: Job) -> bytes | None:
+        position = await self._queue_positions.of(job)
+        return None if position is None else position_message(job.id, position)
 
     async def _stored(self, job_id: str) -> list[LiveEvent]:
         """Return the events of a job that streams send. Raises the errors of `History.read`."""

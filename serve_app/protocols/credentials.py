@@ -19,7 +19,7 @@ from events.store.records import ApiKey, Scope
 from serve_app.auth import Requires, caller, note_authorization
 
 TOKEN = "token"
-PLACE = "twin"
+PREFIX_PARAMETER = "twin"
 """The path parameter whose value may begin with `key/<key>/`."""
 _IN_PATH = re.compile(r"key/([^/]+)/")
 _OF_OWN_PAGES = {"same-origin", "none"}
@@ -51,7 +51,7 @@ async def protocol_caller(connection: HTTPConnection) -> ApiKey:
 
 def _authorization(connection: HTTPConnection) -> str:
     """Return the key in the form of a bearer `Authorization` header; empty if there is no key."""
-    if in_path := _IN_PATH.match(connection.path_params.get(PLACE, "")):
+    if in_path := _IN_PATH.match(connection.path_params.get(PREFIX_PARAMETER, "")):
         return f"Bearer {in_path[1]}"  # This key has precedence over other keys.
     given = connection.headers.get("authorization", "").strip()
     scheme, _, text = given.partition(" ")

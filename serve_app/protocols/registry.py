@@ -71,7 +71,7 @@ PROTOCOLS = (
         routers=_COMFYUI_ROUTERS,
         prefixes=(
             "/comfy",
-            *(f"/{place}{part}" for place in bodies.PLACES[:2] for part in _first_parts()),
+            *(f"/{prefix}{part}" for prefix in bodies.PATH_PREFIXES[:2] for part in _first_parts()),
         ),
         error_form=bodies.with_basic,
     ),

@@ -14,7 +14,7 @@ from events.types import ImageStored
 from serve_app.error_responses import ApiError, not_found
 from serve_app.openapi.document import documented
 from serve_app.replica import Reading, ReadingDep
-from serve_app.stored_file import AskedDep, StoredFile, file_answer
+from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from storage.file_names import JPEG, PNG, SAFETENSORS, WEBP, file_name
 from storage.service_secret import is_file_token
 
@@ -46,7 +46,7 @@ Token = Annotated[str, Query(description="The value in the URL of the result")]
 async def get_file(
     request_id: str,
     name: str,
-    asked: AskedDep,
+    file_request: FileRequestDep,
     reading: ReadingDep,
     *,
     token: Token = "",
@@ -57,7 +57,7 @@ async def get_file(
     left_s = _require_time(expires, ttl_s=reading.files.image_url_s)
     return await file_answer(
         StoredFile.of_image(image),
-        asked,
+        file_request,
         reading.files.images,
         cache_control=f"private, max-age={left_s}, immutable",
     )

@@ -16,7 +16,7 @@ from serve_app.bodies import FIELD, read_form
 from serve_app.error_responses import ApiError, not_found
 from serve_app.openapi.document import documented
 from serve_app.replica import ReadingDep, SubmissionDep
-from serve_app.stored_file import AskedDep, StoredFile, file_answer
+from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from storage.file_names import PNG, SAFETENSORS
 
 router = APIRouter(
@@ -105,14 +105,16 @@ async def list_uploads(
         **documented(404, 416),
     },
 )
-async def read_upload(name: str, key: ReadKey, asked: AskedDep, reading: ReadingDep) -> Response:
+async def read_upload(
+    name: str, key: ReadKey, file_request: FileRequestDep, reading: ReadingDep
+) -> Response:
     """Return the stored file of an upload, or a part of the file."""
     upload = await reading.uploads.find(key.owner, name)
     if upload is None:
         raise not_found("There is no such upload.")
     return await file_answer(
         StoredFile.of_upload(upload),
-        asked,
+        file_request,
         reading.files.images,
         cache_control="private, no-cache",
     )

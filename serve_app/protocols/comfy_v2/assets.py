@@ -28,7 +28,7 @@ from serve_app.protocols.comfy_v2.errors import missing_asset, not_found
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.refusals import JobNotFound
 from serve_app.replica import Reading, ReadingDep, Submission, SubmissionDep
-from serve_app.stored_file import AskedDep, StoredFile, file_answer
+from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from serve_app.upload_store import LATENT_SUFFIX
 from storage.file_names import copy_name
 
@@ -216,7 +216,7 @@ async def _name(
     name = copy_name(found.job.id, found.image.index, found.image.media_type)
     if await reading.uploads.use(key.owner, [name], utc_now()):
         return name  # The copy is up to date, because a result never changes.
-    async with reading.bodies.room(key.owner, found.file.size_bytes):
+    async with reading.bodies.reserve_memory(key.owner, found.file.size_bytes):
         data = await reading.files.images.get(found.file.key)
         return (await submission.uploads.add(key.owner, name, data)).name
 
@@ -311,12 +311,12 @@ async def get_asset(id: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[
 
 @router.get("/{id}/content")
 async def get_asset_content(
-    id: str, key: ReadProtocolKey, asked: AskedDep, reading: ReadingDep
+    id: str, key: ReadProtocolKey, file_request: FileRequestDep, reading: ReadingDep
 ) -> Response:
     found = await asset_of(reading, key, id)
     return await file_answer(
         found.file if isinstance(found, OutputAsset) else StoredFile.of_upload(found),
-        asked,
+        file_request,
         reading.files.images,
         cache_control="private, no-cache",
     )

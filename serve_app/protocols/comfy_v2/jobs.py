@@ -174,7 +174,7 @@ def job_stream(reading: Reading, request: Request, key: ApiKey, job: Job) -> Eve
     async def open_stream() -> AsyncGenerator[AsyncGenerator[bytes]]:
         board = reading.live.progress
         with (
-            reading.live.streams.place(key.owner, request.scope.get("server")),
+            reading.live.streams.count_stream(key.owner, request.scope.get("server")),
             newest_of(board, job.id) as newest,
         ):
             newest.progress = board.get(job.id)
@@ -221,12 +221,12 @@ class _Stream:
                     if not await go_on():
                         return
                     yield KEEP_ALIVE
-                async for message in self._passing_ones(listener, newest, until=check_at):
+                async for message in self._unstored_messages(listener, newest, until=check_at):
                     yield message
         except (ServiceError, _ServerEnds):
             return
 
-    async def _passing_ones(
+    async def _unstored_messages(
         self, listener: Listener, newest: Newest, *, until: float
     ) -> AsyncGenerator[bytes]:
         """Yield unstored messages until an event is stored or the queue position may have changed.
@@ -236,7 +236,7 @@ class _Stream:
         now = asyncio.get_running_loop().time
         until = min(until, now() + POSITION_PERIOD_S)
         while True:
-            if message := self._passing(newest):
+            if message := self._unstored_message(newest):
                 yield message
             news = await listener.next(max(until - now(), 0))
             if news is None:
@@ -260,7 +260,7 @@ class _Stream:
             found.append(_message("status", status))
         return found
 
-    def _passing(self, newest: Newest) -> bytes:
+    def _unstored_message(self, newest: Newest) -> bytes:
         progress, preview = newest.take()
         message = b""
         if (shown := progress_body(self.job, progress)) is not None:

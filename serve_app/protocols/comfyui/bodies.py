@@ -16,17 +16,17 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from serve_app.bodies import Bodies
 from serve_app.error_responses import ApiError
-from serve_app.protocols.credentials import PLACE
+from serve_app.protocols.credentials import PREFIX_PARAMETER
 
-TWIN = f"{{{PLACE}:comfyui}}"
+TWIN = f"{{{PREFIX_PARAMETER}:comfyui}}"
 """The path parameter after the first slash, with which one route matches all of its paths."""
-PLACES = ("", "api/", "comfy/api/", "comfy/")
+PATH_PREFIXES = ("", "api/", "comfy/api/", "comfy/")
 _BASIC = 'Basic realm="Darkroom: any name, and an API key as the password", charset="UTF-8"'
 MOST_IDS = 1000
 
 
 class _Twin(Convertor[str]):
-    regex = f"(?:key/[^/]+/)?(?:{'|'.join(PLACES[1:])})?"
+    regex = f"(?:key/[^/]+/)?(?:{'|'.join(PATH_PREFIXES[1:])})?"
 
     def convert(self, value: str) -> str:
         return value

@@ -20,7 +20,7 @@ from serve_app.protocols.comfyui.bodies import invalid, twin
 from serve_app.protocols.comfyui.records import index_in, shown_name
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.replica import Reading, ReadingDep, SubmissionDep
-from serve_app.stored_file import AskedDep, StoredFile, file_answer
+from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from serve_app.upload_store import read_input_image
 from storage.file_names import SAFETENSORS
 
@@ -110,7 +110,7 @@ def _alpha(image: Image.Image) -> Image.Image:
 @router.head(twin("/view"), response_class=Response)
 async def view(
     key: ReadProtocolKey,
-    asked: AskedDep,
+    file_request: FileRequestDep,
     *,
     submission: SubmissionDep,
     reading: ReadingDep,
@@ -126,7 +126,7 @@ async def view(
     if file.media_type == SAFETENSORS or (small is None and channel is Channel.RGBA):
         answer = await file_answer(
             file,
-            asked,
+            file_request,
             reading.files.images,
             cache_control=_CACHE_CONTROL,
         )
@@ -137,7 +137,7 @@ async def view(
         Form(small["format"] if small else "png"),
         min(int((small and small["quality"]) or _QUALITY), 100),
     )
-    async with reading.bodies.room(key.owner, file.size_bytes):
+    async with reading.bodies.reserve_memory(key.owner, file.size_bytes):
         data = await reading.files.images.get(file.key)
         made = await submission.uploads.decodes.run(key.owner, picture.of, data, is_quick=False)
     return Response(made, headers=_HEADERS, media_type=picture.form.media_type)
@@ -196,7 +196,7 @@ async def upload_mask(
     """Store a copy of the image in `original_ref`, with the alpha channel of the sent image."""
     async with read_form(reading.bodies, request, key.owner) as (name, data, form):
         file = await _original(reading, key, form)
-        async with reading.bodies.room(key.owner, file.size_bytes):
+        async with reading.bodies.reserve_memory(key.owner, file.size_bytes):
             original = await reading.files.images.get(file.key)
             picture = await submission.uploads.decodes.run(
                 key.owner,

@@ -75,10 +75,10 @@ async def with_requests(reading: Reading, owner: str, jobs: list[Job]) -> AsyncG
     """Yield the first of `jobs` with their requests, up to `_MOST_REQUEST_BYTES`.
 
     The context reserves memory for the requests, so the answer must be built inside it. Raises
-    NoTurn, DatabaseUnavailable.
+    Busy, DatabaseUnavailable.
     """
     ids, size_bytes = _first(jobs)
-    async with reading.bodies.room(owner, size_bytes * _MEMORY_FACTOR):
+    async with reading.bodies.reserve_memory(owner, size_bytes * _MEMORY_FACTOR):
         found = await reading.read_model.jobs_of_ids(ids)
         yield [job for job in found if not job.erased]
 
@@ -95,12 +95,12 @@ def _first(jobs: list[Job]) -> tuple[list[str], int]:
     return ids, size_bytes
 
 
-async def caught_up(reading: Reading, place: int | None = None) -> None:
-    """Wait until the read model has all events up to the offset `place`; None means all events.
+async def wait_for_read_model(reading: Reading, offset: int | None = None) -> None:
+    """Wait until the read model has all events up to `offset`; None means all events.
 
     The wait ends after about one second in any case. Raises LogUnavailable, DatabaseUnavailable.
     """
-    await reading.projected.reach(place)
+    await reading.projected.reach(offset)
 
 
 async def remaining(reading: Reading, owner: str) -> int:
@@ -110,7 +110,7 @@ async def remaining(reading: Reading, owner: str) -> int:
 
 @router.get(twin("/queue"))
 async def read_queue(key: ReadProtocolKey, reading: ReadingDep) -> Response:
-    await caught_up(reading)
+    await wait_for_read_model(reading)
     found = await open_jobs(reading, key.owner)
     async with with_requests(reading, key.owner, found) as jobs:
         running = [queue_item(job) for job in jobs if _is(job, State.RUNNING)]
@@ -178,7 +178,7 @@ async def _named(reading: Reading, key: ApiKey, ids: list[str]) -> list[Job]:
 
 
 async def _own(reading: Reading, key: ApiKey) -> list[Job]:
-    await caught_up(reading)
+    await wait_for_read_model(reading)
     return await own_jobs(reading, key.owner, is_ended=False)
 
 
@@ -199,7 +199,7 @@ async def read_history(
 ) -> Response:
     """List the newest ended jobs, oldest first. The newest `offset` jobs are skipped."""
     limit = MOST_IN_HISTORY if max_items < 0 else min(max_items, MOST_IN_HISTORY)
-    await caught_up(reading)
+    await wait_for_read_model(reading)
     found = await ended_jobs(reading, key.owner, limit=limit, offset=max(offset, 0))
     async with with_requests(reading, key.owner, found) as jobs:
         return JSONResponse({job.id: history_item(job) for job in reversed(jobs)})
@@ -230,7 +230,7 @@ async def change_history(request: Request, key: CancelProtocolKey, reading: Read
             continue
         jobs.append(job)
     if body.get("clear") is True:
-        await caught_up(reading)
+        await wait_for_read_model(reading)
         jobs += await own_jobs(reading, key.owner, is_ended=True)
     for job in jobs:
         if job.end is not None:
@@ -252,7 +252,7 @@ async def list_jobs(
     if unknown := wanted - _OPEN - _ENDED:
         raise invalid(f"There is no status {min(unknown)[:40]!r}.")
     limit = min(limit, MOST_LISTED)
-    await caught_up(reading)
+    await wait_for_read_model(reading)
     still_open = (await open_jobs(reading, key.owner))[::-1] if wanted & _OPEN else []
     page = still_open[offset : offset + limit + 1]
     if wanted & _ENDED:

@@ -14,7 +14,7 @@ from events.store.records import ApiKey
 from events.types import Flavour
 from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.protocols.comfyui.bodies import invalid, json_body, twin
-from serve_app.protocols.comfyui.job_lists import caught_up, remaining
+from serve_app.protocols.comfyui.job_lists import remaining, wait_for_read_model
 from serve_app.protocols.comfyui.records import number_of
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.replica import ReadingDep, SubmissionDep
@@ -54,7 +54,7 @@ async def queue_prompt(
 
 @router.get(twin("/prompt"))
 async def count_prompts(key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
-    await caught_up(reading)
+    await wait_for_read_model(reading)
     return status(await remaining(reading, key.owner))
 
 

@@ -67,7 +67,7 @@ def too_much() -> ApiError:
 @router.get(twin("/settings"))
 async def settings(key: ReadProtocolKey, reading: ReadingDep, user_files: UserFilesDep) -> Response:
     """Return all settings. Values are stored as JSON and sent without being parsed."""
-    async with reading.bodies.room(key.owner, 2 * MAX_FILE_BYTES):
+    async with reading.bodies.reserve_memory(key.owner, 2 * MAX_FILE_BYTES):
         kept = _DEFAULTS | await user_files.contents(key.owner, FileKind.SETTING)
         members = (json.dumps(id).encode() + b": " + value for id, value in kept.items())
         content = b"{" + b", ".join(members) + b"}"
@@ -151,7 +151,7 @@ async def read_user_file(
     request: Request, key: ReadProtocolKey, reading: ReadingDep, user_files: UserFilesDep
 ) -> Response:
     [name] = _names(request)
-    async with reading.bodies.room(key.owner, MAX_FILE_BYTES):
+    async with reading.bodies.reserve_memory(key.owner, MAX_FILE_BYTES):
         content = await user_files.content(key.owner, FileKind.DATA, name)
     if content is None:
         # The page links the style, and would log an error if the file were missing.

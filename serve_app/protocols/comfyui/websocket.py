@@ -25,10 +25,10 @@ from events.store.records import ApiKey, Scope
 from events.types import Cancelled, Completed, Erased, Event, Failed, Started, Submitted
 from serve_app.access.api_keys import require_scope
 from serve_app.auth import key_check
-from serve_app.live.listener import Filter, Listener, Passing
+from serve_app.live.listener import Filter, Listener, UnstoredKind
 from serve_app.protocols.comfyui.bodies import twin
 from serve_app.protocols.comfyui.catalogue import server_features
-from serve_app.protocols.comfyui.job_lists import caught_up, open_jobs, remaining
+from serve_app.protocols.comfyui.job_lists import open_jobs, remaining, wait_for_read_model
 from serve_app.protocols.comfyui.prompts import CLIENT_ID, status
 from serve_app.protocols.comfyui.records import (
     class_of,
@@ -38,7 +38,7 @@ from serve_app.protocols.comfyui.records import (
     prompt_of,
 )
 from serve_app.protocols.credentials import protocol_caller
-from serve_app.refusals import NoTurn
+from serve_app.refusals import Busy
 from serve_app.replica import Access, Reading, replica_of
 from serve_app.stored_file import SlowReader
 from settings.constant import constant
@@ -80,12 +80,12 @@ def executing(job_id: str, node: str | None) -> str:
     return message("executing", node=node, prompt_id=job_id, **shown)
 
 
-def progress(job_id: str, node: str, said: JobProgress) -> list[Message]:
+def encode_progress(job_id: str, node: str, progress: JobProgress) -> list[Message]:
     """Encode progress in both of ComfyUI's formats, because some clients support only one."""
-    value = min(said.done, said.total)
+    value = min(progress.done, progress.total)
     state = {
         "value": value,
-        "max": said.total,
+        "max": progress.total,
         "state": "running",
         "node_id": node,
         "prompt_id": job_id,
@@ -95,7 +95,7 @@ def progress(job_id: str, node: str, said: JobProgress) -> list[Message]:
     }
     return [
         message("progress_state", prompt_id=job_id, nodes={node: state}),
-        message("progress", value=value, max=said.total, prompt_id=job_id, node=node),
+        message("progress", value=value, max=progress.total, prompt_id=job_id, node=node),
     ]
 
 
@@ -147,18 +147,21 @@ class WatchedJobs:
         if len(self._jobs) > _MOST_JOBS:
             self._jobs.popitem(last=False)
 
-    def place(self, job_id: str) -> tuple[str, str]:
+    def running_node(self, job_id: str) -> tuple[str, str]:
         """Return the node that runs now and its class; empty texts if the node is not known."""
         job = self._jobs.get(job_id, _Running())
         return job.node or "", job.class_type
 
-    def note_progress(self, job_id: str, said: JobProgress) -> bool:
-        """Keep the progress until `told` is called. Returns False if the job is not watched."""
+    def note_progress(self, job_id: str, progress: JobProgress) -> bool:
+        """Keep the progress until `progress_messages` is called.
+
+        Returns False if the job is not watched.
+        """
         job = self._jobs.get(job_id)
         if job is None:
             return False
-        job.news = said
-        job.preview = said.preview or job.preview
+        job.news = progress
+        job.preview = progress.preview or job.preview
         return True
 
     def begin(self, job_id: str) -> list[Message]:
@@ -191,7 +194,7 @@ class WatchedJobs:
     def forget(self, job_id: str) -> None:
         del self._jobs[job_id]
 
-    def told(self) -> list[Message]:
+    def progress_messages(self) -> list[Message]:
         """Return the progress messages of all jobs since the previous call."""
         messages: list[Message] = []
         for job_id, job in self._jobs.items():
@@ -200,17 +203,17 @@ class WatchedJobs:
                 job.news = job.preview = None
         return messages
 
-    def _progress(self, job_id: str, job: _Running, said: JobProgress) -> list[Message]:
-        if not said.node:
+    def _progress(self, job_id: str, job: _Running, progress: JobProgress) -> list[Message]:
+        if not progress.node:
             return []
         messages: list[Message] = []
-        if said.node != job.node:
-            job.node, job.class_type = said.node, said.class_type or ""
+        if progress.node != job.node:
+            job.node, job.class_type = progress.node, progress.class_type or ""
             messages.append(executing(job_id, job.node))
-        messages += progress(job_id, said.node, said)
+        messages += encode_progress(job_id, progress.node, progress)
         if job.preview is not None:
             messages.append(
-                picture_of(job_id, said.node, job.preview, _JPEG)
+                picture_of(job_id, progress.node, job.preview, _JPEG)
                 if self.has_metadata
                 else picture(job.preview, _JPEG)
             )
@@ -244,12 +247,12 @@ class Session:
     async def run(self, listener: Listener) -> int:
         """Serve the websocket until either side closes it. Returns the close code."""
 
-        def note(job_id: str, said: JobProgress) -> None:
-            if self._jobs.note_progress(job_id, said):
-                listener.put_passing(job_id, Passing.PROGRESS, b"")
+        def note(job_id: str, progress: JobProgress) -> None:
+            if self._jobs.note_progress(job_id, progress):
+                listener.put_unstored(job_id, UnstoredKind.PROGRESS, b"")
 
-        progress = self._reading.live.progress
-        progress.listeners.append(note)
+        board = self._reading.live.progress
+        board.listeners.append(note)
         receiving = asyncio.create_task(self._receive_all())
         sending = asyncio.create_task(self._send_all(listener))
         try:
@@ -260,19 +263,19 @@ class Session:
         except _UNAVAILABLE:
             return TRY_AGAIN_LATER
         finally:
-            progress.listeners.remove(note)
+            board.listeners.remove(note)
             for task in (receiving, sending):
                 task.cancel()
             await asyncio.gather(receiving, sending, return_exceptions=True)
 
     async def _receive_all(self) -> int:
         while True:
-            said = await self._websocket.receive()
-            if said["type"] == "websocket.disconnect":
+            received = await self._websocket.receive()
+            if received["type"] == "websocket.disconnect":
                 return NORMAL
             self._received += 1
-            text = said.get("text")
-            if len(text or said.get("bytes") or b"") > MAX_MESSAGE_BYTES:
+            text = received.get("text")
+            if len(text or received.get("bytes") or b"") > MAX_MESSAGE_BYTES:
                 return TOO_LARGE
             if self._received > _MOST_MESSAGES:
                 return POLICY
@@ -282,12 +285,12 @@ class Session:
     async def _process(self, text: str) -> None:
         """Process a message of the client. All messages except `feature_flags` are ignored."""
         try:
-            said = json.loads(text)
+            received = json.loads(text)
         except (ValueError, RecursionError):
             return
-        if not isinstance(said, dict) or said.get("type") != "feature_flags":
+        if not isinstance(received, dict) or received.get("type") != "feature_flags":
             return
-        flags = said.get("data")
+        flags = received.get("data")
         self._jobs.has_metadata = (
             isinstance(flags, dict) and flags.get("supports_preview_metadata") is True
         )
@@ -305,7 +308,7 @@ class Session:
             for live in news[0]:
                 async for each in self._of(live.event):
                     await self._send(each)
-            for each in self._jobs.told():
+            for each in self._jobs.progress_messages():
                 await self._send(each)
             if now() >= self._status_at:
                 await self._send_status()
@@ -321,7 +324,7 @@ class Session:
         The read model must first have all events before the first event of the listener, so that no
         job is missed.
         """
-        await caught_up(self._reading, listener.after)
+        await wait_for_read_model(self._reading, listener.after)
         for job in await open_jobs(self._reading, self._owner):
             if job.submitted.client_id == self._client_id:
                 self._jobs.add(job.id)
@@ -329,7 +332,7 @@ class Session:
                     self._jobs.note_progress(job.id, self._known_progress(job))
         count = await remaining(self._reading, self._owner)
         await self._send(message("status", status=status(count), sid=self._client_id))
-        for each in self._jobs.told():
+        for each in self._jobs.progress_messages():
             await self._send(each)
 
     def _known_progress(self, job: Job) -> JobProgress:
@@ -343,7 +346,7 @@ class Session:
         for each in self._jobs.take(event):
             yield each
         if self._jobs.is_end(event):
-            for each in self._jobs.told():
+            for each in self._jobs.progress_messages():
                 yield each
             async for message in self._end(event):
                 yield message
@@ -355,7 +358,7 @@ class Session:
         if job is None or job.erased:
             yield executing(id, None)
             return
-        node, class_type = self._jobs.place(id)
+        node, class_type = self._jobs.running_node(id)
         if isinstance(event.data, Completed):
             for each in self._jobs.begin(id):
                 yield each
@@ -384,8 +387,8 @@ class Session:
         for image in job.images:
             if image.node == node:
                 # If the image cannot be sent, the message `executed` still names the image.
-                with suppress(ImageStoreError, NoTurn):
-                    async with self._reading.bodies.room(self._owner, image.size_bytes):
+                with suppress(ImageStoreError, Busy):
+                    async with self._reading.bodies.reserve_memory(self._owner, image.size_bytes):
                         data = await self._reading.files.images.get(image.key)
                         await self._send(picture(data, media_type_of(image)))
 
@@ -395,7 +398,7 @@ class Session:
         A client that receives the number reads the list of jobs from the read model.
         """
         self._status_at = math.inf
-        await caught_up(self._reading, self._position)
+        await wait_for_read_model(self._reading, self._position)
         count = await remaining(self._reading, self._owner)
         await self._send(message("status", status=status(count)))
 

@@ -29,7 +29,7 @@ from serve_app.live.streams import EventStream
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.protocols.openai.errors import RETRY, error_object
 from serve_app.protocols.openai.models import one_model
-from serve_app.protocols.openai.requests import ImageParameters, Wanted, edit, generation
+from serve_app.protocols.openai.requests import ImageParameters, ImageRequest, edit, generation
 from serve_app.protocols.waiting import MAX_WAIT_S, ended_job, failure_status
 from serve_app.replica import Reading, ReadingDep, Submission, SubmissionDep
 from serve_app.routes.generate import IdempotencyKey
@@ -119,7 +119,7 @@ def image_stream(
     request: Request,
     key: ApiKey,
     *,
-    wanted: Wanted,
+    image_request: ImageRequest,
     event: str,
 ) -> EventStream:
     """Return a stream that submits the job and sends its events.
@@ -131,15 +131,15 @@ def image_stream(
 
     @asynccontextmanager
     async def open_stream() -> AsyncGenerator[AsyncGenerator[bytes]]:
-        with reading.live.streams.place(key.owner, request.scope.get("server")):
+        with reading.live.streams.count_stream(key.owner, request.scope.get("server")):
             began = utc_now()
-            job = await submission.acceptance.accept(wanted.job, began=began)
-            told = _Stream(reading, request, key, job, wanted, event)
+            job = await submission.acceptance.accept(image_request.job, began=began)
+            told = _Stream(reading, request, key, job, image_request, event)
             try:
                 async with reading.live.streams.watch(job) as (listener, _):
                     yield told.messages(listener)
             finally:
-                if not told.is_told and wanted.job.idempotency_key is None:
+                if not told.is_told and image_request.job.idempotency_key is None:
                     submission.acceptance.cancel_abandoned(job.id)
 
     timeout_s = reading.live.streams.send_timeout_s
@@ -152,7 +152,7 @@ class _Stream:
     request: Request
     key: ApiKey
     job: Job
-    wanted: Wanted
+    image_request: ImageRequest
     event: str
     is_told: bool = field(default=False, init=False)
     """Whether the result or the error of the job was sent."""
@@ -203,7 +203,7 @@ class _Stream:
 
     def _due(self, newest: Newest) -> bytes | None:
         """Return a preview if one is due. Previews are spread over the steps of the job."""
-        asked = self.wanted.parameters
+        asked = self.image_request.parameters
         progress, preview = newest.take()
         due = (self._previews + 1) / (asked.partial_images + 1)
         if preview is None or progress is None or progress.fraction < due:
@@ -227,7 +227,7 @@ class _Stream:
             raise failed(self.job)
         type = f"{self.event}.completed"
         for image in images_of(self.job):
-            told = picture_members(image, self.wanted.parameters)
+            told = picture_members(image, self.image_request.parameters)
             whole = _message(type, **told, request_id=self.job.id, usage=_NO_TOKENS, b64_json="")
             # The last member, `b64_json`, is sent in parts.
             before = whole.rstrip().removesuffix(b'"}')
@@ -261,8 +261,10 @@ async def generate_images(
     *,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    wanted = await generation(submission, request, key, idempotency_key)
-    return await _answer(submission, reading, request, key, wanted=wanted, event="image_generation")
+    image_request = await generation(submission, request, key, idempotency_key)
+    return await _answer(
+        submission, reading, request, key, image_request=image_request, event="image_generation"
+    )
 
 
 @router.post(f"{IMAGES}/edits")
@@ -274,8 +276,10 @@ async def edit_image(
     *,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    wanted = await edit(submission, request, key, idempotency_key)
-    return await _answer(submission, reading, request, key, wanted=wanted, event="image_edit")
+    image_request = await edit(submission, request, key, idempotency_key)
+    return await _answer(
+        submission, reading, request, key, image_request=image_request, event="image_edit"
+    )
 
 
 async def _answer(
@@ -284,12 +288,14 @@ async def _answer(
     request: Request,
     key: ApiKey,
     *,
-    wanted: Wanted,
+    image_request: ImageRequest,
     event: str,
 ) -> Response:
-    if wanted.parameters.stream:
-        return image_stream(submission, reading, request, key, wanted=wanted, event=event)
-    job = await ended_job(submission, reading, request, key, wanted=wanted.job)
+    if image_request.parameters.stream:
+        return image_stream(
+            submission, reading, request, key, image_request=image_request, event=event
+        )
+    job = await ended_job(submission, reading, request, key, wanted=image_request.job)
     if job.end is None:
         raise failed(job)
-    return await images_answer(reading, job, wanted.parameters)
+    return await images_answer(reading, job, image_request.parameters)

@@ -252,7 +252,7 @@ P = TypeVar("P", bound=ImageParameters)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ImageRequest:
     """The parameters of a request, and the job that computes its images."""
 
     parameters: ImageParameters
@@ -261,7 +261,7 @@ class Wanted:
 
 async def generation(
     submission: Submission, request: Request, key: ApiKey, idempotency_key: str | None
-) -> Wanted:
+) -> ImageRequest:
     """Read a generation request.
 
     Raises the errors of reading the body, `target_of` and checking the parameters.
@@ -281,7 +281,7 @@ async def generation(
         body["width"], body["height"] = asked.sides
     if target.checkpoint is not None:
         body["sd_model_checkpoint"] = target.checkpoint
-    return _wanted(
+    return _image_request(
         request,
         key,
         asked,
@@ -294,7 +294,7 @@ async def generation(
 
 async def edit(
     submission: Submission, request: Request, key: ApiKey, idempotency_key: str | None
-) -> Wanted:
+) -> ImageRequest:
     """Read an edit request. Its files are stored as uploads with names from their content.
 
     Raises the errors of reading the form, `target_of`, storing uploads and checking parameters.
@@ -316,11 +316,11 @@ async def edit(
     sampler, scheduler = usual.node_names
     cfg = asked.cfg_scale or usual.cfg_scale
     sampling = {"sampler_name": sampler, "scheduler": scheduler, "cfg": cfg}
-    wanted = Edit(asked, checkpoint, steps, image, mask, sampling)
-    if min(wanted.sides) < _MIN_SIDE:
+    new_edit = Edit(asked, checkpoint, steps, image, mask, sampling)
+    if min(new_edit.sides) < _MIN_SIDE:
         raise _refused("size", f"The sides of an image must have at least {_MIN_SIDE} pixels.")
-    body = {"prompt": edit_graph(wanted)}
-    return _wanted(
+    body = {"prompt": edit_graph(new_edit)}
+    return _image_request(
         request,
         key,
         asked,
@@ -331,7 +331,7 @@ async def edit(
     )
 
 
-def _wanted(
+def _image_request(
     request: Request,
     key: ApiKey,
     asked: ImageParameters,
@@ -340,7 +340,7 @@ def _wanted(
     flavour: Flavour,
     content: dict[str, Any],
     idempotency_key: str | None,
-) -> Wanted:
+) -> ImageRequest:
     job = GenerateRequest(
         flavour=flavour,
         key=key,
@@ -353,7 +353,7 @@ def _wanted(
         idempotency_key=idempotency_key,
         traceparent=traceparent_of(request),
     )
-    return Wanted(asked, job)
+    return ImageRequest(asked, job)
 
 
 def _parsed(texts: Mapping[str, str], model: type[P]) -> P:

@@ -93,9 +93,9 @@ def test_too_many_streams_are_an_error_before_the_first_event_alone() -> None:
     full = Answer(429, {}, b'{"error": {"type": "too_many_streams"}}')
     watching = watching_all({"endpoint": "default"})
     with pytest.raises(Refused):
-        watching.answered(full)
-    watching.heard(ServerSentEvent("completed", "{}", "7"))
-    watching.answered(full)
+        watching.handle_answer(full)
+    watching.handle_message(ServerSentEvent("completed", "{}", "7"))
+    watching.handle_answer(full)
     assert not watching.is_over
     assert watching.call().query == {"endpoint": "default"}
 
@@ -105,4 +105,4 @@ def test_what_is_no_stream_of_the_service_is_an_error_of_the_client(chunk: bytes
     with pytest.raises(AnswerInvalid):
         watched(Connections([chunk]))
     with pytest.raises(AnswerInvalid):
-        watching_job(ID).answered(Answer(200, {}, b"<html>"))
+        watching_job(ID).handle_answer(Answer(200, {}, b"<html>"))

@@ -5,7 +5,7 @@ import pytest
 
 from engine.patient_reads import PatientReads
 from serve_app.checks import Checks, FairSemaphore
-from serve_app.refusals import NoTurn
+from serve_app.refusals import Busy
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def test_who_hangs_up_keeps_the_turn_until_the_thread_ends(gate: threading
     mine = asyncio.create_task(some.run("a", gate.wait, 5, is_quick=False))
     await asyncio.sleep(0.01)
     mine.cancel()
-    with pytest.raises(NoTurn):
+    with pytest.raises(Busy):
         await some.run("b", int, "5", is_quick=False)
     gate.set()
     with pytest.raises(asyncio.CancelledError):
@@ -77,7 +77,7 @@ class Taker:
         self.task = asyncio.create_task(self._take(turns, owner, size))
 
     async def _take(self, turns: FairSemaphore, owner: str, size: int) -> None:
-        async with turns.take(owner, size):
+        async with turns.acquire(owner, size):
             self.has_turn = True
             await self._end.wait()
 
@@ -147,15 +147,15 @@ async def test_who_waits_too_long_is_refused_and_leaves_nothing_behind() -> None
     some = turns(timeout_s=0.01)
     first = Taker(some, "a", 6)
     await settle()
-    with pytest.raises(NoTurn):
-        async with some.take("b", 6):
+    with pytest.raises(Busy):
+        async with some.acquire("b", 6):
             pytest.fail("nothing was free")
     waiting = Taker(some, "c", 6)
     await settle()
     waiting.task.cancel()
     await asyncio.gather(waiting.task, return_exceptions=True)
     await first.end()
-    async with some.take("b", 6), some.take("c", 4):
+    async with some.acquire("b", 6), some.acquire("c", 4):
         pass
 
 

@@ -8,7 +8,7 @@ from events.errors import HistoryBroken
 from events.types import Cancelled, Event, Started
 from serve_app.checks import FairSemaphore
 from serve_app.live.broadcaster import HistoryEvents
-from serve_app.refusals import NoTurn
+from serve_app.refusals import Busy
 from storage.images import ImageNotFound
 from tests.support.events import JOB_ID, history_of, submitted
 from tests.support.polling import eventually
@@ -55,7 +55,7 @@ async def test_who_waits_too_long_is_told_to_come_again(histories: Histories) ->
     events = owners_events(histories, timeout_s=0.01)
     first = asyncio.create_task(events.of("alice", after=0, upto=9))
     await asyncio.sleep(0)
-    with pytest.raises(NoTurn):
+    with pytest.raises(Busy):
         await events.of("alice", after=0, upto=9)
     histories.go_on.set()
     assert await first == []

@@ -19,14 +19,14 @@ PATH = "/v1/events"
 
 def test_each_owner_and_all_together_have_so_many() -> None:
     streams = OpenStreams(3, per_owner=2)
-    with streams.hold("alice"), streams.hold("alice"):
-        with pytest.raises(TooManyStreams, match="2 event streams"), streams.hold("alice"):
+    with streams.count_stream("alice"), streams.count_stream("alice"):
+        with pytest.raises(TooManyStreams, match="2 event streams"), streams.count_stream("alice"):
             pass
-        with streams.hold("bob"):
+        with streams.count_stream("bob"):
             assert streams.count == 3
             with (
                 pytest.raises(TooManyStreams, match="3 event streams"),
-                streams.hold("carol"),
+                streams.count_stream("carol"),
             ):
                 pass
     assert streams.count == 0
@@ -34,7 +34,11 @@ def test_each_owner_and_all_together_have_so_many() -> None:
 
 def test_0_is_any_number_of_an_owner() -> None:
     streams = OpenStreams(3, per_owner=0)
-    with streams.hold("alice"), streams.hold("alice"), streams.hold("alice"):
+    with (
+        streams.count_stream("alice"),
+        streams.count_stream("alice"),
+        streams.count_stream("alice"),
+    ):
         assert streams.count == 3
 
 
