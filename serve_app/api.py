@@ -35,7 +35,6 @@ from serve_app.routes import (
     health,
     jobs,
     keys,
-    results,
     uploads,
     usage,
 )
@@ -45,7 +44,7 @@ from storage.file_names import SAFETENSORS
 
 logger = logging.getLogger(__name__)
 
-_DIRECT_ROUTERS = (generate.router, results.router)
+_DIRECT_ROUTERS = (generate.router, jobs.results_router)
 _ROUTERS = (
     jobs.router,
     events.router,
@@ -157,7 +156,7 @@ def _add_error_handlers(app: FastAPI, replica: Replica, protocols: Sequence[Http
 
     error_responses.install(app, note=replica.metrics.note_refusal, form_of=form_of)
     app.add_exception_handler(405, wrong_method)
-    refused_keys.install(app, replica.access.refusal_log)
+    refused_keys.install(app, replica.callers.refusal_log)
 
 
 def _add_middleware(app: FastAPI, *, cors_origins: Sequence[str]) -> None:

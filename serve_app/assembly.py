@@ -59,10 +59,10 @@ from serve_app.access.rates import Rates, TokenBuckets
 from serve_app.access.refusal_log import RefusalLog
 from serve_app.api import create_api
 from serve_app.bodies import Bodies
-from serve_app.checks import Checks
 from serve_app.endpoints.administration import EndpointAdministration
 from serve_app.endpoints.cache import EndpointCache
 from serve_app.endpoints.declared import DeclaredEndpoints
+from serve_app.fair_threads import FairThreads
 from serve_app.jobs import Jobs
 from serve_app.live.progress import LatestPreviews, ProgressBoard
 from serve_app.live.projected import ProjectionWaiter
@@ -70,12 +70,12 @@ from serve_app.live.queue_positions import QueuePositions
 from serve_app.live.streams import Streams
 from serve_app.protocols.comfyui.user_files import MAX_BYTES, MAX_FILES
 from serve_app.replica import (
-    Access,
     Administration,
-    Callbacks,
+    CallbackAccess,
+    Callers,
     Files,
+    JobAccess,
     Live,
-    Reading,
     Replica,
     Submission,
 )
@@ -268,9 +268,9 @@ def assemble(
     log, deliveries = backends.history.log, backends.history.delivery_log
     read_model, uploads, endpoints = ReadModel(database), Uploads(database), Endpoints(database)
     replicas = http.replicas or 1
-    checks = Checks.of_bodies()
+    threads = FairThreads.of_bodies()
     bodies = Bodies(
-        checks,
+        threads,
         max_bytes=http.max_body_bytes,
         max_upload_bytes=http.max_upload_bytes,
     )
@@ -299,14 +299,14 @@ def assemble(
             takes_uploads=settings.callbacks.presigned_uploads,
             secret=secret,
         ),
-        checks=checks,
+        threads=threads,
         catalogue=backends.catalogue,
         graph_settings=settings.graph,
         default_checkpoint=default_endpoint.checkpoint,
         uploads=uploads,
         inline_images=InlineImageStore(
             store,
-            checks,
+            threads,
             backends.fetch if http.fetch_images else None,
             max_bytes=http.max_upload_bytes,
         ),
@@ -337,10 +337,10 @@ def assemble(
         await abandoned_jobs.stop()
         refusal_log.stop()
         store.stop()
-        checks.stop()
+        threads.stop()
 
     return Replica(
-        access=Access(
+        callers=Callers(
             authenticator=authenticator,
             rates=Rates(owners, replicas=replicas),
             refusal_log=refusal_log,
@@ -352,7 +352,7 @@ def assemble(
             uploads=store,
             catalogue=backends.catalogue,
         ),
-        reading=Reading(
+        job_access=JobAccess(
             jobs=jobs,
             read_model=read_model,
             projected=projected,
@@ -377,7 +377,7 @@ def assemble(
             bodies=bodies,
             waits=Waits(_OWNER_MAX_WAITS),
         ),
-        callbacks=Callbacks(
+        callback_access=CallbackAccess(
             jobs=jobs,
             deliveries=deliveries,
             read_model=read_model,

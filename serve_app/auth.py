@@ -37,7 +37,7 @@ _SHOWN = 50
 
 async def caller(connection: HTTPConnection) -> ApiKey:
     """Return the caller's key in its current state. Raises KeyMissing, KeyInvalid."""
-    return await replica_of(connection).access.authenticator.authenticate(
+    return await replica_of(connection).callers.authenticator.authenticate(
         authorization_of(connection)
     )
 
@@ -96,7 +96,7 @@ class Requires(SecurityBase):
 
     def require_allowed(self, request: Request, key: ApiKey) -> None:
         """Raises RateExceeded, ScopeMissing."""
-        rates = replica_of(request).access.rates
+        rates = replica_of(request).callers.rates
         try:
             rates.take(key)
         finally:

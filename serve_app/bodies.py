@@ -18,8 +18,8 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from serve_app.checks import QUICK_BYTES, Checks, FairSemaphore
 from serve_app.error_responses import ApiError
+from serve_app.fair_threads import QUICK_BYTES, FairSemaphore, FairThreads
 from settings.constant import constant
 
 MAX_DEPTH = 100
@@ -54,7 +54,7 @@ _MAX_FORM_FIELDS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MinBodyRate:
     """The lowest rate of a body. The body may take `grace_s` seconds longer than at this rate."""
 
     grace_s: float
@@ -82,21 +82,23 @@ def expected_bytes(request: Request, *, max_bytes: int) -> int:
     return int(announced)
 
 
-async def bounded(request: Request, *, max_bytes: int, pace: Pace) -> AsyncGenerator[bytes]:
+async def bounded(
+    request: Request, *, max_bytes: int, min_rate: MinBodyRate
+) -> AsyncGenerator[bytes]:
     """Yield the body in chunks as they arrive.
 
     Raises ApiError 413 as soon as the body is too large, ApiError 408 as soon as it is too slow,
     and ClientDisconnect if the caller disconnects.
     """
-    give_up_at = asyncio.get_running_loop().time() + pace.grace_s
+    give_up_at = asyncio.get_running_loop().time() + min_rate.grace_s
     size_bytes = 0
     more = True
     while more:
         try:
-            async with asyncio.timeout_at(give_up_at + size_bytes / pace.min_bytes_per_s):
+            async with asyncio.timeout_at(give_up_at + size_bytes / min_rate.min_bytes_per_s):
                 message = await request.receive()
         except TimeoutError as error:
-            raise _too_slow(pace) from error
+            raise _too_slow(min_rate) from error
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk = message.get("body", b"")
@@ -186,9 +188,9 @@ def _too_deep() -> ApiError:
     return _invalid(f"The body has more than {MAX_DEPTH} levels of nested arrays and objects.")
 
 
-def _too_slow(pace: Pace) -> ApiError:
+def _too_slow(min_rate: MinBodyRate) -> ApiError:
     message = (
-        f"The body arrives too slowly: send at least {pace.min_bytes_per_s:g} bytes per second."
+        f"The body arrives too slowly: send at least {min_rate.min_bytes_per_s:g} bytes per second."
     )
     return ApiError(408, "body_too_slow", message)
 
@@ -201,15 +203,15 @@ def too_large(max_bytes: int) -> ApiError:
 class Bodies:
     """Reads request bodies, and limits the total size of all bodies in memory."""
 
-    def __init__(self, checks: Checks, *, max_bytes: int, max_upload_bytes: int) -> None:
+    def __init__(self, threads: FairThreads, *, max_bytes: int, max_upload_bytes: int) -> None:
         self.max_bytes = max_bytes
         """The maximum size in bytes of a body, not counting its inline images."""
         self.max_upload_bytes = max_upload_bytes
         """The maximum size in bytes of an uploaded file."""
         self._max_image_bytes = max(max_bytes, _MAX_IMAGE_BYTES)
-        self._pace = Pace(_GRACE_S, _MIN_BYTES_PER_S)
+        self._min_rate = MinBodyRate(_GRACE_S, _MIN_BYTES_PER_S)
         self._turns = FairSemaphore(_MAX_HELD_BYTES, per_owner=max(1, _MAX_HELD_BYTES // 2))
-        self._checks = checks
+        self._threads = threads
 
     @asynccontextmanager
     async def chunks(
@@ -221,7 +223,7 @@ class Bodies:
         it is too slow.
         """
         size_bytes = expected_bytes(request, max_bytes=max_bytes)
-        stream = bounded(request, max_bytes=max_bytes, pace=self._pace)
+        stream = bounded(request, max_bytes=max_bytes, min_rate=self._min_rate)
         if size_bytes <= _SMALL_BYTES:
             yield stream
             return
@@ -253,7 +255,7 @@ class Bodies:
         async with self.chunks(request, owner, max_bytes=max_bytes or self.max_bytes) as chunks:
             body = await joined(chunks)
             is_quick = len(body) <= QUICK_BYTES
-            yield body, await self._checks.run(owner, parse_json, body, is_quick=is_quick)
+            yield body, await self._threads.run(owner, parse_json, body, is_quick=is_quick)
 
     def json_with_images(
         self, request: Request, owner: str
@@ -273,7 +275,7 @@ class Bodies:
         """
         async with self.json(request, owner) as (body, content):
             is_quick = len(body) <= QUICK_BYTES
-            return await self._checks.run(owner, validated, model, content, is_quick=is_quick)
+            return await self._threads.run(owner, validated, model, content, is_quick=is_quick)
 
 
 def validated(model: type[M], content: Any) -> M:

@@ -1,7 +1,7 @@
 """The parts of one HTTP replica. Each route uses only the parts that it needs.
 
 `assembly.py` builds the parts. A route declares a part as a FastAPI dependency, such as
-`reading: ReadingDep`.
+`access: JobAccessDep`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class Callers:
     """Identifies callers and limits their rates."""
 
     authenticator: Authenticator
@@ -96,7 +96,7 @@ class Live:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class JobAccess:
     """Finds jobs, uploads and files, and follows and cancels the caller's jobs."""
 
     jobs: Jobs
@@ -112,7 +112,7 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Callbacks:
+class CallbackAccess:
     """Shows and repeats deliveries, and sends sample callbacks."""
 
     jobs: Jobs
@@ -152,10 +152,10 @@ class Administration:
 class Replica:
     """All parts of one replica."""
 
-    access: Access
+    callers: Callers
     submission: Submission
-    reading: Reading
-    callbacks: Callbacks
+    job_access: JobAccess
+    callback_access: CallbackAccess
     administration: Administration
     key_options: KeyOptions
     user_files: UserFiles
@@ -181,8 +181,8 @@ def _part(name: str) -> Any:
 
 
 SubmissionDep = Annotated[Submission, _part("submission")]
-ReadingDep = Annotated[Reading, _part("reading")]
-CallbacksDep = Annotated[Callbacks, _part("callbacks")]
+JobAccessDep = Annotated[JobAccess, _part("job_access")]
+CallbackAccessDep = Annotated[CallbackAccess, _part("callback_access")]
 AdministrationDep = Annotated[Administration, _part("administration")]
 if TYPE_CHECKING:
     KeyOptionsDep: TypeAlias = KeyOptions

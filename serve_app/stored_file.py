@@ -154,7 +154,7 @@ async def file_answer(
     wanted = range(file.size_bytes) if part is None else part
     headers["Content-Length"] = str(len(wanted))
     first = await images.get(file.key, wanted[:PART_BYTES])
-    return PartedAnswer(
+    return StoredFileResponse(
         _parts(first, wanted[PART_BYTES:], images, file.key),
         200 if part is None else 206,
         headers,
@@ -170,7 +170,7 @@ async def _parts(first: bytes, rest: range, images: ImageStore, key: str) -> Asy
         rest = rest[PART_BYTES:]
 
 
-class PartedAnswer(TimedStream):
+class StoredFileResponse(TimedStream):
     """A response with stored files, which are read and sent in parts."""
 
     def __init__(
@@ -226,7 +226,7 @@ async def json_in_parts(parts: AsyncGenerator[bytes]) -> Response:
     An unavailable image store therefore causes an error response instead of a truncated answer.
     """
     first = await anext(parts)
-    return PartedAnswer(
+    return StoredFileResponse(
         _with_first(first, parts),
         200,
         # The header prevents compression, which takes long and makes base64 of PNG little smaller.

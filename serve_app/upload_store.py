@@ -23,7 +23,7 @@ from events.ids import new_id
 from events.log import utc_now
 from events.store.records import Upload
 from serve_app.access.owner_limits import OwnerLimits
-from serve_app.checks import Checks
+from serve_app.fair_threads import FairThreads
 from serve_app.refusals import InvalidImage, InvalidLatent, InvalidUploadName, TooManyUploadBytes
 from settings.constant import constant
 from storage.file_names import upload_key
@@ -178,7 +178,7 @@ class UploadStore:
         self.max_pixels = _MAX_PIXELS
         """The largest number of pixels of an input image."""
         self._owner_limits = owner_limits
-        self.decodes = Checks(_DECODES)
+        self.decodes = FairThreads(_DECODES)
 
     def stop(self) -> None:
         self.decodes.stop()

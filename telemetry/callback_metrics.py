@@ -20,11 +20,11 @@ class CallbackMetrics:
         self,
         registry: CollectorRegistry,
         *,
-        on_try: Callable[[Job, SendResult], None] = lambda _job, _result: None,
+        on_attempt: Callable[[Job, SendResult], None] = lambda _job, _result: None,
     ) -> None:
-        """`on_try` is called with each attempt of a callback."""
-        self._on_try = on_try
-        self._tries = Counter(
+        """`on_attempt` is called with each attempt of a callback."""
+        self._on_attempt = on_attempt
+        self._attempts = Counter(
             "darkroom_callback_tries",
             "Attempts to deliver a callback: taken (2xx), rejected (another answer), unanswered, "
             "or refused (the address is not allowed, and no connection was made).",
@@ -43,7 +43,7 @@ class CallbackMetrics:
             ["outcome"],
             registry=registry,
         )
-        self._puts = Counter(
+        self._upload_attempts = Counter(
             "darkroom_image_put_tries",
             "Attempts to send an image to a presigned URL, with the outcomes of callback attempts; "
             "refused includes images that are too large or no longer stored.",
@@ -52,20 +52,20 @@ class CallbackMetrics:
         )
         # Series start at 0, because Prometheus would see no increase in a series that starts at 1.
         for outcome in ("taken", "rejected", "unanswered", "refused"):
-            self._tries.labels(outcome)
-            self._puts.labels(outcome)
+            self._attempts.labels(outcome)
+            self._upload_attempts.labels(outcome)
         for outcome in ("delivered", "exhausted"):
             self._ended.labels(outcome)
 
-    def note_try(self, job: Job, result: SendResult) -> None:
-        self._on_try(job, result)
-        self._tries.labels(_outcome(result)).inc()
+    def note_attempt(self, job: Job, result: SendResult) -> None:
+        self._on_attempt(job, result)
+        self._attempts.labels(_outcome(result)).inc()
         if result.status is not None:
             self._seconds.observe(result.latency_s)
 
-    def note_put(self, result: SendResult) -> None:
+    def note_upload_attempt(self, result: SendResult) -> None:
         """Count an attempt of a presigned upload."""
-        self._puts.labels(_outcome(result)).inc()
+        self._upload_attempts.labels(_outcome(result)).inc()
 
     def note_event(self, event: DeliveryEvent) -> None:
         match event:

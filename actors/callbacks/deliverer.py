@@ -304,9 +304,9 @@ class Deliverer:
         if result.stalled:
             return Wait(step, AT_ONCE)
         if isinstance(step.what, PresignedUpload):
-            self._metrics.note_put(result)
+            self._metrics.note_upload_attempt(result)
         else:
-            self._metrics.note_try(step.job, result)
+            self._metrics.note_attempt(step.job, result)
         after = replace(step, delivery=await self._append_attempt(step, result))
         if after.retry_at is not None:
             return Wait(after, after.no_later(after.retry_at))

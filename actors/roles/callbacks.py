@@ -234,7 +234,7 @@ class DeliveryMetrics:
     def __init__(self, settings: TelemetrySettings) -> None:
         self.process = ProcessMetrics("callbacks")
         self._exporter = open_exporter(settings, "callbacks")
-        self.callbacks = CallbackMetrics(self.process.registry, on_try=self._trace)
+        self.callbacks = CallbackMetrics(self.process.registry, on_attempt=self._trace)
         self.background: Sequence[Run] = (self._exporter.run,) if self._exporter else ()
         """Coroutines to run beside the role."""
 

@@ -30,8 +30,8 @@ from serve_app.acceptance.addresses import Addresses, require_images
 from serve_app.acceptance.compilation import CheckedBody, RequestCompiler
 from serve_app.acceptance.inline_images import InlineImageStore
 from serve_app.access.owner_limits import OwnerLimits
-from serve_app.checks import QUICK_BYTES, Checks
 from serve_app.endpoints.cache import EndpointCache
+from serve_app.fair_threads import QUICK_BYTES, FairThreads
 from serve_app.jobs import Jobs
 from serve_app.refusals import (
     IdempotencyConflict,
@@ -155,7 +155,7 @@ class Acceptance:
         health: LogHealth,
         endpoints: EndpointCache,
         addresses: Addresses,
-        checks: Checks,
+        threads: FairThreads,
         catalogue: Catalogue,
         graph_settings: GraphSettings,
         default_checkpoint: str | None,
@@ -179,7 +179,7 @@ class Acceptance:
         self._health = health
         self.endpoints = endpoints
         self._addresses = addresses
-        self._checks = checks
+        self._threads = threads
         self._catalogue = catalogue
         self._graph_settings = graph_settings
         self._default_checkpoint = default_checkpoint
@@ -293,7 +293,7 @@ class Acceptance:
     ) -> Awaitable[T]:
         """Run a check of the request. A slow check runs in a thread."""
         is_quick = request.is_quick_to_check
-        return self._checks.run(request.key.owner, function, *args, is_quick=is_quick)
+        return self._threads.run(request.key.owner, function, *args, is_quick=is_quick)
 
     async def _require_room(self, endpoint: Endpoint) -> None:
         """Raises QueueFull, LogFull, LogUnavailable."""

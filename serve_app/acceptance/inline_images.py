@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from engine.interface import Catalogue, FieldError, GraphInvalid, ParametersInvalid
 from events.errors import FetchFailed
-from serve_app.checks import QUICK_BYTES, Checks, FairSemaphore
+from serve_app.fair_threads import QUICK_BYTES, FairSemaphore, FairThreads
 from serve_app.refusals import ImageNotFetched, InvalidImage
 from serve_app.upload_store import UploadStore
 from settings.constant import constant
@@ -112,14 +112,14 @@ class InlineImageStore:
     def __init__(
         self,
         store: UploadStore,
-        checks: Checks,
+        threads: FairThreads,
         fetch: Fetch | None,
         *,
         max_bytes: int,
     ) -> None:
         """If `fetch` is None, images are not fetched. `max_bytes` limits the size of an image."""
         self._store = store
-        self._checks = checks
+        self._threads = threads
         self._fetch = fetch
         self._max_bytes = max_bytes
         self._turns = FairSemaphore(_FETCHES, per_owner=_FETCHES_PER_OWNER)
@@ -141,7 +141,7 @@ class InlineImageStore:
             return await self._name_of_url(owner, image, give_up_at or self.give_up_at())
         decode = partial(decoded, image, max_bytes=self._max_bytes)
         is_quick = len(image) <= QUICK_BYTES
-        data = await self._checks.run(owner, decode, is_quick=is_quick)
+        data = await self._threads.run(owner, decode, is_quick=is_quick)
         return (await self._store.add_content(owner, data)).name
 
     async def _name_of_url(self, owner: str, url: str, give_up_at: float) -> str:

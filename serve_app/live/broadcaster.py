@@ -30,7 +30,7 @@ from events.log import EventLog, LogContents
 from events.result import Status, UrlFor
 from events.retry import keep_trying
 from events.types import Erased, Event, Submitted
-from serve_app.checks import FairSemaphore
+from serve_app.fair_threads import FairSemaphore
 from serve_app.live.listener import Filter, Listener, LiveEvent, UnstoredKind
 from serve_app.live.messages import (
     is_shown,

@@ -19,7 +19,7 @@ from events.job import Job
 from events.log import LogContents
 from events.result import UrlFor
 from events.types import Cancelled, Completed, Erased, Failed, Submitted
-from serve_app.checks import FairSemaphore
+from serve_app.fair_threads import FairSemaphore
 from serve_app.jobs import Jobs
 from serve_app.live.broadcaster import BUFFER_EVENTS, Broadcaster, HistoryEvents
 from serve_app.live.listener import Filter, Listener, LiveEvent

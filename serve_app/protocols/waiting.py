@@ -10,8 +10,8 @@ from events.result import FailureCode
 from events.store.records import ApiKey
 from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.protocols.credentials import protocol_caller
-from serve_app.replica import Reading, Submission
-from serve_app.routes.results import job_at_end
+from serve_app.replica import JobAccess, Submission
+from serve_app.routes.jobs import job_at_end
 from settings.constant import constant
 
 MAX_WAIT_S = constant("ADAPTER_MAX_WAIT_S", 600.0)
@@ -31,7 +31,7 @@ def failure_status(code: str) -> int:
 
 async def ended_job(
     submission: Submission,
-    reading: Reading,
+    access: JobAccess,
     request: Request,
     key: ApiKey,
     *,
@@ -44,11 +44,11 @@ async def ended_job(
     `Acceptance.accept`.
     """
     began = utc_now()
-    with reading.waits.hold(key.owner):
+    with access.waits.hold(key.owner):
         job = await submission.acceptance.accept(wanted, began=began)
         is_gone = True
         try:
-            job = await job_at_end(reading, request, key, job, wait_s=MAX_WAIT_S)
+            job = await job_at_end(access, request, key, job, wait_s=MAX_WAIT_S)
             is_gone = job.end is None and await request.is_disconnected()
         finally:
             if is_gone and wanted.idempotency_key is None:

@@ -20,7 +20,7 @@ from serve_app.access.api_keys import require_callback_host
 from serve_app.auth import GenerateKey, ReadKey
 from serve_app.error_responses import ApiError, retry_after
 from serve_app.openapi.document import documented
-from serve_app.replica import CallbacksDep
+from serve_app.replica import CallbackAccessDep
 
 router = APIRouter(prefix="/v1", tags=["callbacks"], responses=documented(400, 401, 403, 500, 503))
 
@@ -102,7 +102,7 @@ def _too_many(description: str) -> dict[int | str, dict[str, Any]]:
 
 
 @router.get("/jobs/{id}/callbacks", response_model_exclude_none=True, responses=documented(404))
-async def show_callbacks(id: str, key: ReadKey, callbacks: CallbacksDep) -> CallbackReport:
+async def show_callbacks(id: str, key: ReadKey, callbacks: CallbackAccessDep) -> CallbackReport:
     """Show every attempt to send the callbacks of a job."""
     job = await callbacks.jobs.owned(id, key)
     return _report(job, await callbacks.deliveries.read(job.id))
@@ -118,7 +118,7 @@ async def show_callbacks(id: str, key: ReadKey, callbacks: CallbacksDep) -> Call
         "The rate of the key is exceeded, or the callback of the job was redelivered too often"
     ),
 )
-async def redeliver(id: str, key: GenerateKey, callbacks: CallbacksDep) -> CallbackReport:
+async def redeliver(id: str, key: GenerateKey, callbacks: CallbackAccessDep) -> CallbackReport:
     """Deliver a job's callback again, with the same `webhook-id`. The first attempt begins at once,
     and all attempts are available again. A repeated request before the first attempt changes
     nothing.
@@ -156,7 +156,7 @@ async def redeliver(id: str, key: GenerateKey, callbacks: CallbacksDep) -> Callb
 )
 async def send_sample(
     key: GenerateKey,
-    callbacks: CallbacksDep,
+    callbacks: CallbackAccessDep,
     callback_url: Annotated[
         str,
         Query(

@@ -12,7 +12,7 @@ from engine.interface import Catalogue, Family
 from serve_app.auth import READ, ReadKey
 from serve_app.openapi.document import documented
 from serve_app.protocols.openai.models import listed_models
-from serve_app.replica import ReadingDep, SubmissionDep
+from serve_app.replica import JobAccessDep, SubmissionDep
 
 _LISTED_UPLOADS = 1000
 
@@ -125,8 +125,8 @@ async def list_schedulers() -> SchedulerList:
 
 
 @router.get("/object_info")
-async def object_info(key: ReadKey, reading: ReadingDep) -> dict[str, Any]:
+async def object_info(key: ReadKey, access: JobAccessDep) -> dict[str, Any]:
     """List all node types and the caller's uploads, in the format of ComfyUI's `/object_info`."""
-    newest = await reading.uploads.page(key.owner, limit=_LISTED_UPLOADS)
+    newest = await access.uploads.page(key.owner, limit=_LISTED_UPLOADS)
     names = [upload.name for upload in newest]
-    return await asyncio.to_thread(reading.catalogue.object_info, names)
+    return await asyncio.to_thread(access.catalogue.object_info, names)

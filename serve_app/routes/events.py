@@ -12,7 +12,7 @@ from serve_app.auth import ReadKey, key_check
 from serve_app.live.listener import Filter
 from serve_app.live.streams import EventStream
 from serve_app.openapi.document import documented
-from serve_app.replica import ReadingDep
+from serve_app.replica import JobAccessDep
 
 _LARGEST = 2**63 - 1
 _LAST_EVENT_ID = "Last-Event-ID"
@@ -47,7 +47,7 @@ async def job_events(
     id: str,
     request: Request,
     key: ReadKey,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     last_event_id: LastEventId = None,
 ) -> Response:
@@ -55,11 +55,11 @@ async def job_events(
     stored event is its offset in the event log. Messages about progress have no `id` and are not
     sent again.
     """
-    job = await reading.jobs.owned(id, key, with_request=False)
+    job = await access.jobs.owned(id, key, with_request=False)
     after = last_event_id or 0
     if job.end is not None and after >= job.position:
         return Response(status_code=204)
-    return reading.live.streams.of_job(
+    return access.live.streams.of_job(
         job, after=after, key_check=key_check(request, key), server=request.scope.get("server")
     )
 
@@ -68,7 +68,7 @@ async def job_events(
 async def owner_events(
     request: Request,
     key: ReadKey,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     status: Annotated[
         Status | None, Query(description="0, 1 or 2: the status of the job after the event")
@@ -87,7 +87,7 @@ async def owner_events(
     """Stream the events of all jobs of the caller, as Server-Sent Events. The stream begins now or
     at a cursor.
     """
-    return reading.live.streams.of_owner(
+    return access.live.streams.of_owner(
         key.owner,
         Filter(status=status, endpoint=endpoint),
         after=cursor if last_event_id is None else last_event_id,

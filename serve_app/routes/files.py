@@ -13,7 +13,7 @@ from events.ids import is_job_id
 from events.types import ImageStored
 from serve_app.error_responses import ApiError, not_found
 from serve_app.openapi.document import documented
-from serve_app.replica import Reading, ReadingDep
+from serve_app.replica import JobAccess, JobAccessDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from storage.file_names import JPEG, PNG, SAFETENSORS, WEBP, file_name
 from storage.service_secret import is_file_token
@@ -47,18 +47,18 @@ async def get_file(
     request_id: str,
     name: str,
     file_request: FileRequestDep,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     token: Token = "",
     expires: Expires = None,
 ) -> Response:
     """Return an image or a latent, or a part of its bytes. The bytes never change."""
-    image = await _find(reading, request_id, name, token=token, expires=expires)
-    left_s = _require_time(expires, ttl_s=reading.files.image_url_s)
+    image = await _find(access, request_id, name, token=token, expires=expires)
+    left_s = _require_time(expires, ttl_s=access.files.image_url_s)
     return await file_answer(
         StoredFile.of_image(image),
         file_request,
-        reading.files.images,
+        access.files.images,
         cache_control=f"private, max-age={left_s}, immutable",
     )
 
@@ -76,18 +76,18 @@ def _require_time(expires: int | None, *, ttl_s: float) -> int:
 
 
 async def _find(
-    reading: Reading, request_id: str, name: str, *, token: str, expires: int | None
+    access: JobAccess, request_id: str, name: str, *, token: str, expires: int | None
 ) -> ImageStored:
     """Return the image. Raises the same ApiError 404 for a wrong token and for a missing image."""
     parts = _NAME.fullmatch(name)
-    secret = reading.files.secret
+    secret = access.files.secret
     if (
         parts is None
         or not is_job_id(request_id)
         or not is_file_token(token, secret=secret, job_id=request_id, name=name, expires=expires)
     ):
         raise not_found("There is no such file.")
-    job = await reading.jobs.current(request_id, with_request=False)
+    job = await access.jobs.current(request_id, with_request=False)
     image = None if job is None else job.image(int(parts["index"]))
     if image is None or name != file_name(image.index, image.media_type):
         raise not_found("There is no such file.")

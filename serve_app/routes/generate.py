@@ -20,7 +20,7 @@ from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.auth import GenerateKey
 from serve_app.openapi.document import callback_routes, documented, operation_id, request_body
 from serve_app.refusals import CallbackUrlMissing
-from serve_app.replica import ReadingDep, SubmissionDep
+from serve_app.replica import JobAccessDep, SubmissionDep
 from serve_app.routes.direct_route import DirectRoute
 from settings.keys import ImageFormat
 
@@ -119,7 +119,7 @@ async def generate(
     request: Request,
     key: GenerateKey,
     submission: SubmissionDep,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     endpoint: EndpointId = "default",
     callback_url: CallbackUrl = None,
@@ -153,7 +153,7 @@ async def generate(
         )
     result_path = request.scope["route"].path.removesuffix("generate") + "result"
     headers = {"Location": f"{result_path}?request_id={job.id}"}
-    answer = result_of(job, reading.files.url_for).body()
+    answer = result_of(job, access.files.url_for).body()
     return Response(answer, 202, headers, media_type="application/json")
 
 

@@ -15,7 +15,7 @@ from serve_app.auth import GenerateKey, ReadKey
 from serve_app.bodies import FIELD, read_form
 from serve_app.error_responses import ApiError, not_found
 from serve_app.openapi.document import documented
-from serve_app.replica import ReadingDep, SubmissionDep
+from serve_app.replica import JobAccessDep, SubmissionDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from storage.file_names import PNG, SAFETENSORS
 
@@ -76,7 +76,7 @@ async def upload_image(request: Request, key: GenerateKey, submission: Submissio
 @router.get("", response_model_exclude_none=True)
 async def list_uploads(
     key: ReadKey,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(description="`next_cursor` of the previous page")] = None,
@@ -88,7 +88,7 @@ async def list_uploads(
             "invalid_request",
             "The cursor is not valid. Use the `next_cursor` of an earlier answer.",
         )
-    found = await reading.uploads.page(key.owner, limit=limit + 1, before=cursor)
+    found = await access.uploads.page(key.owner, limit=limit + 1, before=cursor)
     page = found[:limit]
     next_cursor = page[-1].id if len(found) > limit else None
     return UploadPage(uploads=[_item(upload) for upload in page], next_cursor=next_cursor)
@@ -106,16 +106,16 @@ async def list_uploads(
     },
 )
 async def read_upload(
-    name: str, key: ReadKey, file_request: FileRequestDep, reading: ReadingDep
+    name: str, key: ReadKey, file_request: FileRequestDep, access: JobAccessDep
 ) -> Response:
     """Return the stored file of an upload, or a part of the file."""
-    upload = await reading.uploads.find(key.owner, name)
+    upload = await access.uploads.find(key.owner, name)
     if upload is None:
         raise not_found("There is no such upload.")
     return await file_answer(
         StoredFile.of_upload(upload),
         file_request,
-        reading.files.images,
+        access.files.images,
         cache_control="private, no-cache",
     )
 

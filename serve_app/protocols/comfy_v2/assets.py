@@ -27,7 +27,7 @@ from serve_app.error_responses import ApiError
 from serve_app.protocols.comfy_v2.errors import missing_asset, not_found
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.refusals import JobNotFound
-from serve_app.replica import Reading, ReadingDep, Submission, SubmissionDep
+from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from serve_app.upload_store import LATENT_SUFFIX
 from storage.file_names import copy_name
@@ -49,38 +49,38 @@ _FILE = "file"
 router = APIRouter(prefix=f"{PREFIX}/assets", include_in_schema=False)
 
 
-def job_links(reading: Reading, job: Job) -> dict[str, str]:
+def job_links(access: JobAccess, job: Job) -> dict[str, str]:
     """Return the URLs of a job without a host, so that they are relative to the caller's host."""
-    below = urlsplit(reading.files.public_url).path
+    below = urlsplit(access.files.public_url).path
     path = f"{below}{PREFIX}/jobs/{job.id}"
     return {"self": path, "events": f"{path}/events", "cancel": f"{path}/cancel"}
 
 
-def content_url(reading: Reading, asset_id: str) -> str:
+def content_url(access: JobAccess, asset_id: str) -> str:
     """Return the URL of an asset's content. Requests to this URL need a key."""
-    return f"{reading.files.public_url}{PREFIX}/assets/{asset_id}/content"
+    return f"{access.files.public_url}{PREFIX}/assets/{asset_id}/content"
 
 
-def job_expires_at(reading: Reading, job: Job) -> datetime:
+def job_expires_at(access: JobAccess, job: Job) -> datetime:
     """Return when a job expires. For an open job this is the earliest possible time."""
-    days = reading.files.job_days
+    days = access.files.job_days
     return (job.ended_at or utc_now()) + timedelta(days=days) if days else _NEVER
 
 
-def image_url_expires_at(reading: Reading, job: Job) -> datetime:
-    ttl_s = reading.files.image_url_s
-    expires_at = job_expires_at(reading, job)
+def image_url_expires_at(access: JobAccess, job: Job) -> datetime:
+    ttl_s = access.files.image_url_s
+    expires_at = job_expires_at(access, job)
     return min(utc_now() + timedelta(seconds=ttl_s), expires_at) if ttl_s else expires_at
 
 
-def upload_expires_at(reading: Reading, upload: Upload) -> datetime | None:
+def upload_expires_at(access: JobAccess, upload: Upload) -> datetime | None:
     """Return when an upload expires; None means never. Each job with it extends the time."""
-    days = reading.files.upload_days
+    days = access.files.upload_days
     return upload.used_at + timedelta(days=days) if days else None
 
 
-def url_expires_at(reading: Reading, upload: Upload) -> datetime:
-    return upload_expires_at(reading, upload) or _NEVER
+def url_expires_at(access: JobAccess, upload: Upload) -> datetime:
+    return upload_expires_at(access, upload) or _NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,37 +114,37 @@ def output_id(job: Job, image: ImageStored) -> str:
     return f"{job.id}-{image.index}"
 
 
-async def upload_of_hash(reading: Reading, owner: str, digest: str) -> Upload | None:
+async def upload_of_hash(access: JobAccess, owner: str, digest: str) -> Upload | None:
     """Return the upload of the owner with this hash, if any. Raises DatabaseUnavailable."""
     if not _HASH.fullmatch(digest):
         return None
     for is_latent in (False, True):
-        found = await reading.uploads.find(owner, name_for(digest, is_latent=is_latent))
+        found = await access.uploads.find(owner, name_for(digest, is_latent=is_latent))
         if found is not None:
             return found
     return None
 
 
-async def asset_of(reading: Reading, key: ApiKey, id: str) -> Upload | OutputAsset:
+async def asset_of(access: JobAccess, key: ApiKey, id: str) -> Upload | OutputAsset:
     """Return the asset with this id. Raises ApiError 404 and the errors of reading a job."""
     if (named := _OUTPUT_ID.fullmatch(id)) is not None:
         try:
-            job = await reading.jobs.owned(named["job"], key, with_request=False)
+            job = await access.jobs.owned(named["job"], key, with_request=False)
         except JobNotFound as error:
             raise not_found() from error
         image = job.image(int(named["index"]))
         if image is not None:
             return OutputAsset(job, image)
     elif _UPLOAD_ID.fullmatch(id):
-        upload = (await reading.uploads.of_ids(key.owner, [id])).get(id)
+        upload = (await access.uploads.of_ids(key.owner, [id])).get(id)
         if upload is not None:
             return upload
     raise not_found()
 
 
-def upload_body(reading: Reading, upload: Upload, **more: Any) -> dict[str, Any]:
+def upload_body(access: JobAccess, upload: Upload, **more: Any) -> dict[str, Any]:
     """Return an upload in the API's format of an asset."""
-    expires_at = upload_expires_at(reading, upload)
+    expires_at = upload_expires_at(access, upload)
     digest = hash_in(upload)
     return {
         "id": upload.id,
@@ -153,14 +153,14 @@ def upload_body(reading: Reading, upload: Upload, **more: Any) -> dict[str, Any]
         "content_type": StoredFile.of_upload(upload).media_type,
         "file_path": upload.name if digest is None else None,
         "created_at": upload.created_at.isoformat(),
-        "url": content_url(reading, upload.id),
-        "url_expires_at": url_expires_at(reading, upload).isoformat(),
+        "url": content_url(access, upload.id),
+        "url_expires_at": url_expires_at(access, upload).isoformat(),
         "expires_at": expires_at and expires_at.isoformat(),
         **more,
     }
 
 
-def output_body(reading: Reading, asset: OutputAsset) -> dict[str, Any]:
+def output_body(access: JobAccess, asset: OutputAsset) -> dict[str, Any]:
     job, image = asset.job, asset.image
     return {
         "id": output_id(job, image),
@@ -169,15 +169,15 @@ def output_body(reading: Reading, asset: OutputAsset) -> dict[str, Any]:
         "content_type": asset.file.media_type,
         "file_path": None,
         "created_at": (job.started_at or job.submitted_at).isoformat(),
-        "url": reading.files.url_for(job.id, image),
-        "url_expires_at": image_url_expires_at(reading, job).isoformat(),
-        "expires_at": job_expires_at(reading, job).isoformat(),
+        "url": access.files.url_for(job.id, image),
+        "url_expires_at": image_url_expires_at(access, job).isoformat(),
+        "expires_at": job_expires_at(access, job).isoformat(),
         "job_id": job.id,
     }
 
 
 async def name_uploads(
-    submission: Submission, reading: Reading, key: ApiKey, workflow: dict[str, Any]
+    submission: Submission, access: JobAccess, key: ApiKey, workflow: dict[str, Any]
 ) -> None:
     """Replace each asset reference in the inputs of nodes by the name of an upload.
 
@@ -189,15 +189,14 @@ async def name_uploads(
     if len(ids) > _MOST:
         raise missing_asset(f"The workflow names more than {_MOST} assets.")
     names = {
-        id: await _name(submission, reading, key, id=id, digest=digest)
-        for id, digest in ids.items()
+        id: await _name(submission, access, key, id=id, digest=digest) for id, digest in ids.items()
     }
     for inputs, name, reference in found:
         inputs[name] = names[_id_of(reference)]
 
 
 async def _name(
-    submission: Submission, reading: Reading, key: ApiKey, *, id: str, digest: str
+    submission: Submission, access: JobAccess, key: ApiKey, *, id: str, digest: str
 ) -> str:
     """Return the name of the upload for an asset.
 
@@ -205,19 +204,19 @@ async def _name(
     same bytes were stored as one upload.
     """
     try:
-        found = await asset_of(reading, key, id)
+        found = await asset_of(access, key, id)
     except ApiError as error:
-        same = await upload_of_hash(reading, key.owner, digest)
+        same = await upload_of_hash(access, key.owner, digest)
         if same is None:
             raise missing_asset(f"There is no asset {id[:100]!r}.") from error
         return same.name
     if not isinstance(found, OutputAsset):
         return found.name
     name = copy_name(found.job.id, found.image.index, found.image.media_type)
-    if await reading.uploads.use(key.owner, [name], utc_now()):
+    if await access.uploads.use(key.owner, [name], utc_now()):
         return name  # The copy is up to date, because a result never changes.
-    async with reading.bodies.reserve_memory(key.owner, found.file.size_bytes):
-        data = await reading.files.images.get(found.file.key)
+    async with access.bodies.reserve_memory(key.owner, found.file.size_bytes):
+        data = await access.files.images.get(found.file.key)
         return (await submission.uploads.add(key.owner, name, data)).name
 
 
@@ -264,74 +263,74 @@ async def post_asset(
     key: GenerateProtocolKey,
     *,
     submission: SubmissionDep,
-    reading: ReadingDep,
+    access: JobAccessDep,
 ) -> dict[str, Any]:
     """Store an input image or latent. If the same bytes were stored before, return that asset."""
-    async with read_files(reading.bodies, request, key.owner) as form:
+    async with read_files(access.bodies, request, key.owner) as form:
         file_name, data = await file_of(form, _FILE)
         digest = await submission.uploads.decodes.run(key.owner, hash_of, data, is_quick=False)
         _require_hash(form, digest)
         path = _text(form, "file_path") or file_name
         name = name_for(digest, is_latent=path.endswith(LATENT_SUFFIX))
-        stored = (await reading.uploads.use(key.owner, [name], utc_now())).get(name)
+        stored = (await access.uploads.use(key.owner, [name], utc_now())).get(name)
         is_new = stored is None
         if stored is None:
             stored = await submission.uploads.add(key.owner, name, data)
     response.status_code = 201 if is_new else 200
-    return _created(reading, stored, path, is_new=is_new)
+    return _created(access, stored, path, is_new=is_new)
 
 
 @router.post("/from-hash")
 async def asset_from_hash(
-    request: Request, key: GenerateProtocolKey, reading: ReadingDep
+    request: Request, key: GenerateProtocolKey, access: JobAccessDep
 ) -> dict[str, Any]:
     """Return the caller's asset with this hash, without an upload."""
-    asked = await reading.bodies.model(request, key.owner, FromHash)
-    found = await upload_of_hash(reading, key.owner, asked.hash)
+    asked = await access.bodies.model(request, key.owner, FromHash)
+    found = await upload_of_hash(access, key.owner, asked.hash)
     if found is None:
         raise _blob_not_found()
-    used = await reading.uploads.use(key.owner, [found.name], utc_now())
-    return _created(reading, used.get(found.name, found), asked.file_path, is_new=False)
+    used = await access.uploads.use(key.owner, [found.name], utc_now())
+    return _created(access, used.get(found.name, found), asked.file_path, is_new=False)
 
 
 @router.head("/by-hash/{digest}")
-async def head_asset_by_hash(digest: str, key: ReadProtocolKey, reading: ReadingDep) -> Response:
-    if await upload_of_hash(reading, key.owner, digest) is None:
+async def head_asset_by_hash(digest: str, key: ReadProtocolKey, access: JobAccessDep) -> Response:
+    if await upload_of_hash(access, key.owner, digest) is None:
         raise _blob_not_found()
     return Response()
 
 
 @router.get("/{id}")
-async def get_asset(id: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
-    found = await asset_of(reading, key, id)
+async def get_asset(id: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
+    found = await asset_of(access, key, id)
     if isinstance(found, OutputAsset):
-        return output_body(reading, found)
-    return upload_body(reading, found)
+        return output_body(access, found)
+    return upload_body(access, found)
 
 
 @router.get("/{id}/content")
 async def get_asset_content(
-    id: str, key: ReadProtocolKey, file_request: FileRequestDep, reading: ReadingDep
+    id: str, key: ReadProtocolKey, file_request: FileRequestDep, access: JobAccessDep
 ) -> Response:
-    found = await asset_of(reading, key, id)
+    found = await asset_of(access, key, id)
     return await file_answer(
         found.file if isinstance(found, OutputAsset) else StoredFile.of_upload(found),
         file_request,
-        reading.files.images,
+        access.files.images,
         cache_control="private, no-cache",
     )
 
 
 @router.delete("/{id}", status_code=204, response_class=Response)
-async def delete_asset(id: str, key: GenerateProtocolKey, reading: ReadingDep) -> None:
+async def delete_asset(id: str, key: GenerateProtocolKey, access: JobAccessDep) -> None:
     """Delete an upload. A result of a job cannot be deleted without its job.
 
     Jobs that were accepted with the upload can still read the upload.
     """
-    found = await asset_of(reading, key, id)
+    found = await asset_of(access, key, id)
     if isinstance(found, OutputAsset):
         raise ApiError(409, "asset_in_use", "The asset cannot be deleted now.")
-    if not await reading.uploads.remove(key.owner, found.name, utc_now()):
+    if not await access.uploads.remove(key.owner, found.name, utc_now()):
         raise not_found()
 
 
@@ -342,9 +341,11 @@ def _require_hash(form: FormData, digest: str) -> None:
         raise ApiError(409, "hash_mismatch", f"The received file has the hash {digest}.")
 
 
-def _created(reading: Reading, stored: Upload, path: str | None, *, is_new: bool) -> dict[str, Any]:
+def _created(
+    access: JobAccess, stored: Upload, path: str | None, *, is_new: bool
+) -> dict[str, Any]:
     """Return the body of the answer. Its `file_path` is `path`, which is not stored."""
-    body = upload_body(reading, stored, created_new=is_new)
+    body = upload_body(access, stored, created_new=is_new)
     return {**body, "file_path": path or body["file_path"]}
 
 

@@ -42,7 +42,7 @@ from serve_app.protocols.comfy_v2.assets import (
 )
 from serve_app.protocols.comfy_v2.errors import invalid_workflow
 from serve_app.protocols.credentials import CancelProtocolKey, GenerateProtocolKey, ReadProtocolKey
-from serve_app.replica import Reading, ReadingDep, SubmissionDep
+from serve_app.replica import JobAccess, JobAccessDep, SubmissionDep
 from serve_app.routes.generate import EndpointId, traceparent_of
 from storage.file_names import PNG, SAFETENSORS, file_name
 
@@ -68,31 +68,31 @@ def status_of(job: Job) -> str:
     return "running" if job.has_running_attempt else "queued"
 
 
-async def known_body(reading: Reading, job: Job) -> dict[str, Any]:
+async def job_body_with_position(access: JobAccess, job: Job) -> dict[str, Any]:
     """Return the body of a job with its queue position. `job` must be read with its request."""
-    return job_body(reading, job, await reading.live.queue_positions.of(job))
+    return job_body(access, job, await access.live.queue_positions.of(job))
 
 
-def job_body(reading: Reading, job: Job, place: QueuePosition | None = None) -> dict[str, Any]:
+def job_body(access: JobAccess, job: Job, place: QueuePosition | None = None) -> dict[str, Any]:
     """Return the body of a job, which must be read with its request."""
     runs = job.end is None and job.started_at is not None
-    progress = reading.live.progress.get(job.id) if runs else None
+    progress = access.live.progress.get(job.id) if runs else None
     return {
         "id": job.id,
         "status": status_of(job),
         "created_at": job.submitted_at.isoformat(),
         "started_at": _time(job.started_at),
         "completed_at": _time(job.ended_at),
-        "expires_at": job_expires_at(reading, job).isoformat(),
+        "expires_at": job_expires_at(access, job).isoformat(),
         "queue_position": None if place is None else place.position,
         "progress": progress_body(job, progress),
-        "outputs": [output(reading, job, image) for image in job.images],
+        "outputs": [output(access, job, image) for image in job.images],
         "error": _error(job),
         "metrics": {
             "queue_ms": _ms(job.submitted_at, job.started_at),
             "execution_ms": _ms(job.started_at, job.ended_at),
         },
-        "urls": job_links(reading, job),
+        "urls": job_links(access, job),
     }
 
 
@@ -120,18 +120,18 @@ def progress_body(job: Job, progress: JobProgress | None) -> dict[str, Any] | No
     }
 
 
-def output(reading: Reading, job: Job, image: ImageStored) -> dict[str, Any]:
+def output(access: JobAccess, job: Job, image: ImageStored) -> dict[str, Any]:
     is_latent = image.media_type == SAFETENSORS
     return {
-        "node_id": image.node or _output_node(job),
+        "node_id": image.node or _first_output_node_id(job),
         "name": f"darkroom_{file_name(image.index, image.media_type)}",
         "type": "latent" if is_latent else "image",
         "content_type": image.media_type or PNG,
         "size_bytes": image.size_bytes,
         "id": output_id(job, image),
         "hash": None,
-        "url": reading.files.url_for(job.id, image),
-        "url_expires_at": image_url_expires_at(reading, job).isoformat(),
+        "url": access.files.url_for(job.id, image),
+        "url_expires_at": image_url_expires_at(access, job).isoformat(),
         "job_id": job.id,
     }
 
@@ -142,7 +142,7 @@ def workflow_of(job: Job) -> dict[str, Any]:
     return workflow if isinstance(workflow, dict) else {}
 
 
-def _output_node(job: Job) -> str:
+def _first_output_node_id(job: Job) -> str:
     """Return the first output node. Older versions recorded no node with an image."""
     nodes = workflow_of(job).items()
     saves = (id for id, node in nodes if str(node.get("class_type")).startswith(_OUTPUT_NODES))
@@ -164,7 +164,7 @@ def _ms(start: datetime | None, end: datetime | None) -> int | None:
     return int((end - start).total_seconds() * 1000) if start and end else None
 
 
-def job_stream(reading: Reading, request: Request, key: ApiKey, job: Job) -> EventStream:
+def job_stream(access: JobAccess, request: Request, key: ApiKey, job: Job) -> EventStream:
     """Return the event stream of a job.
 
     Opening the stream raises TooManyStreams and the errors of `Streams.watch`.
@@ -172,16 +172,16 @@ def job_stream(reading: Reading, request: Request, key: ApiKey, job: Job) -> Eve
 
     @asynccontextmanager
     async def open_stream() -> AsyncGenerator[AsyncGenerator[bytes]]:
-        board = reading.live.progress
+        board = access.live.progress
         with (
-            reading.live.streams.count_stream(key.owner, request.scope.get("server")),
+            access.live.streams.count_stream(key.owner, request.scope.get("server")),
             newest_of(board, job.id) as newest,
         ):
             newest.progress = board.get(job.id)
-            async with reading.live.streams.watch(job) as (listener, _):
-                yield _Stream(reading, request, key, job).messages(listener, newest)
+            async with access.live.streams.watch(job) as (listener, _):
+                yield _Stream(access, request, key, job).messages(listener, newest)
 
-    timeout_s = reading.live.streams.send_timeout_s
+    timeout_s = access.live.streams.send_timeout_s
     return EventStream(open_stream, send_timeout_s=timeout_s)
 
 
@@ -191,7 +191,7 @@ class _ServerEnds(Exception):
 
 @dataclass
 class _Stream:
-    reading: Reading
+    access: JobAccess
     request: Request
     key: ApiKey
     job: Job
@@ -204,14 +204,14 @@ class _Stream:
 
         A service error ends the stream without a message. Clients must read the job after the end.
         """
-        streams = self.reading.live.streams
+        streams = self.access.live.streams
         go_on = key_check(self.request, self.key)
         now = asyncio.get_running_loop().time
         end_at = now() + streams.max_s
         check_at = now()
         try:
             while now() < end_at:
-                self.job = await self.reading.jobs.owned(self.job.id, self.key)
+                self.job = await self.access.jobs.owned(self.job.id, self.key)
                 for message in await self._changes():
                     yield message
                 if self.job.end is not None:
@@ -247,12 +247,12 @@ class _Stream:
     async def _changes(self) -> list[bytes]:
         """Return messages for new results, then for the status if it has changed."""
         found = [
-            _message("output", output(self.reading, self.job, image))
+            _message("output", output(self.access, self.job, image))
             for image in self.job.images
             if image.index not in self._outputs
         ]
         self._outputs |= {image.index for image in self.job.images}
-        place = await self.reading.live.queue_positions.of(self.job)
+        place = await self.access.live.queue_positions.of(self.job)
         position = None if place is None else place.position
         status = {"status": status_of(self.job), "queue_position": position}
         if status != self._sent_status:
@@ -287,16 +287,16 @@ async def post_job(
     request: Request,
     key: GenerateProtocolKey,
     submission: SubmissionDep,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     endpoint: EndpointId = "default",
     idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key")] = None,
 ) -> dict[str, Any]:
     """Submit a workflow. A second request with the same idempotency key is refused."""
     began = utc_now()
-    async with reading.bodies.json(request, key.owner) as (body, content):
+    async with access.bodies.json(request, key.owner) as (body, content):
         workflow = _workflow(content)
-        await name_uploads(submission, reading, key, workflow)
+        await name_uploads(submission, access, key, workflow)
         try:
             job = await submission.acceptance.accept(
                 GenerateRequest(
@@ -314,14 +314,14 @@ async def post_job(
             )
         except GraphInvalid as error:
             raise invalid_workflow(error) from error
-    return job_body(reading, job)
+    return job_body(access, job)
 
 
 @router.get("")
 async def list_jobs(
     request: Request,
     key: ReadProtocolKey,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query()] = None,
@@ -336,7 +336,7 @@ async def list_jobs(
         )
     if any(name.startswith("metadata[") for name in request.query_params):
         return {"jobs": []}
-    found = await reading.read_model.jobs(key.owner, limit=limit + 1, before=cursor)
+    found = await access.read_model.jobs(key.owner, limit=limit + 1, before=cursor)
     page = found[:limit]
     jobs = [
         {
@@ -352,30 +352,30 @@ async def list_jobs(
 
 
 @router.get("/{id}")
-async def get_job(id: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
-    return await known_body(reading, await reading.jobs.owned(id, key))
+async def get_job(id: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
+    return await job_body_with_position(access, await access.jobs.owned(id, key))
 
 
 @router.get("/{id}/workflow")
-async def get_job_workflow(id: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+async def get_job_workflow(id: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
     """Return the recorded graph, with drawn seeds and the names of uploads."""
-    job = await reading.jobs.owned(id, key)
+    job = await access.jobs.owned(id, key)
     return {"workflow": workflow_of(job), "format": "api"}
 
 
 @router.get("/{id}/events")
 async def get_job_events(
-    request: Request, id: str, key: ReadProtocolKey, reading: ReadingDep
+    request: Request, id: str, key: ReadProtocolKey, access: JobAccessDep
 ) -> Response:
-    job = await reading.jobs.owned(id, key)
-    return job_stream(reading, request, key, job)
+    job = await access.jobs.owned(id, key)
+    return job_stream(access, request, key, job)
 
 
 @router.post("/{id}/cancel")
-async def cancel_job(id: str, key: CancelProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+async def cancel_job(id: str, key: CancelProtocolKey, access: JobAccessDep) -> dict[str, Any]:
     """Cancel a job. A repeated request changes nothing."""
-    job = await reading.jobs.owned(id, key)
-    return await known_body(reading, await reading.jobs.end(Cancel(), job))
+    job = await access.jobs.owned(id, key)
+    return await job_body_with_position(access, await access.jobs.end(Cancel(), job))
 
 
 def _workflow(content: Any) -> dict[str, Any]:

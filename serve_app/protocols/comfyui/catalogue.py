@@ -13,7 +13,7 @@ from engine.interface import Catalogue
 from serve_app.error_responses import not_found
 from serve_app.protocols.comfyui.bodies import twin
 from serve_app.protocols.credentials import READ, ReadProtocolKey
-from serve_app.replica import Reading, ReadingDep
+from serve_app.replica import JobAccess, JobAccessDep
 from serve_app.routes.catalogue import object_info
 from settings.version import VERSION
 
@@ -21,16 +21,16 @@ router = APIRouter(include_in_schema=False, dependencies=[Depends(READ)])
 
 
 @router.get(twin("/object_info"))
-async def every_node(key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
-    return await object_info(key, reading)
+async def every_node(key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
+    return await object_info(key, access)
 
 
 @router.get(twin("/object_info/{node}"))
-async def one_node(node: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+async def one_node(node: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
     """Return an empty object for an unknown node type."""
-    if reading.catalogue.node(node) is None:
+    if access.catalogue.node(node) is None:
         return {}
-    return {node: (await object_info(key, reading))[node]}
+    return {node: (await object_info(key, access))[node]}
 
 
 @router.get(twin("/models"))
@@ -39,8 +39,8 @@ async def model_folders() -> list[str]:
 
 
 @router.get(twin("/models/{folder}"))
-async def models(folder: str, reading: ReadingDep) -> list[str]:
-    return await _names(reading, folder)
+async def models(folder: str, access: JobAccessDep) -> list[str]:
+    return await _names(access, folder)
 
 
 @router.get(twin("/experiment/models"))
@@ -49,20 +49,20 @@ async def described_folders() -> list[dict[str, Any]]:
 
 
 @router.get(twin("/experiment/models/{folder}"))
-async def described_models(folder: str, reading: ReadingDep) -> list[dict[str, Any]]:
-    return [{"name": name, "pathIndex": 0} for name in await _names(reading, folder)]
+async def described_models(folder: str, access: JobAccessDep) -> list[dict[str, Any]]:
+    return [{"name": name, "pathIndex": 0} for name in await _names(access, folder)]
 
 
 @router.get(twin("/embeddings"))
-async def embeddings(reading: ReadingDep) -> list[str]:
+async def embeddings(access: JobAccessDep) -> list[str]:
     """List the embeddings without file suffixes, because prompts name them without suffixes."""
-    names = await _names(reading, "embeddings")
+    names = await _names(access, "embeddings")
     return [str(PurePosixPath(name).with_suffix("")) for name in names]
 
 
 @router.get(twin("/features"))
-async def features(reading: ReadingDep) -> dict[str, Any]:
-    return server_features(reading)
+async def features(access: JobAccessDep) -> dict[str, Any]:
+    return server_features(access)
 
 
 @router.get(twin("/system_stats"))
@@ -93,15 +93,15 @@ async def system_stats() -> dict[str, Any]:
     }
 
 
-def server_features(reading: Reading) -> dict[str, Any]:
+def server_features(access: JobAccess) -> dict[str, Any]:
     return {
         "supports_preview_metadata": True,
-        "max_upload_size": reading.bodies.max_upload_bytes,
+        "max_upload_size": access.bodies.max_upload_bytes,
     }
 
 
-async def _names(reading: Reading, folder: str) -> list[str]:
+async def _names(access: JobAccess, folder: str) -> list[str]:
     """List the models in a folder. Raises ApiError 404, ModelsUnavailable."""
     if folder not in Catalogue.MODEL_KINDS:
         raise not_found("There is no such folder of models.")
-    return list(await asyncio.to_thread(reading.catalogue.models.names, folder))
+    return list(await asyncio.to_thread(access.catalogue.models.names, folder))

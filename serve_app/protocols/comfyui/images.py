@@ -19,7 +19,7 @@ from serve_app.error_responses import not_found
 from serve_app.protocols.comfyui.bodies import invalid, twin
 from serve_app.protocols.comfyui.records import index_in, shown_name
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
-from serve_app.replica import Reading, ReadingDep, SubmissionDep
+from serve_app.replica import JobAccess, JobAccessDep, SubmissionDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from serve_app.upload_store import read_input_image
 from storage.file_names import SAFETENSORS
@@ -113,7 +113,7 @@ async def view(
     file_request: FileRequestDep,
     *,
     submission: SubmissionDep,
-    reading: ReadingDep,
+    access: JobAccessDep,
     filename: Annotated[str, Query(max_length=1000)],
     subfolder: str = "",
     type: Literal["output", "temp", "input"] = "output",
@@ -121,13 +121,13 @@ async def view(
     channel: Channel = Channel.RGBA,
 ) -> Response:
     """Serve a stored file, a smaller preview (`preview=webp;90`), or some of its channels."""
-    file = await stored_file(reading, key, filename, subfolder=subfolder, type=type)
+    file = await stored_file(access, key, filename, subfolder=subfolder, type=type)
     small = _PREVIEW.fullmatch(preview)
     if file.media_type == SAFETENSORS or (small is None and channel is Channel.RGBA):
         answer = await file_answer(
             file,
             file_request,
-            reading.files.images,
+            access.files.images,
             cache_control=_CACHE_CONTROL,
         )
         answer.headers.update(_HEADERS)
@@ -137,8 +137,8 @@ async def view(
         Form(small["format"] if small else "png"),
         min(int((small and small["quality"]) or _QUALITY), 100),
     )
-    async with reading.bodies.reserve_memory(key.owner, file.size_bytes):
-        data = await reading.files.images.get(file.key)
+    async with access.bodies.reserve_memory(key.owner, file.size_bytes):
+        data = await access.files.images.get(file.key)
         made = await submission.uploads.decodes.run(key.owner, picture.of, data, is_quick=False)
     return Response(made, headers=_HEADERS, media_type=picture.form.media_type)
 
@@ -154,26 +154,26 @@ class _Wanted:
 
 
 async def stored_file(
-    reading: Reading, key: ApiKey, name: str, *, subfolder: str, type: str
+    access: JobAccess, key: ApiKey, name: str, *, subfolder: str, type: str
 ) -> StoredFile:
     """Find a file by its name in ComfyUI's API. Raises ApiError 404, JobNotFound."""
     if type == "input":
-        return await _upload(reading, key, name)
-    return await _result(reading, key, name, subfolder)
+        return await _upload(access, key, name)
+    return await _result(access, key, name, subfolder)
 
 
-async def _result(reading: Reading, key: ApiKey, name: str, subfolder: str) -> StoredFile:
+async def _result(access: JobAccess, key: ApiKey, name: str, subfolder: str) -> StoredFile:
     index = index_in(name)
-    job = await reading.jobs.owned(subfolder, key, with_request=False)
+    job = await access.jobs.owned(subfolder, key, with_request=False)
     image = None if index is None else job.image(index)
     if image is None or name != shown_name(image):
         raise not_found("There is no such file.")
     return StoredFile.of_image(image)
 
 
-async def _upload(reading: Reading, key: ApiKey, name: str) -> StoredFile:
+async def _upload(access: JobAccess, key: ApiKey, name: str) -> StoredFile:
     label = name.rpartition("/")[2]
-    upload = await reading.uploads.find(key.owner, label)
+    upload = await access.uploads.find(key.owner, label)
     if upload is None:
         raise not_found("There is no such file.")
     return StoredFile.of_upload(upload)
@@ -191,13 +191,13 @@ async def upload_image(
 
 @router.post(twin("/upload/mask"))
 async def upload_mask(
-    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, reading: ReadingDep
+    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, access: JobAccessDep
 ) -> dict[str, Any]:
     """Store a copy of the image in `original_ref`, with the alpha channel of the sent image."""
-    async with read_form(reading.bodies, request, key.owner) as (name, data, form):
-        file = await _original(reading, key, form)
-        async with reading.bodies.reserve_memory(key.owner, file.size_bytes):
-            original = await reading.files.images.get(file.key)
+    async with read_form(access.bodies, request, key.owner) as (name, data, form):
+        file = await _original(access, key, form)
+        async with access.bodies.reserve_memory(key.owner, file.size_bytes):
+            original = await access.files.images.get(file.key)
             picture = await submission.uploads.decodes.run(
                 key.owner,
                 _masked,
@@ -214,7 +214,7 @@ def _masked(original: bytes, mask: bytes, max_pixels: int) -> bytes:
     return masked(original, read_input_image(mask, max_pixels=max_pixels).data)
 
 
-async def _original(reading: Reading, key: ApiKey, form: FormData) -> StoredFile:
+async def _original(access: JobAccess, key: ApiKey, form: FormData) -> StoredFile:
     """Return the image that `original_ref` names. Raises ApiError 400, 404, JobNotFound."""
     text = form.get("original_ref")
     try:
@@ -224,7 +224,7 @@ async def _original(reading: Reading, key: ApiKey, form: FormData) -> StoredFile
     if not isinstance(named, dict) or not isinstance(named.get("filename"), str):
         raise invalid("original_ref does not name a file.")
     file = await stored_file(
-        reading,
+        access,
         key,
         named["filename"],
         subfolder=str(named.get("subfolder", "")),

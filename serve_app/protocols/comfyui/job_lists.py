@@ -18,7 +18,7 @@ from serve_app.protocols.comfyui.bodies import ids_in, invalid, members, twin
 from serve_app.protocols.comfyui.records import history_item, job_item, queue_item
 from serve_app.protocols.credentials import CancelProtocolKey, ReadProtocolKey
 from serve_app.refusals import JobNotFound
-from serve_app.replica import Reading, ReadingDep
+from serve_app.replica import JobAccess, JobAccessDep
 
 MOST_LISTED = 200
 """The largest number of jobs in a list. Reading one job takes about 0.1 ms."""
@@ -34,20 +34,20 @@ _MOST_PASSED = 10_000
 router = APIRouter(include_in_schema=False)
 
 
-async def open_jobs(reading: Reading, owner: str) -> list[Job]:
+async def open_jobs(access: JobAccess, owner: str) -> list[Job]:
     """Return the jobs that wait or run, oldest first, without their requests."""
-    newest = await reading.read_model.jobs(
+    newest = await access.read_model.jobs(
         owner, status=Status.RUNNING, flavour=Flavour.WORKFLOW, limit=MOST_LISTED
     )
     return newest[::-1]
 
 
-async def own_jobs(reading: Reading, owner: str, *, is_ended: bool) -> list[Job]:
+async def own_jobs(access: JobAccess, owner: str, *, is_ended: bool) -> list[Job]:
     """Return the owner's jobs that were submitted through this protocol, newest first."""
     own: list[Job] = []
     before = None
     for _ in range(_MOST_PAGES):
-        page = await reading.read_model.jobs(
+        page = await access.read_model.jobs(
             owner,
             # With a status, the database finds the few open jobs by an index.
             status=None if is_ended else Status.RUNNING,
@@ -63,23 +63,25 @@ async def own_jobs(reading: Reading, owner: str, *, is_ended: bool) -> list[Job]
     return own
 
 
-async def ended_jobs(reading: Reading, owner: str, *, limit: int, offset: int = 0) -> list[Job]:
+async def ended_jobs(access: JobAccess, owner: str, *, limit: int, offset: int = 0) -> list[Job]:
     """Return jobs that have ended, newest first, without their requests."""
-    return await reading.read_model.jobs(
+    return await access.read_model.jobs(
         owner, flavour=Flavour.WORKFLOW, is_ended=True, limit=limit, offset=offset
     )
 
 
 @asynccontextmanager
-async def with_requests(reading: Reading, owner: str, jobs: list[Job]) -> AsyncGenerator[list[Job]]:
+async def with_requests(
+    access: JobAccess, owner: str, jobs: list[Job]
+) -> AsyncGenerator[list[Job]]:
     """Yield the first of `jobs` with their requests, up to `_MOST_REQUEST_BYTES`.
 
     The context reserves memory for the requests, so the answer must be built inside it. Raises
     Busy, DatabaseUnavailable.
     """
     ids, size_bytes = _first(jobs)
-    async with reading.bodies.reserve_memory(owner, size_bytes * _MEMORY_FACTOR):
-        found = await reading.read_model.jobs_of_ids(ids)
+    async with access.bodies.reserve_memory(owner, size_bytes * _MEMORY_FACTOR):
+        found = await access.read_model.jobs_of_ids(ids)
         yield [job for job in found if not job.erased]
 
 
@@ -95,91 +97,91 @@ def _first(jobs: list[Job]) -> tuple[list[str], int]:
     return ids, size_bytes
 
 
-async def wait_for_read_model(reading: Reading, offset: int | None = None) -> None:
+async def wait_for_read_model(access: JobAccess, offset: int | None = None) -> None:
     """Wait until the read model has all events up to `offset`; None means all events.
 
     The wait ends after about one second in any case. Raises LogUnavailable, DatabaseUnavailable.
     """
-    await reading.projected.reach(offset)
+    await access.projected.reach(offset)
 
 
-async def remaining(reading: Reading, owner: str) -> int:
+async def remaining(access: JobAccess, owner: str) -> int:
     """Return the number of the owner's open jobs. Raises DatabaseUnavailable."""
-    return await reading.read_model.usage.open_jobs(owner)
+    return await access.read_model.usage.open_jobs(owner)
 
 
 @router.get(twin("/queue"))
-async def read_queue(key: ReadProtocolKey, reading: ReadingDep) -> Response:
-    await wait_for_read_model(reading)
-    found = await open_jobs(reading, key.owner)
-    async with with_requests(reading, key.owner, found) as jobs:
+async def read_queue(key: ReadProtocolKey, access: JobAccessDep) -> Response:
+    await wait_for_read_model(access)
+    found = await open_jobs(access, key.owner)
+    async with with_requests(access, key.owner, found) as jobs:
         running = [queue_item(job) for job in jobs if _is(job, State.RUNNING)]
         pending = [queue_item(job) for job in jobs if _is(job, State.QUEUED)]
         return JSONResponse({"queue_running": running, "queue_pending": pending})
 
 
 @router.post(twin("/queue"))
-async def change_queue(request: Request, key: CancelProtocolKey, reading: ReadingDep) -> Response:
+async def change_queue(request: Request, key: CancelProtocolKey, access: JobAccessDep) -> Response:
     """Cancel waiting jobs: the named jobs, or all jobs that were submitted by this API."""
-    body = await members(reading.bodies, request, key.owner)
-    waiting = await _named(reading, key, ids_in(body, "delete"))
+    body = await members(access.bodies, request, key.owner)
+    waiting = await _named(access, key, ids_in(body, "delete"))
     if body.get("clear") is True:
-        waiting += await _own(reading, key)
+        waiting += await _own(access, key)
     for job in waiting:
         if _is(job, State.QUEUED):
-            await reading.jobs.end(Cancel(), job)
+            await access.jobs.end(Cancel(), job)
     return Response()
 
 
 @router.post(twin("/interrupt"))
-async def interrupt(request: Request, key: CancelProtocolKey, reading: ReadingDep) -> Response:
+async def interrupt(request: Request, key: CancelProtocolKey, access: JobAccessDep) -> Response:
     """Cancel the named job if it runs, or all running jobs that were submitted by this API."""
-    body = await members(reading.bodies, request, key.owner)
+    body = await members(access.bodies, request, key.owner)
     id = body.get("prompt_id")
     if id is not None and not isinstance(id, str):
         raise invalid("prompt_id is not a valid id.")
-    jobs = await _own(reading, key) if id is None else await _named(reading, key, [id])
+    jobs = await _own(access, key) if id is None else await _named(access, key, [id])
     for job in jobs:
         if _is(job, State.RUNNING):
-            await reading.jobs.end(Cancel(), job)
+            await access.jobs.end(Cancel(), job)
     return Response()
 
 
 @router.post(twin("/jobs/cancel"))
 async def cancel_jobs(
-    request: Request, key: CancelProtocolKey, reading: ReadingDep
+    request: Request, key: CancelProtocolKey, access: JobAccessDep
 ) -> dict[str, Any]:
     """Cancel the named jobs, waiting or running."""
-    body = await members(reading.bodies, request, key.owner)
-    return await _cancel(reading, await _named(reading, key, ids_in(body, "job_ids")))
+    body = await members(access.bodies, request, key.owner)
+    return await _cancel(access, await _named(access, key, ids_in(body, "job_ids")))
 
 
 @router.post(twin("/jobs/{id}/cancel"))
-async def cancel_job(id: str, key: CancelProtocolKey, reading: ReadingDep) -> dict[str, Any]:
-    return await _cancel(reading, [await reading.jobs.owned(id, key)])
+async def cancel_job(id: str, key: CancelProtocolKey, access: JobAccessDep) -> dict[str, Any]:
+    return await _cancel(access, [await access.jobs.owned(id, key)])
 
 
-async def _cancel(reading: Reading, jobs: list[Job]) -> dict[str, Any]:
+async def _cancel(access: JobAccess, jobs: list[Job]) -> dict[str, Any]:
     cancelled = [job for job in jobs if job.end is None]
     for job in cancelled:
-        await reading.jobs.end(Cancel(), job)
+        await access.jobs.end(Cancel(), job)
     return {"cancelled": [job.id for job in cancelled]}
 
 
-async def _named(reading: Reading, key: ApiKey, ids: list[str]) -> list[Job]:
+async def _named(access: JobAccess, key: ApiKey, ids: list[str]) -> list[Job]:
     """Return the named jobs that belong to the caller. Other ids are ignored, as in ComfyUI."""
     jobs = []
     for id in ids:
         try:
-            jobs.append(await reading.jobs.owned(id, key, with_request=False))
+            jobs.append(await access.jobs.owned(id, key, with_request=False))
         except JobNotFound:
             continue
     return jobs
 
 
-async def _own(reading: Reading, key: ApiKey) -> list[Job]:
-    await wait_for_read_model(reading)
-    return await own_jobs(reading, key.owner, is_ended=False)
+async def _own(access: JobAccess, key: ApiKey) -> list[Job]:
+    await wait_for_read_model(access)
+    return await own_jobs(access, key.owner, is_ended=False)
 
 
 def _is(job: Job, state: State) -> bool:
@@ -192,56 +194,58 @@ Offset = Annotated[int, Query(ge=0, le=_MOST_PASSED)]
 @router.get(twin("/history"))
 async def read_history(
     key: ReadProtocolKey,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     max_items: Annotated[int, Query(ge=-1)] = MOST_IN_HISTORY,
     offset: Annotated[int, Query(ge=-1, le=_MOST_PASSED)] = -1,
 ) -> Response:
     """List the newest ended jobs, oldest first. The newest `offset` jobs are skipped."""
     limit = MOST_IN_HISTORY if max_items < 0 else min(max_items, MOST_IN_HISTORY)
-    await wait_for_read_model(reading)
-    found = await ended_jobs(reading, key.owner, limit=limit, offset=max(offset, 0))
-    async with with_requests(reading, key.owner, found) as jobs:
+    await wait_for_read_model(access)
+    found = await ended_jobs(access, key.owner, limit=limit, offset=max(offset, 0))
+    async with with_requests(access, key.owner, found) as jobs:
         return JSONResponse({job.id: history_item(job) for job in reversed(jobs)})
 
 
 @router.get(twin("/history/{id}"))
-async def read_job_history(id: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+async def read_job_history(id: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
     """Return the history of a job; empty if the job is open or does not belong to the caller."""
     try:
-        job = await reading.jobs.owned(id, key, flavour=Flavour.WORKFLOW)
+        job = await access.jobs.owned(id, key, flavour=Flavour.WORKFLOW)
     except JobNotFound:
         return {}
     return {} if job.end is None else {job.id: history_item(job)}
 
 
 @router.post(twin("/history"))
-async def change_history(request: Request, key: CancelProtocolKey, reading: ReadingDep) -> Response:
+async def change_history(
+    request: Request, key: CancelProtocolKey, access: JobAccessDep
+) -> Response:
     """Erase ended jobs: the named jobs, or all jobs that were submitted by this API.
 
     Their prompts and images are deleted permanently, as by `DELETE /v1/jobs/{id}`.
     """
-    body = await members(reading.bodies, request, key.owner)
+    body = await members(access.bodies, request, key.owner)
     jobs = []
     for id in ids_in(body, "delete"):
         try:
-            job = await reading.jobs.owned(id, key, flavour=Flavour.WORKFLOW, with_request=False)
+            job = await access.jobs.owned(id, key, flavour=Flavour.WORKFLOW, with_request=False)
         except JobNotFound:
             continue
         jobs.append(job)
     if body.get("clear") is True:
-        await wait_for_read_model(reading)
-        jobs += await own_jobs(reading, key.owner, is_ended=True)
+        await wait_for_read_model(access)
+        jobs += await own_jobs(access, key.owner, is_ended=True)
     for job in jobs:
         if job.end is not None:
-            await reading.jobs.erase(job)
+            await access.jobs.erase(job)
     return Response()
 
 
 @router.get(twin("/jobs"))
 async def list_jobs(
     key: ReadProtocolKey,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     status: str | None = None,
     limit: Annotated[int, Query(ge=1)] = MOST_LISTED,
@@ -252,12 +256,12 @@ async def list_jobs(
     if unknown := wanted - _OPEN - _ENDED:
         raise invalid(f"There is no status {min(unknown)[:40]!r}.")
     limit = min(limit, MOST_LISTED)
-    await wait_for_read_model(reading)
-    still_open = (await open_jobs(reading, key.owner))[::-1] if wanted & _OPEN else []
+    await wait_for_read_model(access)
+    still_open = (await open_jobs(access, key.owner))[::-1] if wanted & _OPEN else []
     page = still_open[offset : offset + limit + 1]
     if wanted & _ENDED:
         passed = max(offset - len(still_open), 0)
-        page += await ended_jobs(reading, key.owner, limit=limit + 1 - len(page), offset=passed)
+        page += await ended_jobs(access, key.owner, limit=limit + 1 - len(page), offset=passed)
     shown = [item for item in map(job_item, page[:limit]) if item["status"] in wanted]
     return {
         "jobs": shown,
@@ -271,6 +275,6 @@ async def list_jobs(
 
 
 @router.get(twin("/jobs/{id}"))
-async def show_job(id: str, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
-    job = await reading.jobs.owned(id, key, flavour=Flavour.WORKFLOW)
+async def show_job(id: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
+    job = await access.jobs.owned(id, key, flavour=Flavour.WORKFLOW)
     return job_item(job, with_request=True)

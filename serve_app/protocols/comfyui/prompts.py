@@ -17,7 +17,7 @@ from serve_app.protocols.comfyui.bodies import invalid, json_body, twin
 from serve_app.protocols.comfyui.job_lists import remaining, wait_for_read_model
 from serve_app.protocols.comfyui.records import number_of
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
-from serve_app.replica import ReadingDep, SubmissionDep
+from serve_app.replica import JobAccessDep, SubmissionDep
 from serve_app.routes.generate import EndpointId
 
 CLIENT_ID = re.compile(r"[\x20-\x7e]{0,128}")
@@ -53,9 +53,9 @@ async def queue_prompt(
 
 
 @router.get(twin("/prompt"))
-async def count_prompts(key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
-    await wait_for_read_model(reading)
-    return status(await remaining(reading, key.owner))
+async def count_prompts(key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
+    await wait_for_read_model(access)
+    return status(await remaining(access, key.owner))
 
 
 def status(count: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from serve_app.error_responses import ApiError, not_found
 from serve_app.protocols.comfyui.bodies import invalid, json_body, twin
 from serve_app.protocols.comfyui.records import milliseconds
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
-from serve_app.replica import ReadingDep, SubmissionDep, UserFilesDep
+from serve_app.replica import JobAccessDep, SubmissionDep, UserFilesDep
 from settings.constant import constant
 
 if TYPE_CHECKING:
@@ -65,9 +65,11 @@ def too_much() -> ApiError:
 
 
 @router.get(twin("/settings"))
-async def settings(key: ReadProtocolKey, reading: ReadingDep, user_files: UserFilesDep) -> Response:
+async def settings(
+    key: ReadProtocolKey, access: JobAccessDep, user_files: UserFilesDep
+) -> Response:
     """Return all settings. Values are stored as JSON and sent without being parsed."""
-    async with reading.bodies.reserve_memory(key.owner, 2 * MAX_FILE_BYTES):
+    async with access.bodies.reserve_memory(key.owner, 2 * MAX_FILE_BYTES):
         kept = _DEFAULTS | await user_files.contents(key.owner, FileKind.SETTING)
         members = (json.dumps(id).encode() + b": " + value for id, value in kept.items())
         content = b"{" + b", ".join(members) + b"}"
@@ -148,10 +150,10 @@ async def list_user_files(
 
 @router.get(twin("/userdata/{path:path}"))
 async def read_user_file(
-    request: Request, key: ReadProtocolKey, reading: ReadingDep, user_files: UserFilesDep
+    request: Request, key: ReadProtocolKey, access: JobAccessDep, user_files: UserFilesDep
 ) -> Response:
     [name] = _names(request)
-    async with reading.bodies.reserve_memory(key.owner, MAX_FILE_BYTES):
+    async with access.bodies.reserve_memory(key.owner, MAX_FILE_BYTES):
         content = await user_files.content(key.owner, FileKind.DATA, name)
     if content is None:
         # The page links the style, and would log an error if the file were missing.

@@ -39,7 +39,7 @@ from serve_app.protocols.comfyui.records import (
 )
 from serve_app.protocols.credentials import protocol_caller
 from serve_app.refusals import Busy
-from serve_app.replica import Access, Reading, replica_of
+from serve_app.replica import Callers, JobAccess, replica_of
 from serve_app.stored_file import SlowReader
 from settings.constant import constant
 from storage.images import ImageStoreError
@@ -224,14 +224,14 @@ class Session:
     def __init__(
         self,
         websocket: WebSocket,
-        reading: Reading,
+        access: JobAccess,
         *,
         owner: str,
         client_id: str,
         key_check: Callable[[], Awaitable[bool]],
     ) -> None:
         self._websocket = websocket
-        self._reading = reading
+        self._access = access
         self._owner = owner
         self._client_id = client_id
         self._key_check = key_check
@@ -251,7 +251,7 @@ class Session:
             if self._jobs.note_progress(job_id, progress):
                 listener.put_unstored(job_id, UnstoredKind.PROGRESS, b"")
 
-        board = self._reading.live.progress
+        board = self._access.live.progress
         board.listeners.append(note)
         receiving = asyncio.create_task(self._receive_all())
         sending = asyncio.create_task(self._send_all(listener))
@@ -294,12 +294,12 @@ class Session:
         self._jobs.has_metadata = (
             isinstance(flags, dict) and flags.get("supports_preview_metadata") is True
         )
-        await self._send(message("feature_flags", **server_features(self._reading)))
+        await self._send(message("feature_flags", **server_features(self._access)))
 
     async def _send_all(self, listener: Listener) -> int:
         await self._begin(listener)
         now = asyncio.get_running_loop().time
-        keep_alive_s = self._reading.live.streams.keep_alive_s
+        keep_alive_s = self._access.live.streams.keep_alive_s
         check_at = now() + keep_alive_s
         while True:
             pause_s = max(min(check_at, self._status_at) - now(), 0.0)
@@ -324,19 +324,19 @@ class Session:
         The read model must first have all events before the first event of the listener, so that no
         job is missed.
         """
-        await wait_for_read_model(self._reading, listener.after)
-        for job in await open_jobs(self._reading, self._owner):
+        await wait_for_read_model(self._access, listener.after)
+        for job in await open_jobs(self._access, self._owner):
             if job.submitted.client_id == self._client_id:
                 self._jobs.add(job.id)
                 if job.has_running_attempt:
                     self._jobs.note_progress(job.id, self._known_progress(job))
-        count = await remaining(self._reading, self._owner)
+        count = await remaining(self._access, self._owner)
         await self._send(message("status", status=status(count), sid=self._client_id))
         for each in self._jobs.progress_messages():
             await self._send(each)
 
     def _known_progress(self, job: Job) -> JobProgress:
-        return self._reading.live.progress.get(job.id) or JobProgress(done=0, total=1)
+        return self._access.live.progress.get(job.id) or JobProgress(done=0, total=1)
 
     async def _of(self, event: Event) -> AsyncGenerator[Message]:
         if isinstance(event.data, Submitted | Completed | Failed | Cancelled | Erased):
@@ -354,7 +354,7 @@ class Session:
 
     async def _end(self, event: Event) -> AsyncGenerator[Message]:
         id, was_started = event.job_id, self._jobs.has_started(event.job_id)
-        job = await self._reading.jobs.current(id)
+        job = await self._access.jobs.current(id)
         if job is None or job.erased:
             yield executing(id, None)
             return
@@ -388,8 +388,8 @@ class Session:
             if image.node == node:
                 # If the image cannot be sent, the message `executed` still names the image.
                 with suppress(ImageStoreError, Busy):
-                    async with self._reading.bodies.reserve_memory(self._owner, image.size_bytes):
-                        data = await self._reading.files.images.get(image.key)
+                    async with self._access.bodies.reserve_memory(self._owner, image.size_bytes):
+                        data = await self._access.files.images.get(image.key)
                         await self._send(picture(data, media_type_of(image)))
 
     async def _send_status(self) -> None:
@@ -398,14 +398,14 @@ class Session:
         A client that receives the number reads the list of jobs from the read model.
         """
         self._status_at = math.inf
-        await wait_for_read_model(self._reading, self._position)
-        count = await remaining(self._reading, self._owner)
+        await wait_for_read_model(self._access, self._position)
+        count = await remaining(self._access, self._owner)
         await self._send(message("status", status=status(count)))
 
     async def _send(self, each: Message) -> None:
         """Send a message. Raises SlowReader if the client is too slow or has disconnected."""
         try:
-            async with asyncio.timeout(self._reading.live.streams.send_timeout_s):
+            async with asyncio.timeout(self._access.live.streams.send_timeout_s):
                 if isinstance(each, str):
                     await self._websocket.send_text(each)
                 else:
@@ -434,27 +434,27 @@ async def websocket(websocket: WebSocket) -> None:
     Raises KeyRefused, RateExceeded, TooManyStreams and the errors of `Broadcaster.watch_owner`.
     """
     replica = replica_of(websocket)
-    key = await _caller(websocket, replica.access)
-    await _converse(websocket, replica.reading, key)
+    key = await _caller(websocket, replica.callers)
+    await _converse(websocket, replica.job_access, key)
 
 
-async def _caller(websocket: WebSocket, access: Access) -> ApiKey:
+async def _caller(websocket: WebSocket, callers: Callers) -> ApiKey:
     key = await protocol_caller(websocket)
-    access.rates.take(key)
+    callers.rates.take(key)
     require_scope(key, Scope.READ)
     return key
 
 
-async def _converse(websocket: WebSocket, reading: Reading, key: ApiKey) -> None:
+async def _converse(websocket: WebSocket, access: JobAccess, key: ApiKey) -> None:
     asked = websocket.query_params.get("clientId", "")
     client_id = asked if asked and CLIENT_ID.fullmatch(asked) else uuid4().hex
     server = websocket.scope.get("server")
-    watching = reading.live.streams.watch_owner(key.owner, Filter(), after=None, server=server)
+    watching = access.live.streams.watch_owner(key.owner, Filter(), after=None, server=server)
     async with watching as listener:
         await websocket.accept()
         session = Session(
             websocket,
-            reading,
+            access,
             owner=key.owner,
             client_id=client_id,
             key_check=key_check(websocket, key),

@@ -31,7 +31,7 @@ from serve_app.protocols.openai.errors import RETRY, error_object
 from serve_app.protocols.openai.models import one_model
 from serve_app.protocols.openai.requests import ImageParameters, ImageRequest, edit, generation
 from serve_app.protocols.waiting import MAX_WAIT_S, ended_job, failure_status
-from serve_app.replica import Reading, ReadingDep, Submission, SubmissionDep
+from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.routes.generate import IdempotencyKey
 from serve_app.stored_file import base64_of, json_in_parts
 from storage.file_names import PNG
@@ -49,7 +49,7 @@ IMAGES = "/v1/images"
 router = APIRouter(include_in_schema=False)
 
 
-async def images_answer(reading: Reading, job: Job, asked: ImageParameters) -> Response:
+async def images_answer(access: JobAccess, job: Job, asked: ImageParameters) -> Response:
     """Build the response. Raises ApiError if the job has failed, and ImageStoreError."""
     images = images_of(job)
     told = {
@@ -58,11 +58,11 @@ async def images_answer(reading: Reading, job: Job, asked: ImageParameters) -> R
         **picture_members(images[0], asked),
     }
     if asked.has_urls:
-        url_for = reading.files.url_for
+        url_for = access.files.url_for
         data = [{"url": url_for(job.id, image)} for image in images]
         body = json.dumps({**told, "data": data}).encode()
         return Response(body, headers={"Cache-Control": "no-store"}, media_type="application/json")
-    parts = _body(reading.files.images, told, images)
+    parts = _body(access.files.images, told, images)
     return await json_in_parts(parts)
 
 
@@ -115,7 +115,7 @@ async def _body(
 
 def image_stream(
     submission: Submission,
-    reading: Reading,
+    access: JobAccess,
     request: Request,
     key: ApiKey,
     *,
@@ -131,24 +131,24 @@ def image_stream(
 
     @asynccontextmanager
     async def open_stream() -> AsyncGenerator[AsyncGenerator[bytes]]:
-        with reading.live.streams.count_stream(key.owner, request.scope.get("server")):
+        with access.live.streams.count_stream(key.owner, request.scope.get("server")):
             began = utc_now()
             job = await submission.acceptance.accept(image_request.job, began=began)
-            told = _Stream(reading, request, key, job, image_request, event)
+            told = _Stream(access, request, key, job, image_request, event)
             try:
-                async with reading.live.streams.watch(job) as (listener, _):
+                async with access.live.streams.watch(job) as (listener, _):
                     yield told.messages(listener)
             finally:
                 if not told.is_told and image_request.job.idempotency_key is None:
                     submission.acceptance.cancel_abandoned(job.id)
 
-    timeout_s = reading.live.streams.send_timeout_s
+    timeout_s = access.live.streams.send_timeout_s
     return EventStream(open_stream, send_timeout_s=timeout_s)
 
 
 @dataclass
 class _Stream:
-    reading: Reading
+    access: JobAccess
     request: Request
     key: ApiKey
     job: Job
@@ -162,7 +162,7 @@ class _Stream:
     async def messages(self, listener: Listener) -> AsyncGenerator[bytes]:
         """Yield the messages of the stream. Raises SlowReader."""
         try:
-            with newest_of(self.reading.live.progress, self.job.id) as newest:
+            with newest_of(self.access.live.progress, self.job.id) as newest:
                 async for part in self._until_end(listener, newest):
                     yield part
             async for part in self._completed():
@@ -180,11 +180,11 @@ class _Stream:
         go_on = key_check(self.request, self.key, Scope.GENERATE)
         now = asyncio.get_running_loop().time
         end_at = now() + MAX_WAIT_S
-        keep_alive_s = self.reading.live.streams.keep_alive_s
+        keep_alive_s = self.access.live.streams.keep_alive_s
         check_at = now() + keep_alive_s
         yield KEEP_ALIVE
         while now() < end_at:
-            self.job = await self.reading.jobs.owned(self.job.id, self.key, with_request=False)
+            self.job = await self.access.jobs.owned(self.job.id, self.key, with_request=False)
             if self.job.end is not None:
                 return
             until = min(end_at, check_at)
@@ -231,7 +231,7 @@ class _Stream:
             whole = _message(type, **told, request_id=self.job.id, usage=_NO_TOKENS, b64_json="")
             # The last member, `b64_json`, is sent in parts.
             before = whole.rstrip().removesuffix(b'"}')
-            async for part in base64_of(self.reading.files.images, image):
+            async for part in base64_of(self.access.files.images, image):
                 yield before + part
                 before = b""
             yield b'"}\n\n'
@@ -257,13 +257,13 @@ async def generate_images(
     request: Request,
     key: GenerateProtocolKey,
     submission: SubmissionDep,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     image_request = await generation(submission, request, key, idempotency_key)
     return await _answer(
-        submission, reading, request, key, image_request=image_request, event="image_generation"
+        submission, access, request, key, image_request=image_request, event="image_generation"
     )
 
 
@@ -272,19 +272,19 @@ async def edit_image(
     request: Request,
     key: GenerateProtocolKey,
     submission: SubmissionDep,
-    reading: ReadingDep,
+    access: JobAccessDep,
     *,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     image_request = await edit(submission, request, key, idempotency_key)
     return await _answer(
-        submission, reading, request, key, image_request=image_request, event="image_edit"
+        submission, access, request, key, image_request=image_request, event="image_edit"
     )
 
 
 async def _answer(
     submission: Submission,
-    reading: Reading,
+    access: JobAccess,
     request: Request,
     key: ApiKey,
     *,
@@ -293,9 +293,9 @@ async def _answer(
 ) -> Response:
     if image_request.parameters.stream:
         return image_stream(
-            submission, reading, request, key, image_request=image_request, event=event
+            submission, access, request, key, image_request=image_request, event=event
         )
-    job = await ended_job(submission, reading, request, key, wanted=image_request.job)
+    job = await ended_job(submission, access, request, key, wanted=image_request.job)
     if job.end is None:
         raise failed(job)
-    return await images_answer(reading, job, image_request.parameters)
+    return await images_answer(access, job, image_request.parameters)

@@ -24,7 +24,7 @@ from serve_app.protocols.graphs import node, whole_cells
 from serve_app.protocols.waiting import ended_job
 from serve_app.protocols.webui.errors import MAX_BODY_BYTES, V1, failure, refused
 from serve_app.protocols.webui.generation import decoded, stored
-from serve_app.replica import Reading, ReadingDep, Submission, SubmissionDep
+from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.routes.generate import traceparent_of
 from serve_app.stored_file import base64_of, json_in_parts
 from storage.images import ImageStore
@@ -217,26 +217,26 @@ class PngInfo(BaseModel):
 
 @router.post("/extra-single-image")
 async def extra_single_image(
-    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, reading: ReadingDep
+    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, access: JobAccessDep
 ) -> Response:
     wanted = await _wanted(submission, request, key, SingleImage)
-    [image] = await _enlarged(submission, reading, request, key, wanted=wanted)
-    return await json_in_parts(_single(reading.files.images, image))
+    [image] = await _enlarged(submission, access, request, key, wanted=wanted)
+    return await json_in_parts(_single(access.files.images, image))
 
 
 @router.post("/extra-batch-images")
 async def extra_batch_images(
-    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, reading: ReadingDep
+    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, access: JobAccessDep
 ) -> Response:
     wanted = await _wanted(submission, request, key, ImageBatch)
-    images = await _enlarged(submission, reading, request, key, wanted=wanted)
-    return await json_in_parts(_several(reading.files.images, images))
+    images = await _enlarged(submission, access, request, key, wanted=wanted)
+    return await json_in_parts(_several(access.files.images, images))
 
 
 @router.post("/png-info")
-async def png_info(request: Request, key: ReadProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+async def png_info(request: Request, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
     """Return the generation parameters in the metadata of an image."""
-    async with reading.bodies.json(request, key.owner, max_bytes=MAX_BODY_BYTES) as (_, content):
+    async with access.bodies.json(request, key.owner, max_bytes=MAX_BODY_BYTES) as (_, content):
         image = validated(PngInfo, content).image
         texts = await asyncio.to_thread(_texts, await decoded("image", image))
     info = texts.pop("parameters", "")
@@ -271,14 +271,14 @@ async def _wanted(
 
 async def _enlarged(
     submission: Submission,
-    reading: Reading,
+    access: JobAccess,
     request: Request,
     key: ApiKey,
     *,
     wanted: GenerateRequest,
 ) -> Sequence[ImageStored]:
     """Run the job, and return its images in the order of the request."""
-    job = await ended_job(submission, reading, request, key, wanted=wanted)
+    job = await ended_job(submission, access, request, key, wanted=wanted)
     images = sorted(job.images, key=lambda image: image.index)
     if not isinstance(job.end, Completed):
         raise failure(job)

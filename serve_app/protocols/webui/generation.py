@@ -24,7 +24,7 @@ from serve_app.protocols.waiting import ended_job
 from serve_app.protocols.webui.errors import MAX_BODY_BYTES, V1, failure, refused
 from serve_app.protocols.webui.options import with_options
 from serve_app.refusals import BodyTooLarge, InvalidImage
-from serve_app.replica import KeyOptionsDep, Reading, ReadingDep, Submission, SubmissionDep
+from serve_app.replica import JobAccess, JobAccessDep, KeyOptionsDep, Submission, SubmissionDep
 from serve_app.routes.generate import traceparent_of
 from serve_app.stored_file import base64_of, json_in_parts, parts_of
 from storage.images import ImageStore
@@ -87,13 +87,13 @@ class PngTexts:
 
 
 async def pictures_answer(
-    reading: Reading, job: Job, asked: Mapping[str, Any], *, sends_images: bool
+    access: JobAccess, job: Job, asked: Mapping[str, Any], *, sends_images: bool
 ) -> Response:
     """Build the answer of txt2img and img2img. Raises ImageStoreError."""
     images = sorted(job.images, key=lambda image: image.index)
-    whole = await reading.jobs.current(job.id) or job
+    whole = await access.jobs.current(job.id) or job
     info = await asyncio.to_thread(_info, whole, images)
-    parts = _images_body(reading.files.images, images, asked, info=info, sends_images=sends_images)
+    parts = _images_body(access.files.images, images, asked, info=info, sends_images=sends_images)
     return await json_in_parts(parts)
 
 
@@ -214,11 +214,11 @@ async def text_to_image(
     key: GenerateProtocolKey,
     *,
     submission: SubmissionDep,
-    reading: ReadingDep,
+    access: JobAccessDep,
     key_options: KeyOptionsDep,
 ) -> Response:
     return await _answer(
-        submission, reading, request, key, key_options=key_options, from_images=False
+        submission, access, request, key, key_options=key_options, from_images=False
     )
 
 
@@ -228,17 +228,17 @@ async def image_to_image(
     key: GenerateProtocolKey,
     *,
     submission: SubmissionDep,
-    reading: ReadingDep,
+    access: JobAccessDep,
     key_options: KeyOptionsDep,
 ) -> Response:
     return await _answer(
-        submission, reading, request, key, key_options=key_options, from_images=True
+        submission, access, request, key, key_options=key_options, from_images=True
     )
 
 
 async def _answer(
     submission: Submission,
-    reading: Reading,
+    access: JobAccess,
     request: Request,
     key: ApiKey,
     *,
@@ -248,12 +248,12 @@ async def _answer(
     wanted = await _wanted(
         submission, request, key, key_options=key_options, from_images=from_images
     )
-    job = await ended_job(submission, reading, request, key, wanted=wanted)
+    job = await ended_job(submission, access, request, key, wanted=wanted)
     if not isinstance(job.end, Completed | Cancelled):
         raise failure(job)
     asked = {name: value for name, value in wanted.content.items() if name not in _SENT}
     sends_images = asked.get("send_images") is not False
-    return await pictures_answer(reading, job, asked, sends_images=sends_images)
+    return await pictures_answer(access, job, asked, sends_images=sends_images)
 
 
 async def _wanted(

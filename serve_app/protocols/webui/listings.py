@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends
 from engine.interface import Catalogue
 from serve_app.protocols.credentials import READ
 from serve_app.protocols.webui.errors import V1, refused
-from serve_app.replica import Reading, ReadingDep
+from serve_app.replica import JobAccess, JobAccessDep
 
 _UNKNOWN = {"error": "Other processes make the images, so their memory use is not known here."}
 
@@ -38,9 +38,9 @@ async def schedulers() -> list[dict[str, Any]]:
 
 
 @router.get("/upscalers")
-async def upscalers(reading: ReadingDep) -> list[dict[str, Any]]:
+async def upscalers(access: JobAccessDep) -> list[dict[str, Any]]:
     plain = [name for name, each in Catalogue.UPSCALERS.items() if each.by == "pixels"]
-    models = await _names(reading, "upscale_models")
+    models = await _names(access, "upscale_models")
     return [_upscaler(name) for name in (*plain, *map(_stem, models))]
 
 
@@ -50,7 +50,7 @@ async def latent_upscale_modes() -> list[dict[str, str]]:
 
 
 @router.get("/sd-models")
-async def checkpoints(reading: ReadingDep) -> list[dict[str, Any]]:
+async def checkpoints(access: JobAccessDep) -> list[dict[str, Any]]:
     """List the checkpoints. Hashes are left out, because they would require reading large files."""
     return [
         {
@@ -61,33 +61,33 @@ async def checkpoints(reading: ReadingDep) -> list[dict[str, Any]]:
             "filename": name,
             "config": None,
         }
-        for name in await _names(reading, "checkpoints")
+        for name in await _names(access, "checkpoints")
     ]
 
 
 @router.get("/sd-vae")
-async def vaes(reading: ReadingDep) -> list[dict[str, Any]]:
-    return [{"model_name": name, "filename": name} for name in await _names(reading, "vae")]
+async def vaes(access: JobAccessDep) -> list[dict[str, Any]]:
+    return [{"model_name": name, "filename": name} for name in await _names(access, "vae")]
 
 
 @router.get("/loras")
-async def loras(reading: ReadingDep) -> list[dict[str, Any]]:
+async def loras(access: JobAccessDep) -> list[dict[str, Any]]:
     return [
         {"name": _stem(name), "alias": _stem(name), "path": name, "metadata": {}}
-        for name in await _names(reading, "loras")
+        for name in await _names(access, "loras")
     ]
 
 
 @router.get("/embeddings")
-async def embeddings(reading: ReadingDep) -> dict[str, Any]:
+async def embeddings(access: JobAccessDep) -> dict[str, Any]:
     unknown = dict.fromkeys(("step", "sd_checkpoint", "sd_checkpoint_name", "shape", "vectors"))
-    names = await _names(reading, "embeddings")
+    names = await _names(access, "embeddings")
     return {"loaded": {_stem(name): unknown for name in names}, "skipped": {}}
 
 
 @router.get("/prompt-styles")
-async def prompt_styles(reading: ReadingDep) -> list[dict[str, Any]]:
-    styles = await asyncio.to_thread(reading.catalogue.styles)
+async def prompt_styles(access: JobAccessDep) -> list[dict[str, Any]]:
+    styles = await asyncio.to_thread(access.catalogue.styles)
     return [
         {"name": name, "prompt": each.prompt, "negative_prompt": each.negative_prompt}
         for name, each in styles.items()
@@ -141,5 +141,5 @@ def _stem(name: str) -> str:
     return str(PurePosixPath(name).with_suffix(""))
 
 
-async def _names(reading: Reading, kind: str) -> Sequence[str]:
-    return await asyncio.to_thread(reading.catalogue.models.names, kind)
+async def _names(access: JobAccess, kind: str) -> Sequence[str]:
+    return await asyncio.to_thread(access.catalogue.models.names, kind)

@@ -20,7 +20,7 @@ from events.result import Status
 from events.store.records import ApiKey
 from serve_app.protocols.credentials import CancelProtocolKey, ReadProtocolKey
 from serve_app.protocols.webui.errors import V1, refused
-from serve_app.replica import Reading, ReadingDep
+from serve_app.replica import JobAccess, JobAccessDep
 
 _PAGE = 200
 _MOST_PAGES = 10
@@ -30,13 +30,13 @@ router = APIRouter(prefix=V1, include_in_schema=False)
 
 @router.get("/progress")
 async def progress(
-    key: ReadProtocolKey, reading: ReadingDep, skip_current_image: bool = False
+    key: ReadProtocolKey, access: JobAccessDep, skip_current_image: bool = False
 ) -> dict[str, Any]:
-    jobs = await _open_jobs(reading, key)
+    jobs = await _open_jobs(access, key)
     current = next((job for job in jobs if job.started_at is not None), None)
-    progress = None if current is None else reading.live.progress.get(current.id)
+    progress = None if current is None else access.live.progress.get(current.id)
     # Call `of` even if no job runs, because previews are kept only after the first call.
-    image = None if skip_current_image else reading.live.previews.of(current.id if current else "")
+    image = None if skip_current_image else access.live.previews.of(current.id if current else "")
     fraction = 0.0 if progress is None else progress.fraction
     return {
         "progress": fraction,
@@ -60,34 +60,34 @@ async def progress(
 
 
 @router.post("/interrupt")
-async def interrupt(key: CancelProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+async def interrupt(key: CancelProtocolKey, access: JobAccessDep) -> dict[str, Any]:
     """Cancel the running jobs of the key. If no job runs, cancel the oldest waiting job."""
-    jobs = await _open_jobs(reading, key)
+    jobs = await _open_jobs(access, key)
     for job in [job for job in jobs if job.started_at is not None] or jobs[:1]:
-        await reading.jobs.end(Cancel(), job)
+        await access.jobs.end(Cancel(), job)
     return {}
 
 
 @router.post("/skip")
-async def skip(key: CancelProtocolKey, reading: ReadingDep) -> dict[str, Any]:
+async def skip(key: CancelProtocolKey, access: JobAccessDep) -> dict[str, Any]:
     """Cancel the oldest running job if it has one image. Refuse if it has more images."""
-    jobs = [job for job in await _open_jobs(reading, key) if job.started_at is not None]
+    jobs = [job for job in await _open_jobs(access, key) if job.started_at is not None]
     for job in jobs[:1]:
         if job.submitted.images > 1:
             raise refused(
                 "A single image of a job cannot be skipped. Use interrupt, which ends the whole "
                 "job."
             )
-        await reading.jobs.end(Cancel(), job)
+        await access.jobs.end(Cancel(), job)
     return {}
 
 
-async def _open_jobs(reading: Reading, key: ApiKey) -> Sequence[Job]:
+async def _open_jobs(access: JobAccess, key: ApiKey) -> Sequence[Job]:
     """Return the open jobs of the key, oldest first. Raises DatabaseUnavailable."""
     found: list[Job] = []
     before = None
     for _ in range(_MOST_PAGES):
-        page = await reading.read_model.jobs(
+        page = await access.read_model.jobs(
             key.owner, status=Status.RUNNING, limit=_PAGE, before=before
         )
         found += (job for job in page if job.submitted.key_id == key.id)

@@ -103,7 +103,7 @@ class Bench:
         """The keys in the database."""
         self.registry = CollectorRegistry()
         """The registry of the metrics."""
-        self.on_try: Callable[[Job, SendResult], None] = lambda _job, _result: None
+        self.on_attempt: Callable[[Job, SendResult], None] = lambda _job, _result: None
 
     async def ended_job(self, url: str) -> str:
         job_id = new_id()
@@ -131,7 +131,7 @@ class Bench:
                     self.sender, self.images, secret=SECRET, **self.put_limits
                 ),
                 limits=self.limits,
-                metrics=CallbackMetrics(self.registry, on_try=self.on_try),
+                metrics=CallbackMetrics(self.registry, on_attempt=self.on_attempt),
             )
             role = Callbacks(self.queue, deliverer, ack_wait_s=0.3)
             async with running(role.run()):

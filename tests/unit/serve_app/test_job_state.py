@@ -32,7 +32,13 @@ async def job_id(edge: Edge) -> str:
 def without_database(edge: Edge) -> Jobs:
     away: Any = AwayReadModel()
     services = edge.services
-    return Jobs(log=services.log, queue=edge.queue, read_model=away, removal=services.removal)
+    return Jobs(
+        log=services.log,
+        writer=services.writer,
+        queue=edge.queue,
+        read_model=away,
+        removal=services.removal,
+    )
 
 
 async def test_a_job_is_found_in_the_log_while_the_database_is_away(
@@ -58,7 +64,7 @@ async def test_a_job_that_has_ended_is_not_read_from_the_log(
     await edge.run(job_id)
     await edge.project()
     log.read_error = LogUnavailable()
-    job = await edge.app.state.replica.reading.jobs.current(job_id)
+    job = await edge.app.state.replica.job_access.jobs.current(job_id)
     assert job is not None
     assert job.end is not None
 
@@ -69,12 +75,12 @@ async def test_of_an_open_job_the_log_is_read_only_where_its_row_is_behind(
     await edge.start(job_id)
     await edge.project()
     log.reads.clear()
-    projected = await edge.app.state.replica.reading.jobs.current(job_id)
+    projected = await edge.app.state.replica.job_access.jobs.current(job_id)
     assert projected is not None
     assert (projected.attempts, log.reads[job_id]) == (1, 0)
     assert projected.submitted == SUBMITTED
     await edge.complete(job_id)
-    ended = await edge.app.state.replica.reading.jobs.current(job_id)
+    ended = await edge.app.state.replica.job_access.jobs.current(job_id)
     assert ended is not None
     assert ended.end is not None
 
@@ -84,7 +90,7 @@ async def test_the_request_is_left_out_where_it_is_not_needed(edge: Edge) -> Non
     asked = SUBMITTED.model_copy(update={"request": {"prompt": {}}})
     await edge.services.writer.submit(job_id, Submit(asked))
     await edge.project()
-    job = await edge.app.state.replica.reading.jobs.current(job_id, with_request=False)
+    job = await edge.app.state.replica.job_access.jobs.current(job_id, with_request=False)
     assert job is not None
     assert job.submitted == SUBMITTED
 
@@ -94,7 +100,7 @@ async def test_a_job_is_shown_as_far_as_it_can_be_read(
 ) -> None:
     for unreadable in (log.of_later_version, log.unreadable):
         unreadable.add(job_id)
-        job = await edge.app.state.replica.reading.jobs.current(job_id)
+        job = await edge.app.state.replica.job_access.jobs.current(job_id)
         assert job is not None
         assert (job.version, job.end) == (1, None)
         unreadable.clear()
@@ -107,6 +113,6 @@ async def test_a_job_of_which_nothing_can_be_read_is_not_taken_for_an_unknown_on
     log.of_later_version.add(later)
     log.unreadable.add(damaged)
     with pytest.raises(JobOfLaterVersion):
-        await edge.app.state.replica.reading.jobs.current(later)
+        await edge.app.state.replica.job_access.jobs.current(later)
     with pytest.raises(JobDamaged):
-        await edge.app.state.replica.reading.jobs.current(damaged)
+        await edge.app.state.replica.job_access.jobs.current(damaged)

@@ -396,7 +396,7 @@ async def test_a_replica_tells_of_the_request_once(tmp_path: Path) -> None:
 
 async def test_each_try_of_a_callback_is_a_span(tmp_path: Path) -> None:
     bench, tried = Bench(), list[str]()
-    bench.on_try = lambda job, result: tried.append(f"{job.id} {result.status}")
+    bench.on_attempt = lambda job, result: tried.append(f"{job.id} {result.status}")
     bench.sender.outcomes = [SendResult(latency_s=0.1, status=500)]
     job_id = await bench.ended_job("http://127.0.0.1/")
     async with bench.running(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from events.errors import HistoryBroken
 from events.types import Cancelled, Event, Started
-from serve_app.checks import FairSemaphore
+from serve_app.fair_threads import FairSemaphore
 from serve_app.live.broadcaster import HistoryEvents
 from serve_app.refusals import Busy
 from storage.images import ImageNotFound

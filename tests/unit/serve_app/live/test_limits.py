@@ -61,7 +61,7 @@ async def test_the_log_is_followed_once_and_not_without_streams(
     edge: Edge, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve_app.live.broadcaster._LINGER_S", 0.0)
-    broadcaster = edge.app.state.replica.reading.live.streams._broadcaster
+    broadcaster = edge.app.state.replica.job_access.live.streams._broadcaster
     assert broadcaster._follower is None
     async with watching(edge.app, PATH, key) as first, watching(edge.app, PATH, key) as second:
         await first.began.wait()
@@ -118,7 +118,7 @@ async def test_who_takes_nothing_is_cut_off(edge: Edge, client: Client) -> None:
         await submit(client)
         await stream.end()
     assert (stream.status, stream.is_whole) == (200, False)
-    assert edge.app.state.replica.reading.live.streams._open.count == 0
+    assert edge.app.state.replica.job_access.live.streams._open.count == 0
 
 
 @pytest.mark.edge(stream_buffer_events=3)

@@ -84,7 +84,7 @@ async def test_a_cursor_is_followed_by_what_was_stored_while_nobody_watched(
     job_id = await submit(client)
     async with watch(f"{PATH}?cursor=0") as stream:
         last = await stream.event()
-    broadcaster = edge.app.state.replica.reading.live.streams._broadcaster
+    broadcaster = edge.app.state.replica.job_access.live.streams._broadcaster
     broadcaster._forget()  # as after a while, or in another replica
     await edge.start(job_id)
     await edge.store_image(job_id)
@@ -214,7 +214,7 @@ async def test_others_have_their_turns_while_events_are_read_again(
 
 
 def broadcaster_of(edge: Edge) -> Broadcaster:
-    broadcaster: Broadcaster = edge.app.state.replica.reading.live.streams._broadcaster
+    broadcaster: Broadcaster = edge.app.state.replica.job_access.live.streams._broadcaster
     return broadcaster
 
 

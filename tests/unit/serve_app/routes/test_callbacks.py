@@ -168,7 +168,7 @@ class TestRedelivery:
         key_id = (await edge.job(job_id)).submitted.key_id
         await edge.services.keys.change(key_id, callback_hosts=("a.example",))
         async with edge.client_with(client.headers["Authorization"].split()[1]) as same_key:
-            edge.app.state.replica.access.authenticator.forget(key_id)
+            edge.app.state.replica.callers.authenticator.forget(key_id)
             answer = await same_key.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
         assert answer.status_code == 403
         assert answer.json()["error"]["extra_info"] == {"parameter": "callback_url"}

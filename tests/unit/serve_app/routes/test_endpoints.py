@@ -151,7 +151,7 @@ class TestOwner:
         await edge.services.keys.change(key_id, endpoints=("other",))
         async with await edge.client("alice", scopes=SCOPES) as unbound:
             assert (await unbound.get(f"{URL}/own")).status_code == 200
-        edge.app.state.replica.access.authenticator.forget(key_id)
+        edge.app.state.replica.callers.authenticator.forget(key_id)
         assert (await alice.get(f"{URL}/own")).status_code == 403
         assert (await alice.get(URL)).json() == {"endpoints": []}
 

@@ -66,7 +66,7 @@ async def test_a_socket_ends_with_the_server(edge: Edge) -> None:
     key = await edge.key("alice")
     async with connected(edge.app, "/ws", headers=bearer(key)) as websocket:
         await websocket.until("status")
-        await edge.app.state.replica.reading.live.streams.stop()
+        await edge.app.state.replica.job_access.live.streams.stop()
         await eventually(lambda: websocket.close_code == 1001)
 
 

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from engine.patient_reads import PatientReads
-from serve_app.checks import Checks, FairSemaphore
+from serve_app.fair_threads import FairSemaphore, FairThreads
 from serve_app.refusals import Busy
 
 
@@ -15,7 +15,7 @@ def gate() -> threading.Event:
 
 async def test_a_quick_check_runs_at_once() -> None:
     assert (
-        await Checks(2, timeout_s=5).run("a", threading.get_ident, is_quick=True)
+        await FairThreads(2, timeout_s=5).run("a", threading.get_ident, is_quick=True)
         == threading.get_ident()
     )
 
@@ -30,7 +30,7 @@ async def test_a_quick_check_that_has_to_wait_for_files_runs_beside_the_loop() -
     def check() -> tuple[int, int]:
         return threading.get_ident(), reads.read("models", read)
 
-    some = Checks(2, timeout_s=5)
+    some = FairThreads(2, timeout_s=5)
     checked = asyncio.create_task(some.run("a", check, is_quick=True))
     await asyncio.sleep(0)
     gate.set()  # this thread is not held up
@@ -41,14 +41,14 @@ async def test_a_quick_check_that_has_to_wait_for_files_runs_beside_the_loop() -
 
 
 async def test_another_check_runs_beside_the_loop_and_its_error_is_raised() -> None:
-    some = Checks(2, timeout_s=5)
+    some = FairThreads(2, timeout_s=5)
     assert await some.run("a", threading.get_ident, is_quick=False) != threading.get_ident()
     with pytest.raises(ValueError, match="'x'"):
         await some.run("a", int, "x", is_quick=False)
 
 
 async def test_one_owner_leaves_a_thread_to_others(gate: threading.Event) -> None:
-    some = Checks(2, timeout_s=5)
+    some = FairThreads(2, timeout_s=5)
     mine = [asyncio.create_task(some.run("a", gate.wait, 5, is_quick=False)) for _ in range(3)]
     assert await some.run("b", int, "5", is_quick=False) == 5
     gate.set()
@@ -56,7 +56,7 @@ async def test_one_owner_leaves_a_thread_to_others(gate: threading.Event) -> Non
 
 
 async def test_who_hangs_up_keeps_the_turn_until_the_thread_ends(gate: threading.Event) -> None:
-    some = Checks(1, timeout_s=0.05)
+    some = FairThreads(1, timeout_s=0.05)
     mine = asyncio.create_task(some.run("a", gate.wait, 5, is_quick=False))
     await asyncio.sleep(0.01)
     mine.cancel()

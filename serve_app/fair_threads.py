@@ -94,7 +94,7 @@ QUICK_BYTES = 4096
 """The largest body that is checked without a thread. It is parsed in less than a millisecond."""
 
 
-class Checks:
+class FairThreads:
     """Runs functions in a thread pool. If it has several threads, one owner cannot use them all."""
 
     def __init__(self, most: int, *, timeout_s: float | None = None) -> None:
@@ -103,7 +103,7 @@ class Checks:
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="check")
 
     @classmethod
-    def of_bodies(cls) -> Checks:
+    def of_bodies(cls) -> FairThreads:
         """Create the thread pool that checks request bodies."""
         return cls(_BODY_CHECKS)
 
