@@ -111,8 +111,8 @@ def drain_endpoint(
 def delete_endpoint(
     id: str, drain: DrainOption = None, url: UrlOption = None, key: KeyOption = None
 ) -> None:
-    """Drain an endpoint, fail the jobs that are still queued after a time, and remove the
-    endpoint.
+    """Drain an endpoint, fail the jobs that still wait after `--drain` seconds (default 300), and
+    remove the endpoint.
     """
     with open_client(url, key) as client:
         query = {} if drain is None else {"drain_s": drain}

@@ -242,7 +242,7 @@ class Engine:
         if run in self._waiting:
             memory = self._admission.memory(self.model_use.held_bytes)
             extra = {"action": "admit", "need_bytes": run.graph.need_bytes, **asdict(memory)}
-            _log.info("a run waits for its turn", extra=extra)
+            _log.info("a run waits for memory or for an exclusive run", extra=extra)
 
     def _admit(self) -> None:
         while not self._stopped.is_set() and (run := self._admission.admit()) is not None:

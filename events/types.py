@@ -62,8 +62,7 @@ class DeadLetter(StrEnum):
     """The reason why a job is on the list of dead letters."""
 
     UNDISPATCHABLE = "undispatchable"
-    """The job failed to be dispatched too often, or this job alone causes an error of the service.
-    """
+    """The job failed to be dispatched too often, or only this job causes an error."""
     QUARANTINED = "quarantined"
     """An administrator stopped the job."""
 
@@ -244,7 +243,7 @@ class AttemptFailed(JobEvent):
 
 
 class DispatchFailed(JobEvent):
-    """The job was taken off its queue, but no attempt began."""
+    """The job was given to a job actor, but no attempt began."""
 
     type_name = "darkroom.job.dispatch_failed.v1"
     failure: int

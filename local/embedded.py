@@ -93,7 +93,7 @@ class Embedded:
 
     def close(self) -> None:
         """Stop all parts, and ignore SIGINT and SIGTERM until the parts have stopped."""
-        with undisturbed():
+        with signals_ignored():
             self._stack.close()
 
     def _start(self) -> Running:
@@ -115,12 +115,12 @@ class Embedded:
             self._stack.callback(nats.stop)
             nats.start()
             settings = _with_nats(settings, nats.url)
-            self._stack.enter_context(watched(nats))
+            self._stack.enter_context(restarted_on_death(nats))
         self._keep_log(settings.stores, ray_folder)
         self._on_part("Ray")
         address = self._start_ray(settings, ray_folder, nats)
         (data_dir / RAY_ADDRESS_FILE).write_text(address)
-        settings = ending_with_ray(fitted(settings, has_gpu=has_gpu()))
+        settings = without_worker_reaper(with_cost_limit(settings, has_gpu=has_gpu()))
         self._on_part("the application")
         self._start_serve(settings)
         return Running(settings, nats, metrics_port, address, _logs_in(ray_folder))
@@ -195,7 +195,7 @@ def _with_nats(settings: Settings, url: str) -> Settings:
     return settings.model_copy(update={"log": log})
 
 
-def fitted(settings: Settings, *, has_gpu: bool) -> Settings:
+def with_cost_limit(settings: Settings, *, has_gpu: bool) -> Settings:
     """Return the settings with a lower `max_cost` if there is no GPU and no limit was set."""
     if has_gpu or "max_cost" in settings.graph.model_fields_set:
         return settings
@@ -215,7 +215,7 @@ def is_up(data_dir: Path) -> bool:
     return False
 
 
-def ending_with_ray(settings: Settings) -> Settings:
+def without_worker_reaper(settings: Settings) -> Settings:
     """Return the settings without the reaper of workers, because the workers end with Ray."""
     dispatch = settings.dispatch.model_copy(update={"workers_kept_s": 0.0})
     return settings.model_copy(update={"dispatch": dispatch})
@@ -233,7 +233,7 @@ def _exclusive(data_dir: Path) -> Generator[None]:
 
 
 @contextmanager
-def watched(nats: NatsServer) -> Generator[None]:
+def restarted_on_death(nats: NatsServer) -> Generator[None]:
     """Restart nats-server on the same port whenever it dies within the `with` block."""
     stop = threading.Event()
 
@@ -260,7 +260,7 @@ def watched(nats: NatsServer) -> Generator[None]:
 
 
 @contextmanager
-def undisturbed() -> Generator[None]:
+def signals_ignored() -> Generator[None]:
     """Ignore SIGINT and SIGTERM within the `with` block, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -55,12 +55,12 @@ def make_data_folder(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def temporary_folder(purpose: Path) -> Path:
-    """Make the private temporary folder of the data folder `purpose`. Raises UnsafeFolder.
+def temporary_folder(data_dir: Path) -> Path:
+    """Make the private temporary folder of the data folder. Raises UnsafeFolder.
 
     Its path is short, because a socket in it must have a short path.
     """
-    name = hashlib.sha256(os.fsencode(purpose.absolute())).hexdigest()[:8]
+    name = hashlib.sha256(os.fsencode(data_dir.absolute())).hexdigest()[:8]
     folder = Path(tempfile.gettempdir()) / f"darkroom-{name}"
     make_private(folder)
     return folder

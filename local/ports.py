@@ -29,7 +29,7 @@ def held_ports(count: int) -> Generator[range]:
     A server that listens on such a port must set SO_REUSEADDR. The ports are below the ephemeral
     range unless this range begins very low, so the kernel uses none for outgoing connections.
     """
-    candidates = range(_FIRST_PORT, past_of(_EPHEMERAL) - count)
+    candidates = range(_FIRST_PORT, ports_end(_EPHEMERAL) - count)
     while True:
         first = random.choice(candidates)
         with ExitStack() as holds, suppress(OSError):
@@ -86,7 +86,7 @@ def _listener_on(port: int) -> str:
     return " by a process of another user"
 
 
-def past_of(ephemeral: Path) -> int:
+def ports_end(ephemeral: Path) -> int:
     """Return the exclusive upper bound of the ports to choose from."""
     try:
         lowest = int(ephemeral.read_text().split()[0])

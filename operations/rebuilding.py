@@ -17,7 +17,7 @@ from events.history import StoredHistory, read_history
 from events.log import EventLog, StoredEvent
 from events.store.table_rebuild import FoundHistory, Rebuild
 from events.types import Erased, Event
-from operations.stores import Stores, stored_in_logs, together
+from operations.stores import Stores, gather_lists, stored_in_logs
 from storage.file_names import HistoryName, history_name
 from storage.images import ImageNotFound
 
@@ -116,7 +116,7 @@ class Rebuilding:
         read = [name for job_id, name in newest.items() if name.key != keys.get(job_id)]
         histories: dict[str, StoredHistory] = {}
         for start in range(0, len(read), _AT_ONCE):
-            some = await together(self._read(name) for name in read[start : start + _AT_ONCE])
+            some = await gather_lists(self._read(name) for name in read[start : start + _AT_ONCE])
             newest |= {name.job_id: name for name, _ in some}
             histories |= {history.job_id: history for _, history in some}
         in_logs = await stored_in_logs(self._stores, histories)

@@ -141,6 +141,6 @@ async def stored_of(stores: Stores, job_ids: Collection[str]) -> dict[str, Store
     return found
 
 
-async def together(calls: Iterable[Awaitable[list[T]]]) -> list[T]:
+async def gather_lists(calls: Iterable[Awaitable[list[T]]]) -> list[T]:
     """Run a few dozen calls together, and join their results. Each call uses a connection."""
     return [found for some in await asyncio.gather(*calls) for found in some]

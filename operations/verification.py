@@ -24,7 +24,7 @@ from events.log import StoredEvent, utc_now
 from events.store.database_contents import JobRow
 from events.store.removal import SWEEP_GRACE_S
 from events.types import Broken, End, Erased, Event, Submitted, Unknown
-from operations.stores import Stores, stored_in_logs, stored_of, together
+from operations.stores import Stores, gather_lists, stored_in_logs, stored_of
 from storage.file_names import UPLOADS, history_name
 from storage.images import ImageNotFound
 
@@ -190,7 +190,7 @@ class Verification:
         stored = await stored_in_logs(
             self._stores, [each for each in job_ids if each not in histories]
         )
-        return await together(
+        return await gather_lists(
             self._job(stored[job_id], rows.get(job_id), offset=offset)
             for job_id in job_ids
             if job_id in stored and stored[job_id].events
@@ -212,7 +212,7 @@ class Verification:
         # The rows are read after the offset, so they have all events up to the offset.
         rows = await self._stores.rows.jobs(keys)
         in_logs = await stored_in_logs(self._stores, keys)
-        return found + await together(
+        return found + await gather_lists(
             self._with_history(
                 keys[job_id],
                 in_logs.get(job_id, StoredHistory(job_id)),
@@ -324,7 +324,7 @@ class Verification:
     async def _uploads(self, keys: Sequence[str]) -> list[Disagreement]:
         """Check the files of uploads that have a row."""
         uploads = await self._stores.rows.uploads_of(keys)
-        return await together(
+        return await gather_lists(
             self._file(each.key, size_bytes=each.size_bytes, digest=each.digest)
             for each in uploads.values()
         )

@@ -77,8 +77,8 @@ _SENT_BY_PAGES = (
 _READ_BY_PAGES = ("Content-Range", "ETag", "Location", "Retry-After", "Server-Timing")
 """Response headers that scripts of other origins may read (CORS)."""
 _DESCRIPTION = """\
-Asynchronous image generation. Submit a job, get its `request_id` at once, and be called back or
-ask for the result when it has ended.
+Asynchronous image generation. Submit a job, get its `request_id` at once, and get a callback or
+read the result when it has ended.
 """
 
 

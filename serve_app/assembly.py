@@ -85,7 +85,7 @@ from settings.constant import constant
 from settings.keys import KeySettings
 from settings.settings import Settings
 from storage.images import ImageStore
-from telemetry.api_metrics import ApiMetrics, AskAll
+from telemetry.api_metrics import ApiMetrics, QueryProcesses
 from telemetry.exporter import SpanExporter, open_exporter
 from telemetry.exposition import METRICS_TIMEOUT_S
 
@@ -195,7 +195,7 @@ class Backends:
     progress: ProgressBoard
     endpoint_status: Callable[[str], Coroutine[Any, Any, Mapping[str, Any] | None]]
     """Returns the status of an endpoint's dispatcher; None if the dispatcher does not answer."""
-    ask_metrics: AskAll
+    ask_metrics: QueryProcesses
     catalogue: Catalogue
     address_rule: AddressRule
     resolve: Resolve

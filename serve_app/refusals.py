@@ -77,7 +77,7 @@ class EndpointForbidden(KeyRefused):
 
 
 class CallbackHostForbidden(KeyRefused):
-    """The API key may not call this host back."""
+    """The API key may not send callbacks to this host."""
 
 
 class CallbackUrlMissing(RequestRefused):
@@ -85,7 +85,7 @@ class CallbackUrlMissing(RequestRefused):
 
 
 class QualityOfPng(RequestRefused):
-    """A PNG has no quality. Ask for `image_format` webp or jpeg, or leave `image_quality` out."""
+    """A PNG has no quality. Request `image_format` webp or jpeg, or leave `image_quality` out."""
 
 
 class BodyTooLarge(RequestRefused):

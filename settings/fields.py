@@ -56,7 +56,7 @@ Seconds = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_split_list)]
 ProxyUrl = Annotated[SecretStr | None, AfterValidator(_require_proxy)]
 
 _NUMBER, _WHOLE = "a number is required", "a whole number is required"
-_WANTED = {
+_ERROR_TEXTS = {
     "bool_parsing": "true or false is required",
     "bool_type": "true or false is required",
     "enum": "{expected} is required",
@@ -80,9 +80,9 @@ _WANTED = {
 }
 
 
-def wanted(error: ErrorDetails) -> str:
+def error_text(error: ErrorDetails) -> str:
     """Return an error message that describes the expected form."""
     if error["type"] == "value_error":  # A function in this module raised this error.
         return str(error["ctx"]["error"])
-    text = _WANTED.get(error["type"])
+    text = _ERROR_TEXTS.get(error["type"])
     return error["msg"] if text is None else text.format_map(error.get("ctx", {}))

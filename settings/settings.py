@@ -14,7 +14,7 @@ from settings.callbacks import CallbackSettings
 from settings.dispatch import DispatchSettings, RaySettings
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
-from settings.fields import wanted
+from settings.fields import error_text
 from settings.graph import GraphSettings
 from settings.group import Group
 from settings.http import HttpSettings, ProtocolSettings
@@ -163,7 +163,7 @@ def _by_argument(
         field, *place = detail["loc"]
         yield InitErrorDetails(
             # The messages of pydantic are replaced, because they are for programmers.
-            type=PydanticCustomError(detail["type"], wanted(detail)),
+            type=PydanticCustomError(detail["type"], error_text(detail)),
             loc=(arguments[str(field)], *place),
             input=detail["input"],
         )

@@ -42,7 +42,7 @@ def _sealing_key(secret: bytes) -> Fernet:
     return Fernet(base64.urlsafe_b64encode(digest))
 
 
-class Named(Protocol):
+class StoredFileName(Protocol):
     """The properties of a stored file that its URL needs. `events.types.ImageStored` has them."""
 
     @property
@@ -76,7 +76,7 @@ def url_for(
     *,
     ttl_s: float = 0.0,
     clock: Callable[[], float] = time.time,
-) -> Callable[[str, Named], str]:
+) -> Callable[[str, StoredFileName], str]:
     """Return a function that makes the URL of a file (`events.result.UrlFor`):
     `{public_url}/files/{job_id}/{name}?token=...`.
 
@@ -84,7 +84,7 @@ def url_for(
     (`&expires=`).
     """
 
-    def url(job_id: str, file: Named) -> str:
+    def url(job_id: str, file: StoredFileName) -> str:
         name = file_name(file.index, file.media_type)
         expires = math.ceil(clock() + ttl_s) if ttl_s else None
         token = file_token(secret, job_id, name, expires=expires)

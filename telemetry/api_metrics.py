@@ -14,7 +14,7 @@ from telemetry.exposition import MetricsSnapshot, ProcessMetrics, page_of
 
 logger = logging.getLogger(__name__)
 
-AskAll: TypeAlias = Callable[[], Awaitable[list[bytes]]]
+QueryProcesses: TypeAlias = Callable[[], Awaitable[list[bytes]]]
 """A function that returns the encoded metrics of the other processes that answer in time."""
 
 _PERIOD_S = 1.0
@@ -28,7 +28,7 @@ at 1.
 
 
 class ApiMetrics:
-    def __init__(self, ask: AskAll, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ask: QueryProcesses, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._process = ProcessMetrics("api")
         self._ask = ask
         self._clock = clock

@@ -26,8 +26,8 @@ class CallbackMetrics:
         self._on_attempt = on_attempt
         self._attempts = Counter(
             "darkroom_callback_tries",
-            "Attempts to deliver a callback: taken (2xx), rejected (another answer), unanswered, "
-            "or refused (the address is not allowed, and no connection was made).",
+            "Attempts to deliver a callback: taken (accepted with 2xx), rejected (another answer), "
+            "unanswered, or refused (the address is not allowed, and no connection was made).",
             ["outcome"],
             registry=registry,
         )
@@ -82,7 +82,7 @@ class Breakers:
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
 
-    async def look(self) -> Iterable[Metric]:
+    async def collect(self) -> Iterable[Metric]:
         text = "Receivers whose circuit breaker is open because they keep failing."
         return [gauge("callback_breakers_open", text, self._count())]
 

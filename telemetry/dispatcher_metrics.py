@@ -30,7 +30,7 @@ class DispatchMetrics:
         self._statuses = statuses
         self._endpoints = endpoints
 
-    async def look(self) -> Iterable[Metric]:
+    async def collect(self) -> Iterable[Metric]:
         """Compute the metrics. Raises LogUnavailable, ReadTimeout."""
         depth, oldest, running = (defaultdict[str, float](float) for _ in range(3))
         workers = collections.Counter[tuple[str, str]]()
@@ -109,7 +109,7 @@ class EngineMetrics:
         self._counters = {
             "loaded": counter("models_loaded", "Models loaded."),
             "loaded_bytes": counter("models_loaded_bytes", "Bytes of the models loaded."),
-            "evicted": counter("models_evicted", "Models removed from memory to make room."),
+            "evicted": counter("models_evicted", "Models removed to free memory."),
             "evicted_bytes": counter(
                 "models_evicted_bytes", "Bytes of the models removed from memory."
             ),
@@ -133,7 +133,7 @@ class EngineMetrics:
             if engine.endpoint != endpoint
         }
 
-    async def look(self) -> Iterable[Metric]:
+    async def collect(self) -> Iterable[Metric]:
         now = self._clock()
         self._engines = {
             worker: engine

@@ -28,7 +28,7 @@ from settings.version import VERSION
 logger = logging.getLogger(__name__)
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-Look: TypeAlias = Callable[[], Awaitable[Iterable[Metric]]]
+CollectMetrics: TypeAlias = Callable[[], Awaitable[Iterable[Metric]]]
 """A function that computes metrics. Raises DatabaseUnavailable, LogUnavailable, ReadTimeout."""
 
 METRICS_TIMEOUT_S = constant("METRICS_TIMEOUT_S", 2.0)
@@ -71,33 +71,38 @@ class ProcessMetrics:
     """The metrics of this process, labelled with its role."""
 
     def __init__(
-        self, role: str, *, look_s: float = METRICS_TIMEOUT_S / 2, process: str | None = None
+        self,
+        role: str,
+        *,
+        collect_timeout_s: float = METRICS_TIMEOUT_S / 2,
+        process: str | None = None,
     ) -> None:
-        """`look_s` is the time-out in seconds of each `Look`. `process` is a name that no other
-        process has, by default the host name and the process id.
+        """`collect_timeout_s` is the time-out in seconds of each function given to `add`.
+
+        `process` is a name that no other process has, by default the host name and the process id.
         """
         self.registry = CollectorRegistry()
         self.process = process or f"{socket.gethostname()}:{os.getpid()}"
         self._labels = {"role": role, "process": self.process}
-        self._look_s = look_s
-        self._looks: list[Look] = []
+        self._collect_timeout_s = collect_timeout_s
+        self._collectors: list[CollectMetrics] = []
         ProcessCollector(registry=self.registry)
         info = Gauge("darkroom_info", "1 for each process.", ["version"], registry=self.registry)
         info.labels(VERSION).set(1)
 
-    def add(self, look: Look) -> None:
-        self._looks.append(look)
+    def add(self, collect: CollectMetrics) -> None:
+        self._collectors.append(collect)
 
     async def snapshot(self) -> MetricsSnapshot:
         """Return the current metrics. Metrics that cannot be computed are left out."""
-        found = await asyncio.gather(*map(self._computed, self._looks))
+        found = await asyncio.gather(*map(self._computed, self._collectors))
         metrics = chain(self.registry.collect(), *found)
         return MetricsSnapshot(self.process, dict(self._family(metric) for metric in metrics))
 
-    async def _computed(self, look: Look) -> Iterable[Metric]:
+    async def _computed(self, collect: CollectMetrics) -> Iterable[Metric]:
         try:
-            async with asyncio.timeout(self._look_s):
-                return await look()
+            async with asyncio.timeout(self._collect_timeout_s):
+                return await collect()
         except _UNAVAILABLE as error:
             fields = {"action": "metrics", "error": str(error) or type(error).__name__}
             logger.info("metrics could not be computed", extra=fields)

@@ -208,7 +208,7 @@ class LogMetrics:
         self._stored_after = stored_after
         self._now = now
 
-    async def look(self) -> Iterable[Metric]:
+    async def collect(self) -> Iterable[Metric]:
         """Compute the metrics. Raises LogUnavailable, DatabaseUnavailable."""
         offset = await self._read_model.offset()
         states = await self._states()

@@ -272,7 +272,7 @@ async def run(settings: Settings) -> None:
         metrics=metrics.callbacks,
     )
     callbacks = Callbacks(connections.callback_queue, deliverer)
-    metrics.process.add(Breakers(lambda: callbacks.open_breakers).look)
+    metrics.process.add(Breakers(lambda: callbacks.open_breakers).collect)
     await connections.connected()
     async with asyncio.TaskGroup() as group:
         group.create_task(callbacks.run())

@@ -295,7 +295,7 @@ class DispatcherMetrics:
         self.process = ProcessMetrics("dispatcher")
         self._endpoints = EndpointLabels()
         self._engines = EngineMetrics(self.process.registry, endpoints=self._endpoints)
-        self.process.add(self._engines.look)
+        self.process.add(self._engines.collect)
 
     def note_engine(self, endpoint: str, worker: str, state: EngineState) -> None:
         self._engines.note(worker, endpoint, state.models, state.memory_bytes)
@@ -309,7 +309,7 @@ class DispatcherMetrics:
         dispatched = DispatchMetrics(
             queue=queue, statuses=dispatcher.statuses, endpoints=self._endpoints
         )
-        self.process.add(dispatched.look)
+        self.process.add(dispatched.collect)
         return self.process
 
 

@@ -180,7 +180,7 @@ async def run(settings: Settings) -> None:
     process.add(
         LogMetrics(
             read_model, states=connections.stream_states, stored_after=connections.stored_after
-        ).look
+        ).collect
     )
     projection = Projection(
         log=connections.log,

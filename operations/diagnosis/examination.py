@@ -14,9 +14,9 @@ from operations.diagnosis.findings import Check, Finding, Level
 from operations.diagnosis.network_checks import CallbackCheck, HttpCheck
 from operations.diagnosis.store_checks import (
     DatabaseCheck,
+    DiskSpaceCheck,
     ImageStoreCheck,
     LogCheck,
-    RoomCheck,
     local_folder,
 )
 from serve_app.acceptance.acceptance import LOG_FULL_RATIO
@@ -100,7 +100,7 @@ def checks_of(settings: Settings, *, callback_url: str | None = None) -> list[Ch
         DatabaseCheck(stores),
         ImageStoreCheck(stores),
         ModelsCheck(models),
-        RoomCheck([stores.data_dir.absolute(), *([images] if images else [])]),
+        DiskSpaceCheck([stores.data_dir.absolute(), *([images] if images else [])]),
         RayCheck(_ray_address(settings, runs_here=runs_here), stores),
     ]
     if runs_here or log.nats_url is not None:

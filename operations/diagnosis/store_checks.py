@@ -222,7 +222,7 @@ async def _stored_at(store: ImageStore) -> datetime | None:
         await store.delete(key)
 
 
-class RoomCheck:
+class DiskSpaceCheck:
     part = "disk"
 
     def __init__(self, folders: Sequence[Path]) -> None:

@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from events.bus.bus import Bus
 from events.bus.streams import JOBS, ROUTER_CONSUMER, event_subject, job_subject
 from events.ids import new_id
-from local.embedded import Embedded, watched
+from local.embedded import Embedded, restarted_on_death
 from local.nats_server import NatsDidNotStart, NatsServer
 from settings.settings import Settings
 from tests.support.bus import connected, operator
@@ -229,7 +229,7 @@ def test_an_interrupted_start_leaves_no_server(
 
 async def test_a_server_that_dies_is_started_again_on_its_port(nats_server: NatsServer) -> None:
     port, pid = nats_server.port, nats_server.pid
-    with watched(nats_server):
+    with restarted_on_death(nats_server):
         os.kill(pid, signal.SIGKILL)
         await eventually(lambda: nats_server.pid != pid)
         async with connected(nats_server):
@@ -241,7 +241,7 @@ async def test_the_watch_outlives_a_start_that_fails(
 ) -> None:
     credentials = tmp_path / "nats" / "credentials.json"
     good = credentials.read_text()
-    with watched(nats_server), caplog.at_level(logging.ERROR):
+    with restarted_on_death(nats_server), caplog.at_level(logging.ERROR):
         credentials.write_text("{")
         os.kill(nats_server.pid, signal.SIGKILL)
         await eventually(lambda: "nats-server did not restart" in caplog.messages)
@@ -253,7 +253,7 @@ async def test_the_watch_outlives_a_start_that_fails(
 async def test_a_watch_ends_while_the_server_is_still_reading_its_store(
     nats_server: NatsServer,
 ) -> None:
-    with watched(nats_server):
+    with restarted_on_death(nats_server):
         pid = nats_server.pid
         os.kill(pid, signal.SIGSTOP)
     assert "nats-watch" not in {thread.name for thread in threading.enumerate()}

@@ -35,14 +35,14 @@ async def known_metrics(folder: Path) -> list[Metric]:
     )
     async with database_in(folder) as database:
         log = LogMetrics(ReadModel(database), states=_streams, stored_after=_nothing_after)
-        looks = (
-            engines.look,
-            dispatched.look,
-            Breakers(lambda: 0).look,
-            log.look,
+        collectors = (
+            engines.collect,
+            dispatched.collect,
+            Breakers(lambda: 0).collect,
+            log.collect,
         )
-        looked_up = [metric for look in looks for metric in await look()]
-    families = [*counted.collect(), *edge.registry.collect(), *looked_up]
+        collected = [metric for collect in collectors for metric in await collect()]
+    families = [*counted.collect(), *edge.registry.collect(), *collected]
     return [each for each in families if not each.name.startswith("process_")]
 
 

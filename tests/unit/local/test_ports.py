@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from local.ports import PortTaken, held_port, held_ports, past_of
+from local.ports import PortTaken, held_port, held_ports, ports_end
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -24,7 +24,7 @@ def listen(host: str, port: int) -> socket.socket:
 def test_none_of_them_is_given_to_a_connection() -> None:
     with held_ports(20) as ports:
         assert len(ports) == 20
-        assert ports.stop <= past_of(Path("/proc/sys/net/ipv4/ip_local_port_range"))
+        assert ports.stop <= ports_end(Path("/proc/sys/net/ipv4/ip_local_port_range"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "0.0.0.0"])
@@ -78,4 +78,4 @@ def test_they_lie_below_the_ephemeral_ports(tmp_path: Path, text: str | None, pa
     path = tmp_path / "ip_local_port_range"
     if text is not None:
         path.write_text(text)
-    assert past_of(path) == past
+    assert ports_end(path) == past

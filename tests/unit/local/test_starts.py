@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from local.embedded import fitted
+from local.embedded import with_cost_limit
 from local.local_ray import RayDidNotStart, start_persistently
 from local.serve_environment import configure_serve
 from settings.graph import MAX_COST_WITHOUT_GPU, GraphSettings
@@ -54,7 +54,7 @@ def test_a_job_may_cost_less_where_there_is_no_gpu_and_no_setting(
     given: dict[str, float], has_gpu: bool, max_cost: float
 ) -> None:
     settings = Settings.load(**given)
-    assert fitted(settings, has_gpu=has_gpu).graph.max_cost == max_cost
+    assert with_cost_limit(settings, has_gpu=has_gpu).graph.max_cost == max_cost
 
 
 SLOW = "The current node timed out during startup.\nRaylet failed."

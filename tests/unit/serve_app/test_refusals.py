@@ -76,7 +76,7 @@ class TestKeys:
             answer = await submit(client)
         message = "The API key may not use this endpoint."
         assert_refused(answer, 403, "forbidden", message, extra_info={"parameter": "endpoint"})
-        message = "The API key may not call this host back."
+        message = "The API key may not send callbacks to this host."
         extra_info = {"parameter": "callback_url"}
         url = "https://hooks.example.com/"
         async with await edge.client(callback_hosts=("other.example",)) as client:

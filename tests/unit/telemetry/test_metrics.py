@@ -252,7 +252,7 @@ class EngineBench:
         return Samples.of(self.registry)
 
     async def looked_up(self) -> Samples:
-        return Samples(await self.metrics.look())
+        return Samples(await self.metrics.collect())
 
 
 def test_what_an_engine_says_twice_counts_once() -> None:
@@ -355,7 +355,7 @@ async def test_queues_and_workers_are_those_that_the_dispatcher_tells_of() -> No
         }
 
     metrics = DispatchMetrics(queue=queue, statuses=statuses, endpoints=EndpointLabels(9))
-    samples = Samples(await metrics.look())
+    samples = Samples(await metrics.collect())
     assert samples("queue_jobs", endpoint="fast") == 3
     assert samples("queue_oldest_seconds", endpoint="fast") == 4.5
     assert samples("jobs_running", endpoint="fast") == 2
@@ -388,7 +388,7 @@ async def test_the_log_and_what_the_projection_lags_behind_it(
         metrics = LogMetrics(model, states=states, stored_after=stored_after, now=lambda: now)
         history.add(new_id(), submitted())
         await model.apply(history.events, expected=0)
-        samples = Samples(await metrics.look())
+        samples = Samples(await metrics.collect())
         assert samples("stream_bytes", stream="JOBS") == 500
         assert samples("stream_messages", stream="QUEUE") == 7
         assert samples("log_fill_ratio") == 0.25
@@ -397,7 +397,7 @@ async def test_the_log_and_what_the_projection_lags_behind_it(
         assert samples("jobs_blocked") == 0
         unreadable = history.add(new_id(), submitted(), Unknown(original_type="later"))
         await model.apply(unreadable, expected=1)
-        samples = Samples(await metrics.look())
+        samples = Samples(await metrics.collect())
         assert samples("projection_lag_events") == 0
         assert samples("projection_lag_seconds") == 0
         assert samples("jobs_blocked") == 1
@@ -413,6 +413,6 @@ async def test_an_empty_log_lags_behind_nothing(tmp_path: Path) -> None:
     async with database_in(tmp_path) as database:
         model = ReadModel(database)
         metrics = LogMetrics(model, states=states, stored_after=stored_after)
-        samples = Samples(await metrics.look())
+        samples = Samples(await metrics.collect())
     assert samples("log_fill_ratio") == 0
     assert samples("projection_lag_events") == 0

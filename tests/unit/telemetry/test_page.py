@@ -73,7 +73,7 @@ async def test_what_does_not_answer_in_time_is_absent_and_the_rest_is_there() ->
     async def works() -> list[Metric]:
         return [gauge("a", "A.", 1)]
 
-    metrics = ProcessMetrics("results", look_s=0.01)
+    metrics = ProcessMetrics("results", collect_timeout_s=0.01)
     metrics.add(hangs)
     metrics.add(works)
     assert Samples.of_page(page_of([await metrics.snapshot()]).decode())("a") == 1

@@ -24,7 +24,7 @@ from operations.diagnosis.cluster_checks import RayCheck, too_large
 from operations.diagnosis.examination import ModelsCheck, SettingsCheck, checks_of, examine
 from operations.diagnosis.findings import Check, Finding, Level, clock_finding, in_daemon, size
 from operations.diagnosis.network_checks import CallbackCheck, HttpCheck
-from operations.diagnosis.store_checks import DatabaseCheck, ImageStoreCheck, RoomCheck
+from operations.diagnosis.store_checks import DatabaseCheck, DiskSpaceCheck, ImageStoreCheck
 from serve_app.access.api_keys import mint
 from settings.callbacks import CallbackSettings
 from settings.http import HttpSettings
@@ -172,7 +172,7 @@ async def test_a_store_that_cannot_be_used_is_told_without_its_password(tmp_path
 
 
 async def test_the_room_of_a_folder_that_is_not_made_yet_is_told(tmp_path: Path) -> None:
-    found = await only(RoomCheck([tmp_path / "data", tmp_path / "data" / "images"]))
+    found = await only(DiskSpaceCheck([tmp_path / "data", tmp_path / "data" / "images"]))
     assert "are free at" in found.what
 
 

@@ -8,7 +8,7 @@ here, and answer that the job continues. They are compared with a submission to 
 request for its result that also waits for one millisecond. The memory of the HTTP process is
 measured before any request, with all protocols and without protocols.
 
-usage: python -m benchmarks.adapters [--rounds 5] [--requests 200] [--json FILE]
+usage: python -m benchmarks.protocols [--rounds 5] [--requests 200] [--json FILE]
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Call:
 WORKFLOW = Call("/workflow/v1/generate", 202, {"prompt": GRAPH})
 DIFFUSION = Call("/diffusion/v1/generate", 202, {**MEMBERS, "sd_model_checkpoint": CHECKPOINT})
 OVERRIDES = {"override_settings": {"sd_model_checkpoint": CHECKPOINT}}
-ADAPTERS: tuple[tuple[Call, Call], ...] = (
+PROTOCOL_CALLS: tuple[tuple[Call, Call], ...] = (
     (Call("/prompt", 200, {"prompt": GRAPH}), WORKFLOW),
     (Call("/api/v2/jobs", 201, {"workflow": GRAPH}), WORKFLOW),
     (Call("/sdapi/v1/txt2img", 504, {**MEMBERS, **OVERRIDES}, is_waiting=True), DIFFUSION),
@@ -80,12 +80,12 @@ class Cost:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.adapters")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.protocols")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    report = Report("adapters")
+    report = Report("protocols")
     asyncio.run(_run(report, args.rounds, args.requests))
     report.write(args.json)
 
@@ -102,7 +102,7 @@ async def _run(report: Report, rounds: int, requests: int) -> None:
                 _report_added(report, await bench.rounds(rounds), rounds)
     added_mb = memory_mb["all"] - memory_mb["none"]
     report.table(
-        "Memory of the HTTP process before any request, by its adapters: MB",
+        "Memory of the HTTP process before any request, by its protocols: MB",
         {"none": ".1f", "all": ".1f", "added": ".2f"},
         [[memory_mb["none"], memory_mb["all"], added_mb]],
     )
@@ -116,7 +116,7 @@ class Bench:
     async def rounds(self, count: int) -> Mapping[Call, Cost]:
         """Measure the calls in turns. Return the medians of each call."""
         result = await self._result_call()
-        calls = (WORKFLOW, DIFFUSION, result, *(adapter for adapter, _ in ADAPTERS))
+        calls = (WORKFLOW, DIFFUSION, result, *(call for call, _ in PROTOCOL_CALLS))
         for call in calls:
             await self._cost(call)
         measured = [{call: await self._cost(call) for call in calls} for _ in range(count)]
@@ -162,20 +162,20 @@ class Bench:
 
 def _report_added(report: Report, costs: Mapping[Call, Cost], rounds: int) -> None:
     rows: list[list[Cell]] = []
-    for adapter, ours in ADAPTERS:
-        its, our = costs[adapter], costs[ours]
+    for call, ours in PROTOCOL_CALLS:
+        its, our = costs[call], costs[ours]
         answered: list[Cell] = [its.answered_ms, its.answered_ms - our.answered_ms]
         rows.append(
             [
-                adapter.path,
+                call.path,
                 its.cpu_ms,
                 our.cpu_ms,
                 its.cpu_ms - our.cpu_ms,
-                *([None, None] if adapter.is_waiting else answered),
+                *([None, None] if call.is_waiting else answered),
             ]
         )
     report.table(
-        f"A request through an adapter beside ours: ms, medians of {rounds} rounds; "
+        f"A request through a protocol beside ours: ms, medians of {rounds} rounds; "
         f"{MOST_MS:g} may be added",
         {
             "route": "",
