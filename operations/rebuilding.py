@@ -15,7 +15,7 @@ from events.cloud_events import MalformedEvent, decode, decode_all
 from events.errors import HistoryBroken
 from events.history import StoredHistory, read_history
 from events.log import EventLog, StoredEvent
-from events.store.table_rebuild import FoundHistory, Rebuild
+from events.store.table_rebuild import HistoryState, Rebuild
 from events.types import Erased, Event
 from operations.stores import Stores, gather_lists, stored_in_logs
 from storage.file_names import HistoryName, history_name
@@ -120,12 +120,12 @@ class Rebuilding:
             newest |= {name.job_id: name for name, _ in some}
             histories |= {history.job_id: history for _, history in some}
         in_logs = await stored_in_logs(self._stores, histories)
-        found: dict[str, FoundHistory] = {}
+        found: dict[str, HistoryState] = {}
         events: dict[str, Sequence[StoredEvent]] = {}
         for job_id, history in histories.items():
             in_log = self._without_older(history, in_logs.get(job_id, StoredHistory(job_id)))
             events[job_id] = history.joined(in_log).events
-            found[job_id] = FoundHistory(
+            found[job_id] = HistoryState(
                 newest[job_id].key,
                 has_events_in_log=bool(in_log.events),
                 is_hot=bool(in_log.events or in_log.deliveries),

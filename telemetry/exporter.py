@@ -25,7 +25,7 @@ from settings.version import VERSION
 from telemetry.spans import Span, TraceIds, Value, job_spans
 
 if TYPE_CHECKING:
-    from events.store.job_rows import Step
+    from events.store.read_model import FoldedEvent
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ _MOST_WAITING = 10_000
 class JobTraces:
     """Exports the traces of ended jobs.
 
-    The events of a job are read again, because `Step` has no earlier events.
+    The events of a job are read again, because `FoldedEvent` has no earlier events.
     """
 
     def __init__(
@@ -170,11 +170,11 @@ class JobTraces:
         self._now = now
         self._ended = asyncio.Queue[tuple[str, datetime]](_MOST_WAITING)
 
-    def note(self, steps: Sequence[Step]) -> None:
-        """Queue the jobs that ended in these committed steps, without waiting."""
+    def note(self, folded: Sequence[FoldedEvent]) -> None:
+        """Queue the jobs that ended with these committed events, without waiting."""
         now = self._now()
-        for step in steps:
-            job, before = step.after, step.before
+        for each in folded:
+            job, before = each.after, each.before
             has_ended = before is not None and before.end is None and job.end is not None
             is_wanted = has_ended and not job.erased and TraceIds.of(job).is_sampled
             if is_wanted and not self._ended.full():

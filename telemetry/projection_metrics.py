@@ -12,8 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from events.job import Job
 from events.log import StreamState, utc_now
-from events.store.job_rows import Step
-from events.store.read_model import ReadModel
+from events.store.read_model import FoldedEvent, ReadModel
 from events.types import (
     AttemptFailed,
     Blame,
@@ -99,7 +98,7 @@ class JobMetrics:
     """Counts the events of jobs when the projection folds them.
 
     One process folds each event once, so it counts each event once. Events that the projection
-    leaves out (`events.store.job_rows`) are not counted.
+    leaves out (`events.store.read_model`) are not counted.
     """
 
     def __init__(
@@ -122,16 +121,16 @@ class JobMetrics:
         for counter in (count.attempts, count.leases_lost, count.dispatch_failures):
             counter.labels(endpoint)
 
-    def note(self, steps: Sequence[Step]) -> None:
-        """Count the steps. Events after a job's end are not counted."""
-        for step in steps:
-            if step.before is None or step.before.end is None:
-                self._note(step)
+    def note(self, folded: Sequence[FoldedEvent]) -> None:
+        """Count the events. Events after a job's end are not counted."""
+        for each in folded:
+            if each.before is None or each.before.end is None:
+                self._note(each)
 
-    def _note(self, step: Step) -> None:
-        before, after, count = step.before, step.after, self._count
+    def _note(self, folded: FoldedEvent) -> None:
+        before, after, count = folded.before, folded.after, self._count
         endpoint = self._endpoints.of(after.submitted.endpoint)
-        match step.event.data:
+        match folded.event.data:
             case Submitted(flavour=flavour, cost=cost):
                 count.accepted.labels(endpoint, flavour).inc()
                 count.accepted_work.labels(endpoint).inc(cost.work if cost else 0)

@@ -80,7 +80,7 @@ class CallbackReaper:
         this page.
         """
         count, looked_at = 0, 0
-        place = before = await self._unsettled.place()
+        place = before = await self._unsettled.stored_position()
         while looked_at < self._batch:
             limit = min(_PAGE, self._batch - looked_at)
             page = await self._unsettled.page(after=place, limit=limit)
@@ -89,7 +89,7 @@ class CallbackReaper:
             looked_at += len(page)
             place = page[-1].position if len(page) == limit else 0
             if place != before:
-                await self._unsettled.move_to(place)
+                await self._unsettled.store_position(place)
                 before = place
             if outage is not None:
                 raise outage

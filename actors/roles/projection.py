@@ -3,9 +3,10 @@
 The offset of the projection is stored in the same transaction as the rows. So each event is folded
 once and in order, also while two projections run during a deploy.
 
-If the projection cannot project an event, it stops the job of the event and continues with the
-other jobs. Stopped jobs are recorded (`events.store.job_rows`). Their events are read from the log
-again at each start and periodically. A version that can project the event then continues the job.
+If the projection cannot project an event, it blocks the job of the event and continues with the
+other jobs. Blocked jobs are recorded (`events.store.read_model`). Their events are read from the
+log again at each start and periodically. A version that can project the event then continues the
+job.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ from events.log import EventLog, EventReader
 from events.retry import keep_trying
 from events.store.database import Database
 from events.store.ended_jobs import EndedJobs
-from events.store.job_rows import Step, Stop
 from events.store.leases import Leases, lease_holder
-from events.store.read_model import ReadModel
+from events.store.read_model import BlockedJob, FoldedEvent, ReadModel
 from events.store.uploads import Uploads
 from events.types import Event
 from settings.settings import Settings
@@ -64,7 +64,7 @@ class Projection:
         self._read_model = read_model
         self._catch_up_period_s = catch_up_period_s
         self._hopeless: set[tuple[str, int]] = set()
-        """Id and stop position of each job that this version cannot project."""
+        """Id and blocked position of each job that this version cannot project."""
 
     async def run(self) -> None:
         """Project until cancelled."""
@@ -107,7 +107,7 @@ class Projection:
         return events
 
     async def _apply(self, events: Sequence[Event], *, expected: int) -> bool:
-        """Project some events. An event that cannot be projected stops only its job.
+        """Project some events. An event that cannot be projected blocks only its job.
 
         Returns False if another process has moved the offset. Raises DatabaseUnavailable, also if
         the machine failed.
@@ -123,7 +123,7 @@ class Projection:
                 fields = {"action": "project", "job_id": events[0].job_id}
                 logger.exception("an event could not be projected", extra=fields)
                 why = f"the database cannot store the event ({type(error).__name__})"
-                return await self._read_model.stop_at(events[0], why, expected=expected)
+                return await self._read_model.block_at(events[0], why, expected=expected)
         for event in events:
             if not await self._apply([event], expected=expected):
                 return False
@@ -141,17 +141,17 @@ class Projection:
 
     async def _catch_up(self) -> None:
         at = 0
-        while stops := await self._read_model.blocked.stops(after=at, limit=_PAGE):
-            for stop in stops:
-                if (stop.job_id, stop.position) not in self._hopeless:
-                    await self._catch_up_with(stop)
-            at = stops[-1].position
+        while blocked := await self._read_model.blocked.page(after=at, limit=_PAGE):
+            for job in blocked:
+                if (job.job_id, job.position) not in self._hopeless:
+                    await self._catch_up_with(job)
+            at = blocked[-1].position
 
-    async def _catch_up_with(self, stop: Stop) -> None:
-        fields = {"action": "catch_up", "job_id": stop.job_id}
+    async def _catch_up_with(self, job: BlockedJob) -> None:
+        fields = {"action": "catch_up", "job_id": job.job_id}
         try:
-            history = await self._log.read(stop.job_id)
-            if await self._read_model.catch_up(stop.job_id, history):
+            history = await self._log.read(job.job_id)
+            if await self._read_model.catch_up(job.job_id, history):
                 logger.info("a blocked job continues", extra=fields)
         except _PASSING:
             raise
@@ -159,7 +159,7 @@ class Projection:
             if is_machine_error(error):
                 logger.warning("the machine failed", extra={**fields, "error": str(error)})
                 return
-            self._hopeless.add((stop.job_id, stop.position))
+            self._hopeless.add((job.job_id, job.position))
             if not isinstance(error, JobUnreadable):
                 logger.exception("a blocked job could not be projected", extra=fields)
 
@@ -172,9 +172,9 @@ async def run(settings: Settings) -> None:
     process = ProcessMetrics("projection")
     notes = [JobMetrics(process.registry).note]
 
-    def on_folded(steps: Sequence[Step]) -> None:
+    def on_folded(folded: Sequence[FoldedEvent]) -> None:
         for note in notes:
-            note(steps)
+            note(folded)
 
     read_model = ReadModel(database, on_folded=on_folded)
     process.add(

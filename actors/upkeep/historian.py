@@ -161,7 +161,7 @@ class Historian:
 
         Raises DatabaseUnavailable, LogUnavailable, ImageStoreUnavailable.
         """
-        due = await self._ended_jobs.cool(self._now() - self._hot_time, limit=self._batch)
+        due = await self._ended_jobs.due_for_move(self._now() - self._hot_time, limit=self._batch)
         for jobs in _portions(due, most_bytes=_BATCH_BYTES):
             await self._move(jobs)
         return len(due) == self._batch
@@ -203,12 +203,14 @@ class Historian:
             for job, verdict in zip(jobs, verdicts, strict=True)
             if isinstance(verdict, Over)
         }
-        named = await self._ended_jobs.name({job: over.key for job, over in histories.values()})
+        named = await self._ended_jobs.store_history_keys(
+            {job: over.key for job, over in histories.values()}
+        )
         await self._remove_unnamed(
             [over for job_id, (_, over) in histories.items() if job_id not in _ids(named)]
         )
         await _each(purge, named)
-        await self._ended_jobs.cooled(named, self._now())
+        await self._ended_jobs.mark_moved(named, self._now())
         if named:
             fields = {"action": "keep_history", "jobs": len(named)}
             logger.info("histories stored", extra=fields)
@@ -245,7 +247,7 @@ class Historian:
         No row can name them later, because the version of a job only grows, and a new job with the
         id of a removed job is not over yet.
         """
-        rows = await self._ended_jobs.of([over.history.job_id for over in stored])
+        rows = await self._ended_jobs.rows_of([over.history.job_id for over in stored])
         for over in stored:
             row = rows.get(over.history.job_id)
             if row is None or (row.version > over.version and row.history != over.key):

@@ -145,7 +145,7 @@ class Orphans:
         """
         files = {file.key: file for file in old if is_job_id(_job_of(file.key))}
         job_ids = {_job_of(key) for key in files}
-        rows = await self._ended_jobs.rows(job_ids)
+        rows = await self._ended_jobs.find_histories(job_ids)
         named = await self._read_model.image_keys(job_ids)
         named |= {history for history, _ in rows.values() if history is not None}
         orphans: list[str] = []
@@ -315,7 +315,9 @@ class Janitor:
         if self._keep is None:
             return 0
         now = self._now()
-        jobs = await self._ended_jobs.old(now - self._keep, after=self._last_old_job, limit=most)
+        jobs = await self._ended_jobs.ended_before(
+            now - self._keep, after=self._last_old_job, limit=most
+        )
         # The next round continues after these jobs, also if some were not removed. After the last
         # old job, the next round begins with the first old job.
         self._last_old_job = jobs[-1] if len(jobs) == most else None

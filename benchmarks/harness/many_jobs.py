@@ -25,7 +25,7 @@ from events.cloud_events import decode, encode
 from events.ids import new_id
 from events.job import fold
 from events.store.database import Database
-from events.store.job_rows import job_row
+from events.store.read_model import job_row
 from events.store.tables import JOBS as ROWS
 from events.types import Completed, Event, EventData, Flavour, ImageStored, Started, Submitted
 from local.nats_server import nats_server_binary

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from events.delivery import has_delivery
 from events.job import Job
 from events.store.database import Database
-from events.store.job_rows import from_state, image_rows, job_row
+from events.store.read_model import from_state, image_rows, job_row
 from events.store.tables import IMAGES, JOBS, UPLOADS
 from events.types import Event
 
@@ -44,7 +44,7 @@ class JobRow:
             # In these rows, `settled_at` does not follow from the events of the job.
             del expected["settled_at"]
         wrong = [name for name, value in expected.items() if not self._agrees(name, value)]
-        if list(self.images) != sorted(image_rows(events, {job.id: job}), key=_index):
+        if list(self.images) != sorted(image_rows(events, [job]), key=_index):
             wrong.append("images")
         return wrong
 

@@ -61,13 +61,13 @@ class EndedJobs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def cool(self, since: datetime, *, limit: int) -> list[EndedJob]:
+    async def due_for_move(self, since: datetime, *, limit: int) -> list[EndedJob]:
         """Return the jobs whose hot time began at or before `since`, oldest first."""
         is_cool = JOBS.c.hot_since <= since
         query = sa.select(*_COLUMNS).where(is_cool).order_by(JOBS.c.hot_since, JOBS.c.id)
         return [EndedJob(*row) for row in await self._database.fetch(query.limit(limit))]
 
-    async def old(
+    async def ended_before(
         self, ended: datetime, *, after: EndedJob | None = None, limit: int
     ) -> list[EndedJob]:
         """Return the jobs that ended before `ended`, oldest first.
@@ -80,7 +80,7 @@ class EndedJobs:
         rows = await self._database.fetch(query.order_by(*_BY_END).limit(limit))
         return [EndedJob(*row) for row in rows]
 
-    async def of(self, job_ids: Collection[str]) -> dict[str, EndedJob]:
+    async def rows_of(self, job_ids: Collection[str]) -> dict[str, EndedJob]:
         """Return the rows of these jobs, by id. Jobs that have not ended are left out."""
         query = sa.select(*_COLUMNS).where(JOBS.c.id.in_(job_ids), _HAS_ENDED)
         return {row.id: EndedJob(*row) for row in await self._database.fetch(query)}
@@ -100,7 +100,7 @@ class EndedJobs:
         rows = await self._database.fetch(query.order_by(JOBS.c.position).limit(limit))
         return [(row.id, row.endpoint) for row in rows]
 
-    async def rows(self, job_ids: Collection[str]) -> dict[str, tuple[str | None, bool]]:
+    async def find_histories(self, job_ids: Collection[str]) -> dict[str, tuple[str | None, bool]]:
         """Return, by job, the key of the history object, and whether the log may have events.
 
         Jobs without a row are left out. Jobs that have not ended are included.
@@ -110,7 +110,7 @@ class EndedJobs:
         rows = await self._database.fetch(query.where(JOBS.c.id.in_(job_ids)))
         return {row.id: (row.history, not row.is_cold) for row in rows}
 
-    async def heat(self, job_id: str, since: datetime) -> None:
+    async def restart_hot_time(self, job_id: str, since: datetime) -> None:
         """Restart the hot time of an ended job, before an event of it or of its delivery is
         appended.
         """
@@ -118,12 +118,12 @@ class EndedJobs:
         await self._database.execute(mine.values(hot_since=since, settled_at=None))
 
     async def postpone(self, jobs: Collection[EndedJob], since: datetime) -> None:
-        """Set the start of the hot time of these jobs, so that `cool` returns them later."""
+        """Set the start of the hot time of these jobs, to move them later."""
         if jobs:
             mine = (JOBS.c.id.in_([job.id for job in jobs]), JOBS.c.hot_since.is_not(None))
             await self._database.execute(sa.update(JOBS).where(*mine).values(hot_since=since))
 
-    async def name(self, histories: Mapping[EndedJob, str]) -> list[EndedJob]:
+    async def store_history_keys(self, histories: Mapping[EndedJob, str]) -> list[EndedJob]:
         """Store the keys of history objects in the rows of their jobs. Return the new rows.
 
         A job whose row has changed since it was read is left out.
@@ -136,7 +136,7 @@ class EndedJobs:
                 await connection.execute(mine.values(history=sa.bindparam("key")), changes)
             return named
 
-    async def cooled(self, jobs: Collection[EndedJob], now: datetime) -> None:
+    async def mark_moved(self, jobs: Collection[EndedJob], now: datetime) -> None:
         """Record that the log has no events of these jobs any more. Skip jobs whose rows have
         changed.
 
@@ -227,13 +227,13 @@ class UnsettledJobs:
         mine = sa.update(JOBS).where(JOBS.c.id == job_id, _HAS_ENDED)
         await self._database.execute(mine.values(settled_at=None))
 
-    async def place(self) -> int:
-        """Return the position that `move_to` stored last, or 0."""
+    async def stored_position(self) -> int:
+        """Return the position that `store_position` stored last, or 0."""
         query = sa.select(OFFSETS.c.seq).where(OFFSETS.c.name == LOST_CALLBACKS_OFFSET)
         rows = await self._database.fetch(query)
         return int(rows[0].seq) if rows else 0
 
-    async def move_to(self, position: int) -> None:
+    async def store_position(self, position: int) -> None:
         place = {"name": LOST_CALLBACKS_OFFSET, "seq": position}
         await self._database.execute(self._database.upsert(OFFSETS).values(place))
 

@@ -121,7 +121,7 @@ class KeyOptions:
         self._put = database.upsert(KEY_OPTIONS)
         self._options = database.point_read(KEY_OPTIONS.c.options, by=KEY_OPTIONS.c.key_id)
 
-    async def of(self, key_id: str) -> dict[str, Any]:
+    async def options_of(self, key_id: str) -> dict[str, Any]:
         """Return the options of the key; empty if no options were set."""
         text = await self._options(key_id)
         options: dict[str, Any] = {} if text is None else json.loads(text)

@@ -1,41 +1,32 @@
-"""The read model: the SQL tables that answer queries about jobs, and the projection's offset."""
+"""The read model: the SQL tables that answer queries about jobs, and the projection's offset.
+
+A job is *blocked* at the first event that could not be projected, because this version cannot read
+the event, no row can store its result, or the event before it is missing. Later events of that job
+are skipped until a process folds the whole job again. Other jobs are not affected.
+
+The offset of the projection changes in the same transaction as the rows.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 import sqlalchemy as sa
+from pydantic import TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from events.delivery import has_delivery
 from events.job import Job, fold
 from events.log import utc_now
-from events.result import Status
+from events.result import Status, status_of
 from events.store.database import Database
 from events.store.ended_jobs import UnsettledJobs
-from events.store.job_rows import (
-    Batch,
-    BlockedJobs,
-    Step,
-    Stop,
-    end_stop,
-    end_stops,
-    from_state,
-    image_rows,
-    is_behind,
-    job_row,
-    listing,
-    lock_stored_offset,
-    move_stored_offset,
-    offset_column,
-    put_stops,
-    read_stops,
-    read_stored_offset,
-    stop_at,
-)
-from events.store.records import KeptBytes
+from events.store.records import OwnerBytes
 from events.store.tables import (
     BLOCKED_JOBS,
     ERASURES,
@@ -45,8 +36,242 @@ from events.store.tables import (
     PROJECTION_OFFSET,
 )
 from events.store.uploads import upload_bytes
-from events.types import DeadLetter, Event, Flavour, Submitted
+from events.types import (
+    Broken,
+    DeadLetter,
+    End,
+    Erased,
+    Event,
+    Failed,
+    Flavour,
+    ImageStored,
+    Submitted,
+    Unknown,
+)
 from storage.file_names import HistoryName
+
+logger = logging.getLogger(__name__)
+
+ERASED = -1
+"""The status of the row of an erased job."""
+
+
+def job_row(job: Job) -> dict[str, Any]:
+    state, summary = _states(job)
+    return {
+        "id": job.id,
+        "owner": job.submitted.owner,
+        "flavour": job.submitted.flavour.value,
+        "endpoint": job.submitted.endpoint,
+        "status": ERASED if job.erased else status_of(job.end).value,
+        "created_at": job.submitted_at,
+        "ended_at": job.ended_at,
+        "version": job.version,
+        "position": job.position,
+        "state": state,
+        "summary": summary,
+        "key_id": job.submitted.key_id,
+        "dead_letter": job.end.dead_letter if isinstance(job.end, Failed) else None,
+        "log_bytes": job.log_bytes,
+        "result_bytes": job.result_bytes,
+        "settled_at": None if has_delivery(job.submitted) else job.ended_at,
+    }
+
+
+def image_rows(events: Iterable[Event], jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Return the rows of the images in these events, without images that their jobs ignore.
+
+    The table may already have some of these rows; the insert ignores them.
+    """
+    by_id = {job.id: job for job in jobs}
+    return [
+        {
+            "job_id": event.job_id,
+            "index": image.index,
+            "storage_key": image.key,
+            "size_bytes": image.size_bytes,
+            "digest": image.digest,
+            "position": event.position,
+        }
+        for event in events
+        if isinstance(image := event.data, ImageStored)
+        and (job := by_id.get(event.job_id)) is not None
+        and job.image(image.index) == image
+    ]
+
+
+_JOB = TypeAdapter(Job)
+_ENDS: dict[str, type[End]] = {end.type_name: end for end in get_args(End)}
+
+
+def _states(job: Job) -> tuple[str, str]:
+    """Return the job as JSON, and a shorter JSON without request, graph and upload URLs.
+
+    Both include the type of the end, because `Failed` and `Cancelled` have the same members.
+    """
+    end = None if job.end is None else job.end.type_name
+    state = {"end": end, "job": _JOB.dump_python(job, mode="json")}
+    whole = json.dumps(state)
+    submitted = state["job"]["submitted"]
+    submitted["request"] = {}
+    submitted["compiled"] = None
+    if puts := submitted["image_puts"]:
+        submitted["image_puts"] = [""] * len(puts)
+    return whole, json.dumps(state)
+
+
+def from_state(state: str) -> Job:
+    stored = json.loads(state)
+    job = _JOB.validate_python(stored["job"])
+    if stored["end"] is None:
+        return job
+    return replace(job, end=_ENDS[stored["end"]].model_validate(stored["job"]["end"]))
+
+
+_IS_PROJECTION = OFFSETS.c.name == PROJECTION_OFFSET
+
+
+def _offset_column() -> sa.ColumnElement[int]:
+    """Return the offset as a column of a query for other rows."""
+    mine = OFFSETS.alias()
+    return sa.select(mine.c.seq).where(mine.c.name == PROJECTION_OFFSET).scalar_subquery()
+
+
+async def move_offset(connection: AsyncConnection, expected: int, position: int) -> bool:
+    """Move the offset to `position`. Return False if the offset is not `expected`.
+
+    The row of the offset is locked until the end of the transaction. Another process waits for the
+    lock, and then finds the new offset.
+    """
+    moving = sa.update(OFFSETS).where(_IS_PROJECTION, OFFSETS.c.seq == expected)
+    return (await connection.execute(moving.values(seq=position))).rowcount > 0
+
+
+async def replace_offset(connection: AsyncConnection, *, offset: int, log_end: int) -> bool:
+    """Set the offset. Return False and change nothing if the stored offset is higher than `offset`.
+
+    A stored offset beyond the end of the log, `log_end`, is always replaced. The row stays locked
+    until the end of the transaction.
+    """
+    await lock_offset(connection)
+    seq = (await connection.execute(sa.select(OFFSETS.c.seq).where(_IS_PROJECTION))).scalar_one()
+    if offset < seq <= log_end:
+        return False
+    await connection.execute(sa.update(OFFSETS).where(_IS_PROJECTION).values(seq=offset))
+    return True
+
+
+async def lock_offset(connection: AsyncConnection) -> None:
+    """Lock the offset, so that no other transaction applies events before this one ends."""
+    held = sa.update(OFFSETS).where(_IS_PROJECTION).values(seq=OFFSETS.c.seq)
+    await connection.execute(held)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedJob:
+    job_id: str
+    position: int
+    """The log position of the first event that was skipped."""
+    seen: int
+    """The log position of the last event that was skipped."""
+    why: str
+    since: datetime
+
+
+class BlockedJobs:
+    """Reads the rows of blocked jobs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def count(self) -> int:
+        query = sa.select(sa.func.count().label("jobs")).select_from(BLOCKED_JOBS)
+        [row] = await self._database.fetch(query)
+        return int(row.jobs)
+
+    async def page(self, *, after: int = 0, limit: int) -> list[BlockedJob]:
+        """Return the jobs that are blocked after the log position `after`, in log order."""
+        behind = sa.select(BLOCKED_JOBS).where(BLOCKED_JOBS.c.position > after)
+        rows = await self._database.fetch(behind.order_by(BLOCKED_JOBS.c.position).limit(limit))
+        return [BlockedJob(**row._mapping) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedEvent:
+    """An event, and its job before and after the event."""
+
+    event: Event
+    before: Job | None
+    after: Job
+
+
+class Batch:
+    """Computes the changes of the database rows by a batch of events."""
+
+    def __init__(
+        self, jobs: Mapping[str, Job], blocked: Mapping[str, BlockedJob], *, now: datetime
+    ):
+        """`jobs` and `blocked` are the rows before the batch, by job id."""
+        self._rows = jobs
+        self._blocked_rows = blocked
+        self._jobs = dict(jobs)
+        self._blocked = dict(blocked)
+        self._now = now
+        self.folded: list[FoldedEvent] = []
+        """The events that changed a job, without events that were skipped or folded before."""
+
+    def add(self, event: Event) -> None:
+        job, blocked = self._jobs.get(event.job_id), self._blocked.get(event.job_id)
+        if isinstance(event.data, Erased):
+            # An erasure does not depend on earlier events, so it ends a block.
+            self._blocked.pop(event.job_id, None)
+        elif blocked is not None:
+            seen = max(blocked.seen, event.position)
+            self._blocked[event.job_id] = replace(blocked, seen=seen)
+            return
+        elif why := _why_left_out(event, job):
+            self._blocked[event.job_id] = _blocked_at(event, why, now=self._now)
+            return
+        if (folded := fold([event], job)) is not None and folded is not job:
+            self._jobs[event.job_id] = folded
+            self.folded.append(FoldedEvent(event, job, folded))
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs whose rows change."""
+        return [job for job in self._jobs.values() if job is not self._rows.get(job.id)]
+
+    @property
+    def blocked(self) -> list[BlockedJob]:
+        """The blocked jobs whose rows change."""
+        blocked, before = self._blocked, self._blocked_rows
+        return [each for id, each in blocked.items() if each is not before.get(id)]
+
+    @property
+    def newly_blocked(self) -> list[BlockedJob]:
+        return [each for id, each in self._blocked.items() if id not in self._blocked_rows]
+
+    @property
+    def unblocked(self) -> set[str]:
+        """The ids of the jobs that are not blocked any more."""
+        return self._blocked_rows.keys() - self._blocked.keys()
+
+
+def _blocked_at(event: Event, why: str, *, now: datetime) -> BlockedJob:
+    return BlockedJob(event.job_id, event.position, event.position, why=why, since=now)
+
+
+def _why_left_out(event: Event, job: Job | None) -> str | None:
+    """Return the reason why an event is skipped, or None if the event is folded."""
+    if job is not None and (job.erased or event.position <= job.position):
+        return None
+    match event.data:
+        case Unknown(original_type=type_name):
+            return f"an event of a later version ({type_name})"
+        case Broken():
+            return "not an event"
+    next_version = job.version + 1 if job else 1
+    return f"event {next_version} is missing" if event.version > next_version else None
 
 
 class Usage:
@@ -74,20 +299,17 @@ class Usage:
         [row] = await self._database.fetch(sa.select(sa.func.count().label("jobs")).where(mine))
         return int(row.jobs)
 
-    async def kept_bytes(self, owner: str) -> tuple[int, KeptBytes]:
+    async def kept_bytes(self, owner: str) -> tuple[int, OwnerBytes]:
         """Return the offset, and the sizes of the owner's jobs and uploads, from one snapshot."""
         query = sa.select(
-            offset_column(),
+            _offset_column(),
             sa.func.coalesce(sa.func.sum(JOBS.c.log_bytes), 0),
             sa.func.coalesce(sa.func.sum(JOBS.c.result_bytes), 0),
             upload_bytes(owner).scalar_subquery(),
         )
         [row] = await self._database.fetch(query.where(JOBS.c.owner == owner))
         offset, *kept = map(int, row)
-        return offset, KeptBytes(*kept)
-
-
-logger = logging.getLogger(__name__)
+        return offset, OwnerBytes(*kept)
 
 
 class ReadModel:
@@ -98,12 +320,11 @@ class ReadModel:
         database: Database,
         *,
         now: Callable[[], datetime] = utc_now,
-        on_folded: Callable[[Sequence[Step]], None] = lambda _: None,
+        on_folded: Callable[[Sequence[FoldedEvent]], None] = lambda _: None,
     ) -> None:
         """After each commit of `apply`, `on_folded` is called with the events that were folded."""
         self.usage = Usage(database)
         self.blocked = BlockedJobs(database)
-        """The stops of blocked jobs."""
         self.unsettled = UnsettledJobs(database)
         """The ended jobs that are not settled."""
         self._database = database
@@ -112,7 +333,7 @@ class ReadModel:
         # Statements are built once, because in SQLAlchemy the construction of a statement takes
         # longer than its execution.
         self._put_job = database.upsert(JOBS, newer_by=JOBS.c.version, keep=[JOBS.c.history])
-        self._put_stop = database.upsert(BLOCKED_JOBS)
+        self._put_blocked_job = database.upsert(BLOCKED_JOBS)
         self._put_image = database.insert(IMAGES).on_conflict_do_nothing()
         self._put_erasure = database.insert(ERASURES).on_conflict_do_nothing()
         self._state = database.point_read(JOBS.c.state, by=JOBS.c.id)
@@ -120,7 +341,8 @@ class ReadModel:
 
     async def offset(self) -> int:
         """Return the offset of the last folded event; 0 before the first event."""
-        return await read_stored_offset(self._database)
+        [row] = await self._database.fetch(sa.select(OFFSETS.c.seq).where(_IS_PROJECTION))
+        return int(row.seq)
 
     async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
         """Fold `events`, which follow the offset `expected`, into the rows in one transaction.
@@ -130,50 +352,54 @@ class ReadModel:
         if not events:
             return await self.offset() == expected
         async with self._database.write() as connection:
-            if not await move_stored_offset(connection, expected, events[-1].position):
+            if not await move_offset(connection, expected, events[-1].position):
                 return False
             ids = {event.job_id for event in events}
-            jobs, stops = await _read_jobs(connection, ids), await read_stops(connection, ids)
+            jobs, blocked = await _read_jobs(connection, ids), await _read_blocked(connection, ids)
             await _remove_former(connection, events, jobs)
-            batch = Batch(jobs, stops, now=self._now())
+            batch = Batch(jobs, blocked, now=self._now())
             for event in events:
                 batch.add(event)
             await self._put(connection, batch.jobs)
-            await self._put_images(connection, batch.image_rows(events))
-            await self._put_stops(connection, batch.stops)
-            await end_stops(connection, batch.ended_stops)
-        _log_stops(batch.new_stops)
-        self._on_folded(batch.steps)
+            await self._put_images(connection, image_rows(events, batch.jobs))
+            await self._put_blocked(connection, batch.blocked)
+            if batch.unblocked:
+                former = BLOCKED_JOBS.c.job_id.in_(batch.unblocked)
+                await connection.execute(sa.delete(BLOCKED_JOBS).where(former))
+        _log_blocked(batch.newly_blocked)
+        self._on_folded(batch.folded)
         return True
 
-    async def stop_at(self, event: Event, why: str, *, expected: int) -> bool:
-        """Stop the job of an event that the database cannot store.
+    async def block_at(self, event: Event, why: str, *, expected: int) -> bool:
+        """Block the job of an event that the database cannot store.
 
         `expected` and the returned value are those of `apply`.
         """
-        stop = stop_at(event, why, now=self._now())
+        blocked = [_blocked_at(event, why, now=self._now())]
         async with self._database.write() as connection:
-            if not await move_stored_offset(connection, expected, event.position):
+            if not await move_offset(connection, expected, event.position):
                 return False
-            await self._put_stops(connection, [stop])
-        _log_stops([stop])
+            await self._put_blocked(connection, blocked)
+        _log_blocked(blocked)
         return True
 
     async def catch_up(self, job_id: str, history: Sequence[Event]) -> bool:
-        """Fold a stopped job again from its whole `history`, and end its stop.
+        """Fold a blocked job again from its whole `history`, and end its block.
 
-        Return False if events after `history` were skipped, or if the stop has already ended.
+        Return False if events after `history` were skipped, or if the job is not blocked any more.
         Raises JobUnreadable.
         """
         job = fold(history)
         async with self._database.write() as connection:
-            await lock_stored_offset(connection)
-            up_to = history[-1].position if history else None
-            if not await end_stop(connection, job_id, up_to=up_to):
+            await lock_offset(connection)
+            of_job = BLOCKED_JOBS.c.job_id == job_id
+            if history:
+                of_job &= BLOCKED_JOBS.c.seen <= history[-1].position
+            if (await connection.execute(sa.delete(BLOCKED_JOBS).where(of_job))).rowcount == 0:
                 return False
             if job is not None:
                 await self._put(connection, [job])
-                await self._put_images(connection, image_rows(history, {job.id: job}))
+                await self._put_images(connection, image_rows(history, [job]))
         return True
 
     async def erase(self, job: Job) -> None:
@@ -211,8 +437,11 @@ class ReadModel:
         if rows:
             await connection.execute(self._put_image, rows)
 
-    async def _put_stops(self, connection: AsyncConnection, stops: Sequence[Stop]) -> None:
-        await put_stops(connection, stops, upsert=self._put_stop)
+    async def _put_blocked(
+        self, connection: AsyncConnection, blocked: Iterable[BlockedJob]
+    ) -> None:
+        if rows := [asdict(each) for each in blocked]:
+            await connection.execute(self._put_blocked_job, rows)
 
     async def due_erasures(self, now: datetime, *, limit: int) -> list[tuple[str, datetime]]:
         """Return the erased jobs that are due for a clean-up, with the times of their erasure."""
@@ -284,12 +513,12 @@ class ReadModel:
         not a job of this owner.
         """
         wanted = {"owner": owner, "status": status, "flavour": flavour, "endpoint": endpoint}
-        query = listing(wanted).offset(offset)
+        query = _listing(wanted).offset(offset)
         if is_ended is not None:
             has_ended = JOBS.c.ended_at.is_not(None)
             query = query.where(has_ended if is_ended else ~has_ended)
         if before is not None:
-            query = query.where(is_behind(before, of_owner=owner))
+            query = query.where(_is_behind(before, of_owner=owner))
         rows = await self._database.fetch(query.limit(limit))
         return [from_state(row.summary) for row in rows]
 
@@ -308,26 +537,54 @@ class ReadModel:
         With `dead_letters`, the result has only dead letters of these kinds. `before` is the id of
         the last job of the previous page. The result is empty if this job does not exist.
         """
-        query = listing({"owner": owner, "status": status, "endpoint": endpoint})
+        query = _listing({"owner": owner, "status": status, "endpoint": endpoint})
         if dead_letters:
             # With the first condition, the database uses the partial index.
             is_one = JOBS.c.dead_letter.is_not(None)
             query = query.where(is_one, JOBS.c.dead_letter.in_(sorted(dead_letters)))
         if before is not None:
-            query = query.where(is_behind(before))
+            query = query.where(_is_behind(before))
         rows = await self._database.fetch(query.limit(limit))
         return [from_state(row.summary) for row in rows]
 
 
-def _log_stops(stops: Iterable[Stop]) -> None:
-    for stop in stops:
-        fields = {"job_id": stop.job_id, "position": stop.position, "why": stop.why}
+def _listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:
+    """Select the jobs with these values of columns, except erased jobs, newest first.
+
+    The value None matches every row. Summaries are selected, because the requests of a page
+    together may have 100 MB.
+    """
+    query = sa.select(JOBS.c.summary).where(
+        JOBS.c.status != ERASED,
+        *(JOBS.c[name] == value for name, value in wanted.items() if value is not None),
+    )
+    return query.order_by(JOBS.c.created_at.desc(), JOBS.c.id.desc())
+
+
+def _is_behind(job_id: str, *, of_owner: str | None = None) -> sa.ColumnElement[bool]:
+    """Match rows after this job in a listing; no row if `of_owner` does not own the job."""
+    seen = JOBS.alias("seen")
+    last = sa.select(seen.c.created_at, seen.c.id).where(seen.c.id == job_id)
+    if of_owner is not None:
+        last = last.where(seen.c.owner == of_owner)
+    return sa.tuple_(JOBS.c.created_at, JOBS.c.id) < last.scalar_subquery()
+
+
+def _log_blocked(jobs: Iterable[BlockedJob]) -> None:
+    for job in jobs:
+        fields = {"job_id": job.job_id, "position": job.position, "why": job.why}
         logger.error("job stopped at", extra={"action": "project", **fields})
 
 
 async def _read_jobs(connection: AsyncConnection, ids: set[str]) -> dict[str, Job]:
     rows = await connection.execute(sa.select(JOBS.c.state).where(JOBS.c.id.in_(ids)))
     return {job.id: job for job in map(from_state, rows.scalars())}
+
+
+async def _read_blocked(connection: AsyncConnection, ids: set[str]) -> dict[str, BlockedJob]:
+    query = sa.select(BLOCKED_JOBS).where(BLOCKED_JOBS.c.job_id.in_(ids))
+    blocked = [BlockedJob(**row._mapping) for row in await connection.execute(query)]
+    return {each.job_id: each for each in blocked}
 
 
 async def _remove_former(

@@ -96,7 +96,7 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBytes:
+class OwnerBytes:
     """The bytes of an owner's jobs and uploads, until their rows are removed."""
 
     log_bytes: int = 0
@@ -213,7 +213,7 @@ class FileKind(StrEnum):
     SETTING = "setting"
 
 
-class Kept(StrEnum):
+class FileOutcome(StrEnum):
     """The outcome of a change to a file of an owner."""
 
     DONE = "done"

@@ -27,7 +27,7 @@ from events.job import Job
 from events.log import utc_now
 from events.store.database import Database, rebuilt_index
 from events.store.ended_jobs import moved_bytes
-from events.store.job_rows import ERASED, Batch, job_row, replace_stored_offset
+from events.store.read_model import ERASED, Batch, image_rows, job_row, replace_offset
 from events.store.tables import (
     BLOCKED_JOBS,
     ERASURES,
@@ -59,13 +59,13 @@ def _renamed_copy(table: sa.Table, name: str, indexes: Mapping[str, str] | None 
 
 _NEW_JOBS = _renamed_copy(JOBS, "jobs_rebuilt")
 _NEW_IMAGES = _renamed_copy(IMAGES, "images_rebuilt")
-_NEW_STOPS = _renamed_copy(BLOCKED_JOBS, "blocked_jobs_rebuilt")
+_NEW_BLOCKED = _renamed_copy(BLOCKED_JOBS, "blocked_jobs_rebuilt")
 _OLD_JOBS = _renamed_copy(JOBS, _OLD["jobs"])
-_NEW = {JOBS: _NEW_JOBS, IMAGES: _NEW_IMAGES, BLOCKED_JOBS: _NEW_STOPS}
+_NEW = {JOBS: _NEW_JOBS, IMAGES: _NEW_IMAGES, BLOCKED_JOBS: _NEW_BLOCKED}
 
 
 @dataclass(frozen=True, slots=True)
-class FoundHistory:
+class HistoryState:
     """The history object of a job, and whether the log still has events."""
 
     key: str
@@ -89,7 +89,7 @@ class Rebuild:
         self,
         events: Sequence[Event],
         *,
-        histories: Mapping[str, FoundHistory] = MappingProxyType({}),
+        histories: Mapping[str, HistoryState] = MappingProxyType({}),
     ) -> None:
         """Write the rows of some jobs from all their events, as the projection does.
 
@@ -117,12 +117,12 @@ class Rebuild:
                 name = sa.update(_NEW_JOBS).where(*same).values(history=sa.bindparam("key"))
                 await connection.execute(name, named)
             insert = self._database.insert(_NEW_IMAGES).on_conflict_do_nothing()
-            await _execute(connection, insert, batch.image_rows(events))
+            await _execute(connection, insert, image_rows(events, batch.jobs))
             await _delete_images(connection, [job.id for job in batch.jobs if job.erased])
-            read_again = _NEW_STOPS.c.job_id.in_({event.job_id for event in events})
-            await connection.execute(sa.delete(_NEW_STOPS).where(read_again))
-            stops = [asdict(stop) for stop in batch.stops]
-            await _execute(connection, sa.insert(_NEW_STOPS), stops)
+            read_again = _NEW_BLOCKED.c.job_id.in_({event.job_id for event in events})
+            await connection.execute(sa.delete(_NEW_BLOCKED).where(read_again))
+            blocked = [asdict(each) for each in batch.blocked]
+            await _execute(connection, sa.insert(_NEW_BLOCKED), blocked)
 
     async def histories(self, job_ids: Collection[str]) -> dict[str, str]:
         """Return the keys of the history objects in the new rows of these jobs, by job id."""
@@ -144,7 +144,7 @@ class Rebuild:
         replaced, although they may have jobs that exist nowhere else.
         """
         async with self._database.write() as connection:
-            if not await replace_stored_offset(connection, offset=offset, log_end=log_end):
+            if not await replace_offset(connection, offset=offset, log_end=log_end):
                 return False
             if connection.dialect.name == "postgresql":
                 names = ", ".join(_OLD)
@@ -212,7 +212,7 @@ async def _delete_images(connection: AsyncConnection, job_ids: Sequence[str]) ->
         await connection.execute(sa.delete(_NEW_IMAGES).where(mine))
 
 
-def _row(job: Job, found: FoundHistory | None, *, now: datetime) -> dict[str, Any]:
+def _row(job: Job, found: HistoryState | None, *, now: datetime) -> dict[str, Any]:
     own_erasure = HistoryName(job.id, job.version, 0).key
     if found is not None and job.erased and found.key != own_erasure:
         found = None  # The object is older than the erasure and will be removed.

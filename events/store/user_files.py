@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from events.store.database import Database
-from events.store.records import FileKind, Kept, UserFile
+from events.store.records import FileKind, FileOutcome, UserFile
 from events.store.tables import USER_FILES
 
 _SHOWN = tuple(USER_FILES.c[each.name] for each in fields(UserFile))
@@ -58,14 +58,14 @@ class UserFiles:
         at: datetime,
         replaces: bool = True,
         max_bytes: int | None = None,
-    ) -> Kept:
+    ) -> FileOutcome:
         """Store all files or none. `max_bytes` limits the owner's files of this kind."""
         async with self._database.write(lock=_lock_of(owner)) as connection:
             names = list(contents)
             if not replaces and await _any(connection, owner, kind, names):
-                return Kept.EXISTS
+                return FileOutcome.EXISTS
             if not await self._fit(connection, owner, kind, contents, max_bytes=max_bytes):
-                return Kept.FULL
+                return FileOutcome.FULL
             common = {"owner": owner, "kind": kind.value, "created_at": at, "changed_at": at}
             rows = [
                 {**common, "name": name, "content": content, "size_bytes": len(content)}
@@ -73,24 +73,24 @@ class UserFiles:
             ]
             if rows:
                 await connection.execute(self._put, rows)
-        return Kept.DONE
+        return FileOutcome.DONE
 
     async def rename(
         self, owner: str, kind: FileKind, name: str, to: str, *, at: datetime, replaces: bool
-    ) -> Kept:
+    ) -> FileOutcome:
         async with self._database.write(lock=_lock_of(owner)) as connection:
             if not await _any(connection, owner, kind, [name]):
-                return Kept.MISSING
+                return FileOutcome.MISSING
             if name == to:
-                return Kept.DONE
+                return FileOutcome.DONE
             if await _any(connection, owner, kind, [to]):
                 if not replaces:
-                    return Kept.EXISTS
+                    return FileOutcome.EXISTS
                 await connection.execute(sa.delete(USER_FILES).where(_is(owner, kind, to)))
             mine = _is(owner, kind, name)
             values = {"name": to, "changed_at": at}
             await connection.execute(sa.update(USER_FILES).where(mine).values(values))
-        return Kept.DONE
+        return FileOutcome.DONE
 
     async def remove(self, owner: str, kind: FileKind, name: str) -> bool:
         """Remove a file. Return False if the file does not exist."""

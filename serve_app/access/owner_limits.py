@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from events.store.records import ApiKey, KeptBytes
+from events.store.records import ApiKey, OwnerBytes
 from serve_app.refusals import (
     Limited,
     TooManyLogBytes,
@@ -96,15 +96,15 @@ _Limit = tuple[Limited, str]
 class _Account:
     """The bytes of one owner."""
 
-    kept: KeptBytes = field(default_factory=KeptBytes)
+    kept: OwnerBytes = field(default_factory=OwnerBytes)
     counted_until: float = -float("inf")
     counting: asyncio.Lock = field(default_factory=asyncio.Lock)
     log_bytes: Unprojected = field(default_factory=Unprojected)
     result_bytes: Unprojected = field(default_factory=Unprojected)
 
     @property
-    def total(self) -> KeptBytes:
-        return KeptBytes(
+    def total(self) -> OwnerBytes:
+        return OwnerBytes(
             log_bytes=self.kept.log_bytes + self.log_bytes.total,
             result_bytes=self.kept.result_bytes + self.result_bytes.total,
             upload_bytes=self.kept.upload_bytes,
@@ -204,7 +204,7 @@ class OwnerLimits:
         account = (Limited.OWNER, owner)
         return self._rows[account] + self._of(account).total
 
-    async def kept_bytes(self, owner: str) -> KeptBytes:
+    async def kept_bytes(self, owner: str) -> OwnerBytes:
         """Return the bytes that the owner keeps. Raises DatabaseUnavailable."""
         return (await self._account(owner)).total
 

@@ -78,17 +78,17 @@ async def list_blocked_jobs(
     is running.
     """
     blocked = administration.read_model.blocked
-    stops = await blocked.stops(after=cursor, limit=limit + 1)
+    found = await blocked.page(after=cursor, limit=limit + 1)
     fields = {"action": "list_jobs", "by_key_id": admin.id}
     logger.info("jobs administered", extra=fields)
-    page = stops[:limit]
+    page = found[:limit]
     return BlockedJobPage(
         jobs=[
             BlockedJob(request_id=s.job_id, position=s.position, why=s.why, since=s.since)
             for s in page
         ],
         count=await blocked.count(),
-        next_cursor=page[-1].position if len(stops) > limit else None,
+        next_cursor=page[-1].position if len(found) > limit else None,
     )
 
 

@@ -140,7 +140,7 @@ async def redeliver(id: str, key: GenerateKey, callbacks: CallbackAccessDep) -> 
     # Reopen the job first, so that the reaper finds the request after a crash.
     await callbacks.read_model.unsettled.reopen(job.id)
     # The events of this job must stay in the log during the delivery.
-    await callbacks.ended_jobs.heat(job.id, utc_now())
+    await callbacks.ended_jobs.restart_hot_time(job.id, utc_now())
     await writer.execute(RequestRedelivery(), job, delivery)
     # Park a new entry, because a running delivery may acknowledge an existing entry.
     await callbacks.queue.park(job.id, AT_ONCE)

@@ -38,13 +38,13 @@ def ended_jobs(database: Database) -> EndedJobs:
 async def job(model: ReadModel, history: History, ended_jobs: EndedJobs) -> EndedJob:
     """A job that ended."""
     await model.apply(history.add(new_id(), submitted(), Cancelled()), expected=0)
-    [job] = await ended_jobs.cool(MORNING, limit=9)
+    [job] = await ended_jobs.due_for_move(MORNING, limit=9)
     return job
 
 
 async def move(ended_jobs: EndedJobs, *jobs: EndedJob) -> list[EndedJob]:
-    named = await ended_jobs.name({job: f"{job.id}/history-2-0.gz" for job in jobs})
-    await ended_jobs.cooled(named, MORNING)
+    named = await ended_jobs.store_history_keys({job: f"{job.id}/history-2-0.gz" for job in jobs})
+    await ended_jobs.mark_moved(named, MORNING)
     return named
 
 
@@ -61,20 +61,22 @@ async def test_jobs_that_are_ended_and_cool_are_found(
     await model.apply(history.events, expected=0)
 
     async def cool(days: int, *, limit: int = 9) -> set[str]:
-        return {job.id for job in await ended_jobs.cool(MORNING + days * DAY, limit=limit)}
+        return {job.id for job in await ended_jobs.due_for_move(MORNING + days * DAY, limit=limit)}
 
     assert await cool(-2) == set()
     assert await cool(-1) == {erased, early, late}
     assert len(await cool(-1, limit=2)) == 2
-    await ended_jobs.heat(early, MORNING + 3 * DAY)
-    await ended_jobs.heat(running, MORNING + 3 * DAY)
+    await ended_jobs.restart_hot_time(early, MORNING + 3 * DAY)
+    await ended_jobs.restart_hot_time(running, MORNING + 3 * DAY)
     assert await cool(2) == {erased, late}
     assert await cool(3) == {erased, early, late}
-    [hot] = [job for job in await ended_jobs.cool(MORNING + 5 * DAY, limit=9) if job.id == late]
+    [hot] = [
+        job for job in await ended_jobs.due_for_move(MORNING + 5 * DAY, limit=9) if job.id == late
+    ]
     await ended_jobs.postpone([hot], MORNING + 4 * DAY)
     assert await cool(3) == {erased, early}
-    assert [job.id for job in await ended_jobs.old(MORNING + 2 * DAY, limit=9)] == [erased]
-    assert (await ended_jobs.of([late, running])).keys() == {late}
+    assert [job.id for job in await ended_jobs.ended_before(MORNING + 2 * DAY, limit=9)] == [erased]
+    assert (await ended_jobs.rows_of([late, running])).keys() == {late}
 
 
 async def test_jobs_with_a_history_behind_an_offset_are_found(
@@ -85,7 +87,7 @@ async def test_jobs_with_a_history_behind_an_offset_are_found(
         history.add(job_id, submitted(), Cancelled())
     history.add(others, submitted(owner="bob"), Cancelled())
     await model.apply(history.events, expected=0)
-    jobs = {job.id: job for job in await ended_jobs.cool(MORNING, limit=9)}
+    jobs = {job.id: job for job in await ended_jobs.due_for_move(MORNING, limit=9)}
     await move(ended_jobs, *(jobs[each] for each in (first, second, others)))
 
     async def found(after: int, *, limit: int = 9) -> list[str]:
@@ -106,7 +108,7 @@ async def test_a_walk_through_old_jobs_goes_on_behind_the_last(
     await model.apply(history.events, expected=0)
     found: list[str] = []
     last = None
-    while jobs := await ended_jobs.old(MORNING + 9 * DAY, after=last, limit=2):
+    while jobs := await ended_jobs.ended_before(MORNING + 9 * DAY, after=last, limit=2):
         found += [job.id for job in jobs]
         last = jobs[-1]
     assert found == sorted(ids[:3]) + ids[3:]
@@ -118,15 +120,15 @@ async def test_a_job_that_left_the_log_takes_its_bytes_of_the_image_store_instea
     await database.execute(sa.update(JOBS).values(log_bytes=3000))
     _, hot = await model.usage.kept_bytes("alice")
     assert await ended_jobs.find_history(job.id) is None
-    assert await ended_jobs.rows([job.id, new_id()]) == {job.id: (None, True)}
-    [named] = await ended_jobs.name({replace(job, log_bytes=3000): "key"})
+    assert await ended_jobs.find_histories([job.id, new_id()]) == {job.id: (None, True)}
+    [named] = await ended_jobs.store_history_keys({replace(job, log_bytes=3000): "key"})
     assert await ended_jobs.find_history(job.id) == "key"
-    assert await ended_jobs.rows([job.id]) == {job.id: ("key", True)}
-    assert await ended_jobs.cool(MORNING, limit=9) == [named]
+    assert await ended_jobs.find_histories([job.id]) == {job.id: ("key", True)}
+    assert await ended_jobs.due_for_move(MORNING, limit=9) == [named]
     for _ in range(2):
-        await ended_jobs.cooled([named], MORNING)
-    assert await ended_jobs.rows([job.id]) == {job.id: ("key", False)}
-    assert await ended_jobs.cool(MORNING + DAY, limit=9) == []
+        await ended_jobs.mark_moved([named], MORNING)
+    assert await ended_jobs.find_histories([job.id]) == {job.id: ("key", False)}
+    assert await ended_jobs.due_for_move(MORNING + DAY, limit=9) == []
     _, cold = await model.usage.kept_bytes("alice")
     assert (cold.log_bytes, cold.result_bytes) == (0, hot.result_bytes + hot.log_bytes)
     assert hot.log_bytes == 3000
@@ -138,14 +140,14 @@ async def test_a_job_that_left_the_log_is_hot_again_once_it_is_erased(
 ) -> None:
     await move(ended_jobs, job)
     await model.apply(history.add(job.id, ERASED), expected=2)
-    [erased] = await ended_jobs.cool(MORNING, limit=9)
+    [erased] = await ended_jobs.due_for_move(MORNING, limit=9)
     assert (erased.version, erased.history) == (3, None)
     only = HistoryName(job.id, 3, 0).key
-    await ended_jobs.cooled(await ended_jobs.name({erased: only}), MORNING)
+    await ended_jobs.mark_moved(await ended_jobs.store_history_keys({erased: only}), MORNING)
     row = await model.job(job.id)
     assert row is not None
     await model.erase(row)  # as where `DELETE` is asked for once more
-    assert await ended_jobs.rows([job.id]) == {job.id: (only, False)}
+    assert await ended_jobs.find_histories([job.id]) == {job.id: (only, False)}
 
 
 async def test_a_row_that_changed_is_not_taken(
@@ -153,13 +155,17 @@ async def test_a_row_that_changed_is_not_taken(
 ) -> None:
     other_id = new_id()
     await model.apply(history.add(other_id, submitted(), Cancelled()), expected=2)
-    [other] = [each for each in await ended_jobs.cool(MORNING, limit=9) if each.id == other_id]
-    await ended_jobs.heat(job.id, MORNING)
-    assert await ended_jobs.name({job: "a", other: "b"}) == [replace(other, history="b")]
+    [other] = [
+        each for each in await ended_jobs.due_for_move(MORNING, limit=9) if each.id == other_id
+    ]
+    await ended_jobs.restart_hot_time(job.id, MORNING)
+    assert await ended_jobs.store_history_keys({job: "a", other: "b"}) == [
+        replace(other, history="b")
+    ]
     assert await ended_jobs.find_history(job.id) is None
-    await ended_jobs.heat(other.id, MORNING)
-    await ended_jobs.cooled([replace(other, history="b")], MORNING)
-    assert await ended_jobs.rows([other.id]) == {other.id: ("b", True)}
+    await ended_jobs.restart_hot_time(other.id, MORNING)
+    await ended_jobs.mark_moved([replace(other, history="b")], MORNING)
+    assert await ended_jobs.find_histories([other.id]) == {other.id: ("b", True)}
 
 
 async def test_an_id_that_a_removed_job_had_is_the_next_ones(

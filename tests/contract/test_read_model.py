@@ -211,10 +211,10 @@ async def test_unsettled_are_those_that_ended_and_whose_callback_is_not_known_to
 async def test_the_place_among_the_unsettled_is_kept(
     model: ReadModel, other_model: ReadModel
 ) -> None:
-    assert await model.unsettled.place() == 0
+    assert await model.unsettled.stored_position() == 0
     for place in (2**40, 7):
-        await model.unsettled.move_to(place)
-        assert await other_model.unsettled.place() == place
+        await model.unsettled.store_position(place)
+        assert await other_model.unsettled.stored_position() == place
     assert await model.offset() == 0
 
 
@@ -247,7 +247,7 @@ def read_anew(events: Sequence[Event], *, instead: EventData) -> list[Event]:
 
 async def stopped(model: ReadModel) -> dict[str, tuple[int, int]]:
     """First and last position that were left out, by job."""
-    stops = await model.blocked.stops(limit=9)
+    stops = await model.blocked.page(limit=9)
     assert await model.blocked.count() == len(stops)
     return {stop.job_id: (stop.position, stop.seen) for stop in stops}
 
@@ -363,7 +363,7 @@ async def test_stops_are_listed_in_log_order_page_by_page(
         history.add(job_id, UNKNOWN)
     await model.apply(history.events, expected=0)
     listed, after = [], 0
-    while page := await model.blocked.stops(after=after, limit=2):
+    while page := await model.blocked.page(after=after, limit=2):
         listed += [stop.job_id for stop in page]
         after = page[-1].position
     assert listed == jobs

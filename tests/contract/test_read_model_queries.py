@@ -10,7 +10,7 @@ from events.ids import new_id
 from events.job import fold
 from events.result import Status
 from events.store.read_model import ReadModel
-from events.store.records import KeptBytes
+from events.store.records import OwnerBytes
 from events.types import Cancelled, Completed, DeadLetter, Erased, Event, Failed, Flavour, Started
 from tests.support.events import MORNING, History, image, submitted
 
@@ -202,7 +202,7 @@ class TestEveryOwnersJobs:
         assert await model.every_owners_jobs(dead_letters=list(DeadLetter)) == []
 
 
-class TestKeptBytes:
+class TestOwnerBytes:
     """The bytes of an owner's jobs in the log, where each event has 300, and in images."""
 
     def job(self, history: History, job_id: str, owner: str = "alice") -> list[Event]:
@@ -223,17 +223,17 @@ class TestKeptBytes:
     async def test_all_jobs_of_an_owner_are_added_up(
         self, model: ReadModel, history: History
     ) -> None:
-        assert await model.usage.kept_bytes("alice") == (0, KeptBytes())
+        assert await model.usage.kept_bytes("alice") == (0, OwnerBytes())
         first = self.job(history, new_id())
         await model.apply(first[:2], expected=0)
-        assert await model.usage.kept_bytes("alice") == (2, KeptBytes(600, 0))
+        assert await model.usage.kept_bytes("alice") == (2, OwnerBytes(600, 0))
         await model.apply(first[2:], expected=2)
-        assert await model.usage.kept_bytes("alice") == (5, KeptBytes(1500, 2**33 + 5))
+        assert await model.usage.kept_bytes("alice") == (5, OwnerBytes(1500, 2**33 + 5))
         more = self.job(history, new_id()) + self.job(history, new_id(), "bob")
         await model.apply(more, expected=5)
-        assert await model.usage.kept_bytes("alice") == (15, KeptBytes(3000, 2**34 + 10))
-        assert await model.usage.kept_bytes("bob") == (15, KeptBytes(1500, 2**33 + 5))
-        assert await model.usage.kept_bytes("eve") == (15, KeptBytes())
+        assert await model.usage.kept_bytes("alice") == (15, OwnerBytes(3000, 2**34 + 10))
+        assert await model.usage.kept_bytes("bob") == (15, OwnerBytes(1500, 2**33 + 5))
+        assert await model.usage.kept_bytes("eve") == (15, OwnerBytes())
 
     async def test_of_an_erased_job_one_event_is_left_and_of_a_removed_one_nothing(
         self, model: ReadModel, history: History
@@ -247,8 +247,8 @@ class TestKeptBytes:
         job = fold(last)
         assert job is not None
         await model.erase(job)
-        assert await model.usage.kept_bytes("alice") == (5, KeptBytes(300, 0))
+        assert await model.usage.kept_bytes("alice") == (5, OwnerBytes(300, 0))
         await model.apply(last, expected=5)
-        assert await model.usage.kept_bytes("alice") == (6, KeptBytes(300, 0))
+        assert await model.usage.kept_bytes("alice") == (6, OwnerBytes(300, 0))
         await model.remove({job_id: job.position})
-        assert await model.usage.kept_bytes("alice") == (6, KeptBytes())
+        assert await model.usage.kept_bytes("alice") == (6, OwnerBytes())

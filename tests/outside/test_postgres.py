@@ -148,7 +148,7 @@ async def test_the_projection_goes_on_and_leaves_nothing_out(
         await eventually(lambda: _is_past(model, len(job_ids)), within_s=60)
     rows = [await model.job(job_id) for job_id in job_ids]
     assert all(row is not None for row in rows)
-    assert await model.blocked.stops(limit=1) == []
+    assert await model.blocked.page(limit=1) == []
 
 
 async def _is_past(model: ReadModel, position: int) -> bool:

@@ -32,7 +32,7 @@ from engine.reports import ImageReady
 from events.cloud_events import decode, encode
 from events.job import Job
 from events.result import result_of
-from events.store.job_rows import from_state, job_row
+from events.store.read_model import from_state, job_row
 from events.store.records import Endpoint
 from events.types import Event, Flavour, Submitted
 from serve_app.acceptance.acceptance import terms_of

@@ -194,7 +194,7 @@ class House:
         writer = DeliveryWriter(self.history.delivery_log)
         job = await self.read_model.job(job_id)
         assert job is not None
-        await self.ended_jobs.heat(job_id, self.clock())
+        await self.ended_jobs.restart_hot_time(job_id, self.clock())
         await self.read_model.unsettled.reopen(job_id)
         asked = await writer.execute(RequestRedelivery(), job, await writer.load(job_id))
         return asked[0]

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from events.log import utc_now
-from events.store.records import ApiKey, FileKind, Kept, UserFile
+from events.store.records import ApiKey, FileKind, FileOutcome, UserFile
 from serve_app.bodies import joined
 from serve_app.error_responses import ApiError, not_found
 from serve_app.protocols.comfyui.bodies import invalid, json_body, twin
@@ -117,7 +117,7 @@ async def _keep(user_files: UserFiles, owner: str, changes: Mapping[str, Any]) -
     kept = await user_files.put(
         owner, FileKind.SETTING, values, at=utc_now(), max_bytes=MAX_FILE_BYTES
     )
-    if kept is Kept.FULL:
+    if kept is FileOutcome.FULL:
         raise too_much()
     return Response()
 
@@ -187,7 +187,7 @@ async def store_user_file(
             kept = await user_files.put(
                 key.owner, FileKind.DATA, content, at=utc_now(), replaces=overwrite
             )
-    if kept is not Kept.DONE:
+    if kept is not FileOutcome.DONE:
         raise _refusal(kept)
     return await _stored(user_files, key, to[0] if to else name, full_info=full_info)
 
@@ -221,10 +221,10 @@ def _told(name: str, file: UserFile, *, full_info: bool, split: bool) -> Any:
     return [name, *name.split("/")] if split else name
 
 
-def _refusal(kept: Kept) -> ApiError:
-    if kept is Kept.EXISTS:
+def _refusal(kept: FileOutcome) -> ApiError:
+    if kept is FileOutcome.EXISTS:
         return ApiError(409, "file_exists", "A file with this name exists already.")
-    return too_much() if kept is Kept.FULL else not_found("There is no such file.")
+    return too_much() if kept is FileOutcome.FULL else not_found("There is no such file.")
 
 
 def _names(request: Request) -> list[str]:

@@ -69,7 +69,7 @@ async def set_options(
         _refuse([name for name in changed if name not in OverrideSettings.model_fields])
         if changed:
             await asyncio.to_thread(_name_checkpoint, changed, submission.catalogue)
-            kept = {**await key_options.of(key.id), **changed}
+            kept = {**await key_options.options_of(key.id), **changed}
             given = {name: value for name, value in kept.items() if value is not None}
             await key_options.put(key.id, given, utc_now())
 
@@ -82,7 +82,7 @@ async def with_options(
     Raises DatabaseUnavailable.
     """
     given = asked.get(_OVERRIDES)
-    kept = await key_options.of(key.id)
+    kept = await key_options.options_of(key.id)
     if not kept or not isinstance(given, dict | None):
         return asked
     if asked.get(_CHECKPOINT) is not None:
@@ -130,5 +130,5 @@ async def _options(submission: Submission, key_options: KeyOptions, key: ApiKey)
     """Return all options of the key. Raises ModelsUnavailable, DatabaseUnavailable."""
     endpoint = await submission.acceptance.endpoints.for_job("default", key)
     checkpoint = await asyncio.to_thread(submission.acceptance.checkpoint, endpoint, key)
-    kept = await key_options.of(key.id)
+    kept = await key_options.options_of(key.id)
     return {**OverrideSettings.neutral(), **_PER_REQUEST, _CHECKPOINT: checkpoint, **kept}

@@ -66,7 +66,7 @@ async def test_it_stops_at_what_cannot_be_read_as_the_projection_does(
     job = await installation.read_model.job(job_id)
     assert job is not None
     assert job.version == 2
-    [stop] = await installation.read_model.blocked.stops(limit=9)
+    [stop] = await installation.read_model.blocked.page(limit=9)
     assert (stop.job_id, stop.position) == (job_id, stored[2].sequence)
     installation.log_contents.instead.clear()
     await rebuild(installation)

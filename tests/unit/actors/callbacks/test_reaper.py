@@ -187,7 +187,7 @@ class AskedForDuringRead(FailingLog):
         events = await super().read(job_id)
         if self.is_asked_for:
             self.is_asked_for = False
-            await self._ended_jobs.heat(job_id, MORNING + timedelta(days=1))
+            await self._ended_jobs.restart_hot_time(job_id, MORNING + timedelta(days=1))
         return events
 
 

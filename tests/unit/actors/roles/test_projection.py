@@ -64,7 +64,7 @@ async def test_an_event_that_no_row_can_hold_stops_its_job_alone(tmp_path: Path)
             assert row is not None
             images[job_id] = len(row.images)
         assert images == {before: 1, hostile: 0, after: 1}
-        [stop] = await model.blocked.stops(limit=9)
+        [stop] = await model.blocked.page(limit=9)
         assert stop.job_id == hostile
 
 

@@ -143,7 +143,7 @@ async def test_whenever_the_historian_dies_another_ends_its_work(
     await house.historian().round()
     assert not any([await house.is_in_log(job_id) for job_id in ids])
     assert await house.stories(*ids) == before
-    assert await house.ended_jobs.cool(house.clock(), limit=9) == []
+    assert await house.ended_jobs.due_for_move(house.clock(), limit=9) == []
     for _ in range(5):  # an object that was replaced may be left: the janitor sweeps it
         house.clock.time += DAY
         await house.janitor(retention_days=0).round()
@@ -195,7 +195,7 @@ async def test_nothing_is_stored_again_where_nothing_was_added(
 ) -> None:
     """A redelivery was asked for by a process that died before it stored the event."""
     [job_id] = await house.moved()
-    await house.ended_jobs.heat(job_id, house.clock())
+    await house.ended_jobs.restart_hot_time(job_id, house.clock())
     house.clock.time += 2 * HOUR
 
     async def refuse(*_: Any) -> None:
@@ -203,7 +203,7 @@ async def test_nothing_is_stored_again_where_nothing_was_added(
 
     monkeypatch.setattr(house.images, "put", refuse)
     await house.historian().round()
-    assert await house.ended_jobs.cool(house.clock(), limit=9) == []
+    assert await house.ended_jobs.due_for_move(house.clock(), limit=9) == []
 
 
 @pytest.mark.parametrize("step", ["put", "name"])
@@ -424,7 +424,7 @@ async def test_one_file_that_the_store_refuses_stops_no_other_job(
         with suppress(ImageStoreUnavailable):
             await house.historian().round()
     left = [await house.is_in_log(each) for each in others]
-    cool = await house.ended_jobs.cool(house.clock(), limit=9)
+    cool = await house.ended_jobs.due_for_move(house.clock(), limit=9)
     assert not any(left)
     assert [each.id for each in cool if each.id != bad] == []
 
@@ -461,7 +461,7 @@ async def test_a_job_that_is_asked_for_while_it_leaves_the_log_is_not_settled(
     house.clock.time += 2 * HOUR
     await house.read_model.unsettled.reopen(job_id)
     await house.historian().round()
-    await house.ended_jobs.heat(job_id, house.clock())
+    await house.ended_jobs.restart_hot_time(job_id, house.clock())
     writer = DeliveryWriter(house.history.delivery_log)
     job = await house.read_model.job(job_id)
     assert job is not None

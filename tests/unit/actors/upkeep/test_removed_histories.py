@@ -218,7 +218,7 @@ class TestLeftOvers:
         [key] = await house.history_keys(job_id)
         later = HistoryName(job_id, 5, 3).key
         await house.images.put(later, await house.images.get(key))
-        await house.ended_jobs.heat(job_id, house.clock())
+        await house.ended_jobs.restart_hot_time(job_id, house.clock())
         await self.sweep(house)
         assert await house.history_keys(job_id) == [key, later]
 

@@ -60,13 +60,13 @@ async def another_job(house: House, job_id: str) -> None:
 @pytest.mark.parametrize(
     ("step", "has_left_the_log"),
     [
-        ("ended_jobs.old", False),
+        ("ended_jobs.ended_before", False),
         ("log.stored", False),
         ("images.delete_folder", False),
         ("deliveries.purge", False),
         ("log.purge", False),
         ("read_model.remove", False),
-        ("ended_jobs.old", True),
+        ("ended_jobs.ended_before", True),
         ("log.stored", True),
         ("images.delete_folder", True),
         ("read_model.remove", True),

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from events.log import utc_now
-from events.store.records import ApiKey, KeptBytes, Scope
+from events.store.records import ApiKey, OwnerBytes, Scope
 from serve_app.access import owner_limits
 from serve_app.access.api_keys import mint
 from serve_app.access.owner_limits import OwnerLimits
@@ -32,12 +32,12 @@ class Rows:
     """Stands for the database."""
 
     clock: Clock
-    kept: KeptBytes = field(default_factory=KeptBytes)
+    kept: OwnerBytes = field(default_factory=OwnerBytes)
     checkpoint: int = 0
     takes_s: float = 0.0
     queries: list[str] = field(default_factory=list)
 
-    async def kept_bytes(self, owner: str) -> tuple[int, KeptBytes]:
+    async def kept_bytes(self, owner: str) -> tuple[int, OwnerBytes]:
         self.queries.append(owner)
         self.clock.now += self.takes_s
         return self.checkpoint, self.kept
@@ -76,11 +76,11 @@ async def test_what_was_stored_here_counts_until_it_is_projected(rows: Rows) -> 
         with pytest.raises(TooManyLogBytes):
             await store(mine, EVENT_BYTES, position=6)
         rows.clock.now += 2
-    rows.kept, rows.checkpoint = KeptBytes(log_bytes=7 * EVENT_BYTES), 3
+    rows.kept, rows.checkpoint = OwnerBytes(log_bytes=7 * EVENT_BYTES), 3
     rows.clock.now += 2
     with pytest.raises(TooManyLogBytes):  # seven of rows, and two jobs after them
         await store(mine, EVENT_BYTES, position=6)
-    rows.kept, rows.checkpoint = KeptBytes(log_bytes=8 * EVENT_BYTES), 5
+    rows.kept, rows.checkpoint = OwnerBytes(log_bytes=8 * EVENT_BYTES), 5
     rows.clock.now += 2
     await store(mine, EVENT_BYTES, position=6)
 
@@ -97,9 +97,9 @@ async def test_what_is_being_stored_counts_and_what_failed_does_not(rows: Rows) 
 
 async def test_results_are_refused_once_there_are_enough(rows: Rows) -> None:
     mine = limits(rows, max_result_bytes=1000)
-    rows.kept = KeptBytes(result_bytes=999)
+    rows.kept = OwnerBytes(result_bytes=999)
     await store(mine, 1, position=1)
-    rows.kept = KeptBytes(result_bytes=1000)
+    rows.kept = OwnerBytes(result_bytes=1000)
     rows.clock.now += 2
     with pytest.raises(TooManyResultBytes, match="take 1,000 of 1,000 bytes"):
         await store(mine, 1, position=2)
@@ -111,7 +111,7 @@ async def test_results_of_open_jobs_count_for_the_most_they_may_take(rows: Rows)
     await store(mine, 1, position=2, result_bytes=600)
     with pytest.raises(TooManyResultBytes, match="take 1,200 of 1,000 bytes"):
         await store(mine, 1, position=3)
-    rows.checkpoint, rows.kept = 2, KeptBytes(result_bytes=700)  # one has ended
+    rows.checkpoint, rows.kept = 2, OwnerBytes(result_bytes=700)  # one has ended
     rows.clock.now += 2
     await store(mine, 1, position=3)
 
@@ -203,5 +203,5 @@ async def test_the_log_tells_what_a_job_takes(edge: Edge, client: Client) -> Non
     await edge.project()
     sizes = [event.size_bytes for event in await edge.log.read(job_id)]
     _, kept = await edge.services.read_model.usage.kept_bytes("alice")
-    assert kept == KeptBytes(log_bytes=sum(sizes), result_bytes=3 * 512 * 512)
+    assert kept == OwnerBytes(log_bytes=sum(sizes), result_bytes=3 * 512 * 512)
     assert sizes[0] > 300
