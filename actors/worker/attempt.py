@@ -4,11 +4,11 @@ Three tasks run at the same time. `_work` passes the job to the engine and handl
 `_keep_lease` renews the queue entry, and `Heartbeat` checks that the engine answers. The first task
 that ends decides what happens to the job.
 
-An engine that dies may have had several jobs. `RunMark` states for each job whether the device
-worked for the job. If it did, the job is a suspect (`Blame.SUSPECT`). If not, the job is a
-bystander (`Blame.BYSTANDER`), and its attempt does not count. The next attempt at a suspect is
-exclusive: for a limited time, no other job is on the engine. If the engine dies in this time, the
-job is blamed. So a job that kills its engine is found, and no other job is blamed.
+If an engine dies, the `RunMark` of each of its jobs states whether the device worked for the job.
+Such a job is a suspect (`Blame.SUSPECT`). Any other job is a bystander (`Blame.BYSTANDER`), and its
+attempt does not count. The next attempt at a suspect is exclusive: for a limited time, no other job
+is on the engine. If the engine dies in this time, the job is blamed. So only the job that kills its
+engine is blamed.
 """
 
 from __future__ import annotations
@@ -66,11 +66,10 @@ T = TypeVar("T")
 
 
 ReportProgress: TypeAlias = Callable[[str, JobProgress], Awaitable[None]]
-"""Publishes the progress of the job with this id. Raises nothing."""
+"""Publishes the progress of the job with the given id. Raises nothing."""
 
 
 def job_progress(progress: Progress) -> JobProgress:
-    """Convert a report of the engine to its published form."""
     return JobProgress(
         done=progress.done,
         total=max(progress.total, 1),
@@ -94,26 +93,25 @@ class StopReason(StrEnum):
 _LEASE_RENEW_S = constant("LEASE_RENEW_S", 5.0)
 """Seconds between two renewals of the lease of a running job."""
 _MAX_UNTAKEN = 4
-"""The engine pauses a run while this many of its results are not yet stored."""
+"""Number of unstored results at which the engine pauses a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
     silence_s: float
-    """Seconds for which the engine may stay silent, in addition to the time that it stated for its
-    work.
-    """
+    """Seconds for which the engine may stay silent after the stated time for its present work."""
     start_s: float = 0.0
     """Additional seconds for the first answer, because the engine may have to start."""
     heartbeat_s: float = 1.0
     longest_store_pause_s: float = 10.0
     longest_machine_pause_s: float = 60.0
-    """Longest time in seconds for which the entry of a job is held after its machine has failed."""
+    """Longest pause in seconds before an entry is put back on the queue after its machine failed.
+    """
     lease_renew_s: float = _LEASE_RENEW_S
 
 
 class Attempt:
-    """Runs a job that `actor` has started, until it ends or another actor has it."""
+    """One attempt at a job, after `actor` has appended `Started`."""
 
     def __init__(
         self,
@@ -131,7 +129,7 @@ class Attempt:
         now: Callable[[], datetime],
         span_link: str = "",
     ) -> None:
-        """`span_link` is the link of traces to the span of this attempt."""
+        """Traces link to the span of this attempt with `span_link`."""
         self._job = job
         self.entry = entry
         """The latest delivery of the queue entry."""
@@ -157,7 +155,7 @@ class Attempt:
     async def run(self) -> Job:
         """Run the attempt. Returns the job.
 
-        A job that has not ended and that no other actor has started needs another attempt.
+        The job needs another attempt if it has not ended and no other actor has started it.
         """
         with RunMark.new() as self._mark:
             tasks = {
@@ -176,7 +174,6 @@ class Attempt:
         return self._job
 
     async def _on_task_end(self, task: asyncio.Task[StopReason | None]) -> None:
-        """Act on the end of one of the tasks."""
         try:
             reason = task.result()
         except Exception as error:
@@ -238,9 +235,6 @@ class Attempt:
                     return
 
     async def _fail_after_engine_death(self, message: str) -> None:
-        """Fail the attempt after the end of the engine. The job is a suspect if the device worked
-        for it.
-        """
         if self._mark.is_active:
             await self._fail_as_suspect(message)
         else:
@@ -253,7 +247,7 @@ class Attempt:
     async def _fail_without_blame(self, error: Exception) -> None:
         """Fail the attempt without blame, because the machine failed.
 
-        The entry is held for a pause, which doubles with each such attempt.
+        Afterwards, keep the lease for a pause, which doubles with each attempt as a bystander.
         """
         fields = {"action": "machine_failed", "job_id": self._job.id}
         logger.error("the machine failed", exc_info=error, extra=fields)
@@ -283,7 +277,7 @@ class Attempt:
             raise _InputFileGone(gone) from error
 
     def _has_every_image(self) -> bool:
-        """Whether an earlier attempt stored all images, but did not end the job."""
+        """Return whether earlier attempts have stored all images."""
         return 0 < self._job.submitted.images <= len(self._job.images)
 
     async def _complete(self, timing: Timing | None = None, **more: Any) -> None:
@@ -314,7 +308,6 @@ class Attempt:
             await self._fail(str(error), final=True, code=code_of(error))
 
     async def _store(self, result: ImageReady | LatentReady, plan: Plan) -> None:
-        """Store a result, unless an earlier attempt has stored it."""
         if self._job.image(result.index) is not None:
             return
         text = plan_text(plan, result)
@@ -336,9 +329,9 @@ class Attempt:
         await self._write(StoreImage(self._actor, image))
 
     async def _reach_store(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Call the store, and repeat the call while the store is not available.
+        """Repeat `call` while the store is not available.
 
-        At the deadline of the job, the end of the lease task cancels this call.
+        At the deadline of the job, the lease task ends, and so this task is cancelled.
         """
         return await keep_trying(
             call,
@@ -359,12 +352,11 @@ class Attempt:
     async def _keep_lease(self, *, must_answer: bool = True) -> StopReason:
         """Renew the queue entry until there is a reason to stop. Returns the reason.
 
-        An entry alone does not exclude other actors, because an actor with an earlier delivery can
-        renew or acknowledge a later delivery. So before each renewal the last event of the job is
-        read. The attempt stops if the job has ended or if another actor has started the job. The
-        same read finds a request to cancel. The job has just been read, so the log is not read
-        before the first renewal. If the engine `must_answer`, the attempt also stops when the
-        engine is silent.
+        A lease does not exclude other actors, because an actor with an earlier delivery can renew
+        or acknowledge a later delivery. So the last event of the job is read before each renewal
+        except the first, when the job has just been read. This read shows whether the job has
+        ended, whether another actor has started it, and whether its cancellation is requested. If
+        `must_answer`, a silent engine is also a reason to stop.
         """
         checked, is_due = self._job, False
         while True:
@@ -384,7 +376,7 @@ class Attempt:
             await asyncio.sleep(max(0, min(pause_s, self._seconds_left())))
 
     async def _read_again(self, before: Job) -> Job | StopReason:
-        """The job as it is now, or the reason to stop."""
+        """Return the current job, or the reason to stop."""
         last = await self._log.last(before.id)
         if last is None:
             return StopReason.NOT_MINE
@@ -418,34 +410,36 @@ class Attempt:
 
 
 class _InputFileGone(Exception):
-    """An upload that the job names no longer exists."""
+    """An input file of the job no longer exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job asks of the engine, and what is written into the files of its results."""
+    """The graph of a job with its limits, and the metadata and encoding of the result files."""
 
     prompt: Any
     """Node graph. It is not validated yet."""
     first_index: Mapping[str, int] | None
-    """Index of the first image of each output node. With None, images are counted in the order of
+    """Index of the first image of each output node, or None to number the images in the order of
     the graph.
     """
     extra_pnginfo: Mapping[str, Any]
     limits: Limits
-    """Limits within which the job was accepted."""
+    """Limits with which the job was accepted."""
     describe: Callable[[int], str] | None = None
-    """Returns the WebUI's text for the image with an index. None if images have no such text."""
+    """Returns the WebUI's text for the image with the given index. None if images have no such
+    text.
+    """
     is_bare: bool = False
-    """Whether images are stored without the parameters from which they were made."""
+    """Whether the files contain no metadata."""
     encoding: ImageEncoding = AS_PNG
 
 
 def plan_of(job: Job, models: ModelsFolder, limits: Limits) -> Plan:
-    """Make the request to the engine from the `Submitted` of a job of either flavour.
+    """Make the plan of a job of either flavour.
 
-    `limits` applies to a job without recorded terms, and has the limits that terms do not have.
-    Raises EngineError for invalid metadata.
+    The recorded terms of the job replace those values of `limits` that terms have. Raises
+    EngineError for invalid metadata.
     """
     submitted = job.submitted
     prompt, first_index = submitted.graph, None
@@ -467,10 +461,8 @@ def plan_of(job: Job, models: ModelsFolder, limits: Limits) -> Plan:
 def _without_images(
     compiled: Compiled, stored: Collection[int]
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """The graph without the images in `stored`, and the indexes of the other images.
-
-    An earlier attempt has stored the images in `stored`. Nodes that only these images need are
-    removed.
+    """Return the graph without the nodes that only the images in `stored` need, and the indexes of
+    the other images. Earlier attempts have stored the images in `stored`.
     """
     graph = compiled.graph
     first_index = {id: index for id, index in compiled.first_index.items() if index not in stored}
@@ -509,10 +501,8 @@ def _limits_of(job: Job, limits: Limits) -> Limits:
 
 
 def plan_text(plan: Plan, result: ImageReady | LatentReady) -> dict[str, str]:
-    """The metadata of a file as in ComfyUI: the graph, and additional data of the front end.
-
-    In the diffusion flavour the metadata includes the WebUI's `parameters`. For a bare plan the
-    metadata is empty.
+    """Return the metadata of a file: the graph and additional data of the front end, as in ComfyUI,
+    and the WebUI's `parameters` in the diffusion flavour. The metadata of a bare plan is empty.
     """
     if plan.is_bare:
         return {}
@@ -527,9 +517,9 @@ def plan_text(plan: Plan, result: ImageReady | LatentReady) -> dict[str, str]:
 class Heartbeat:
     """Checks every `period_s` seconds whether the engine of a run answers.
 
-    Each answer states how long the present work of the engine may take, because the engine may not
-    be able to answer during a load. The engine may be silent for this time and `silence_s` seconds
-    more. Before the first answer it may be silent for `start_s` and `silence_s` seconds.
+    Each answer states for how many seconds the present work of the engine may continue, because the
+    engine cannot always answer during a load. The engine may be silent for this time plus
+    `silence_s`. Before its first answer it may be silent for `start_s` plus `silence_s`.
     """
 
     def __init__(
@@ -543,7 +533,7 @@ class Heartbeat:
 
     @property
     def patience_s(self) -> float:
-        """Seconds for which the engine may be silent after its last answer."""
+        """Seconds after its last answer for which the engine may be silent."""
         return self._may_work_s + self._silence_s
 
     def is_silent(self) -> bool:
@@ -563,10 +553,10 @@ _NOT_LISTED = "value_not_in_list"
 
 
 def code_of(error: EngineError) -> FailureCode:
-    """The failure code for an error of the engine.
+    """Return the failure code for an error of the engine.
 
-    The models of an accepted job existed at its acceptance. So the error `value_not_in_list` means
-    that a model was removed after the acceptance.
+    All models of a job exist when it is accepted. So the error `value_not_in_list` means that a
+    model was removed after the acceptance.
     """
     if _NOT_LISTED in _types(error):
         return FailureCode.MODEL_UNAVAILABLE
@@ -578,7 +568,7 @@ def code_of(error: EngineError) -> FailureCode:
 
 
 def _types(error: EngineError) -> set[str]:
-    """The types of the errors of single fields or inputs."""
+    """Return the types of the errors of single fields or node inputs."""
     match error:
         case ParametersInvalid(fields=fields):
             return {each.type for each in fields}

@@ -1,4 +1,4 @@
-"""WorkerConfig: the values from which the processes of a worker are made."""
+"""WorkerConfig: the configuration of the processes of a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from settings.workers import WorkerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The values from which an engine is made. None of them is secret."""
+    """The configuration of an engine process. It contains no secret."""
 
     endpoint: Endpoint
     workers: WorkerSettings
@@ -30,9 +30,9 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """The values from which a worker is made.
+    """The configuration of a worker.
 
-    A worker that was made from other values is replaced, so this class has only values on which a
+    A worker with an outdated configuration is replaced, so this class has only values on which a
     worker depends. Of the endpoint, only the values of `Endpoint.make` are compared. The only
     secret is the URL of NATS, which job actors need.
     """
@@ -48,7 +48,7 @@ class WorkerConfig:
     is_traced: bool
     """Whether events contain data that only traces need."""
     version: str = VERSION
-    """The version of the program that the processes run."""
+    """The version of Darkroom that the processes run."""
 
     def for_engine(self) -> EngineConfig:
         return EngineConfig(
@@ -61,17 +61,16 @@ class WorkerConfig:
         )
 
     def digest(self) -> str:
-        """A digest of these values: the `release`, a hyphen, and a digest of the endpoint's
-        `make`.
-        """
+        """Return the `release`, a hyphen, and a digest of `endpoint.make()`."""
         return f"{self.release()}-{_digest(repr(self.endpoint.make()))}"
 
     def release(self) -> str:
-        """A digest of all values except those of the endpoint.
+        """Return a digest of all values except those of the endpoint.
 
-        The URL of NATS is added separately, because `repr` hides the URL. Workers of the same
-        release can run the same jobs, even if the values of their endpoints differ.
+        Workers of the same release can run the same jobs, even if the values of their endpoints
+        differ.
         """
+        # The URL of NATS is added separately, because `repr` hides secrets.
         nats_url = self.log.nats_url.get_secret_value() if self.log.nats_url else ""
         rest = replace(self, endpoint=Endpoint(self.endpoint.id))
         return _digest(f"{rest!r} {nats_url}")

@@ -1,7 +1,7 @@
 """EngineProcess: the Ray actor that owns the device of a worker and runs the graphs of its jobs.
 
-A run of a job goes through this file from the top to the bottom: from `RunRequest` and
-`RemoteEngine` in the job actor to `EngineProcess` and `EngineHost`.
+`RemoteEngine`, in the job actor, sends a `RunRequest` to `EngineProcess`, whose `EngineHost` runs
+it on the engine.
 """
 
 from __future__ import annotations
@@ -61,34 +61,30 @@ logger = logging.getLogger(__name__)
 NAMESPACE = "darkroom"
 """Ray namespace of the actors of workers."""
 _EVENTS_AHEAD = 4
-"""Largest number of events of a run that the engine sends before the job actor has handled them."""
+"""Largest number of events of a run that are sent to the job actor and not yet handled."""
 MODEL_LOAD_TIMEOUT_S = constant("MODEL_LOAD_TIMEOUT_S", 600.0)
-"""Largest time in seconds of the start of an engine, of the load of a model, or of the first device
-call of a kind and size. Kernels may be compiled during such a call.
+"""Largest time in seconds for the start of an engine, the load of a model, or the first device call
+of a kind and size, which may compile kernels.
 """
 ENGINE_ANSWER_TIMEOUT_S = constant("ENGINE_ANSWER_TIMEOUT_S", 30.0)
-"""Seconds for which an engine may stay silent, in addition to the time that its work may take.
-After this time a job actor ends the engine, or the dispatcher ends it if no job runs on the worker.
+"""Seconds for which an engine may stay silent, in addition to the time that its work may take. Then
+its job actors end the engine, or the dispatcher does so if no job runs on the worker.
 """
 _BROKEN_AFTER_RUNS = 3
 _BROKEN_AFTER_JOBS = 2
 _REMEMBERED_RUNS = 1000
 _PROGRESS_PERIOD_S = constant("PROGRESS_PERIOD_S", 0.25)
-"""Shortest time in seconds between two progress messages of a job. Each message needs CPU time in
-three processes.
-"""
+"""Shortest time in seconds between two progress messages of a job."""
 _STEP_SEED_OFFSET = constant("STEP_SEED_OFFSET", 1)
 """See `DeviceOptions`."""
 _EXCLUSIVE_TIMEOUT_S = constant("EXCLUSIVE_TIMEOUT_S", 600.0)
-"""Seconds for which a suspect runs alone on an engine. After this time other jobs may join. If a
-job has joined, the suspect is not blamed for an end of the engine.
+"""Seconds for which a suspect runs alone on an engine. After this time other jobs may join. Once a
+job has joined, the suspect is not blamed if the engine ends.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A run that an attempt requests from the engine."""
-
     job_id: str
     attempt: int
     prompt: Any
@@ -97,21 +93,21 @@ class RunRequest:
     """The file of the `RunMark`."""
     options: RunOptions
     input_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Width and height in pixels of each input file whose size is known."""
+    """Width and height in pixels, by the name of the input file, if the size is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The present activity of an engine."""
+    """The present activity of an engine, and the resources that it uses."""
 
     kind: ActivityKind
     seconds_left: float
     """Seconds for which the activity may continue before the watchdog ends the process."""
     jobs: int
-    """Number of jobs that the device and the machine can run at the same time."""
+    """Number of jobs that fit on the device and the machine at the same time."""
     models: ModelUse = field(default=ModelUse(), compare=False)
     memory_bytes: int = field(default=0, compare=False)
-    """Resident memory of the process."""
+    """Resident memory of the engine process."""
 
     @property
     def works_s(self) -> float:
@@ -120,22 +116,18 @@ class EngineState:
 
 
 class EngineDied(Exception):
-    """The engine or its process ended during the run."""
+    """The engine or its process has ended or does not answer."""
 
 
 class EngineTaken(EngineDied):
-    """The engine was lost with its node or placement group. The run is not to blame."""
+    """The engine was lost with its node or placement group. No job is to blame."""
 
 
 class RemoteEngine:
-    """The engine of a worker, for its job actors. They find the process that has the device by its
-    name.
-    """
+    """A client for the engine of a worker, for the job actors of the worker."""
 
     def __init__(self, *names: str, answer_timeout_s: float = ENGINE_ANSWER_TIMEOUT_S) -> None:
-        """`names` are the names of the two engine processes. One of these processes has the
-        device.
-        """
+        """`names` are the names of the worker's engine processes, of which one has the device."""
         self._names = names
         self._answer_timeout_s = answer_timeout_s
         self._found: Any = None
@@ -143,9 +135,7 @@ class RemoteEngine:
         """The process that had the device at the last look-up."""
 
     async def find(self) -> None:
-        """Look up the process with the device, so that the first run need not wait for the
-        look-up.
-        """
+        """Look up the process with the device now, so that the first run starts sooner."""
         with suppress(EngineDied):
             await self._handle()
 
@@ -169,7 +159,7 @@ class RemoteEngine:
                 handle.cancel.remote(request.job_id, request.attempt)
 
     async def check(self) -> EngineState:
-        """The state of the engine. Raises EngineDied."""
+        """Return the state of the engine. Raises EngineDied, EngineTaken."""
         handle = await self._handle()
         try:
             async with asyncio.timeout(self._answer_timeout_s):
@@ -185,7 +175,7 @@ class RemoteEngine:
             await asyncio.to_thread(ray.kill, last, no_restart=False)
 
     async def _handle(self) -> Any:
-        """The process that has the device. Raises EngineDied."""
+        """Return the process that has the device. Raises EngineDied."""
         if self._found is not None:
             return self._found
         found = None
@@ -207,7 +197,7 @@ class RemoteEngine:
         return found
 
     async def _holder(self, name: str) -> Any | None:
-        """The process with this name if it has the device, or None."""
+        """Return the process with this name if it has the device, or None."""
         try:
             handle = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
             return handle if await handle.has_device.remote() else None
@@ -215,7 +205,7 @@ class RemoteEngine:
             return None
 
     def _died(self, error: Exception) -> EngineDied:
-        """Make the exception for an error of Ray. The next run looks up the process again."""
+        """Make an exception from `error`, and forget the process, so the next call looks it up."""
         self._found = None
         was_taken = isinstance(error, RayError) and was_taken_away(error)
         died = EngineTaken if was_taken else EngineDied
@@ -225,9 +215,9 @@ class RemoteEngine:
 class EngineProcess:
     """One of the two engine processes of a worker: the process that has the device, or the standby.
 
-    The constructor starts the engine in a thread and does not wait for the start. If the engine
-    does not start or is broken, the process ends, and Ray restarts it. Ray does not restart a
-    process whose constructor has raised an error.
+    The constructor starts the engine in a thread, because Ray does not restart a process whose
+    constructor raises an error. If the engine does not start or is broken, the process ends, and
+    Ray restarts it.
     """
 
     def __init__(
@@ -235,8 +225,8 @@ class EngineProcess:
     ) -> None:
         """`devices` is set only for a standby.
 
-        The constructor of a standby raises RuntimeError on another node than that of `devices`. The
-        dispatcher then makes another standby.
+        Raises RuntimeError if `devices` belong to another node. The dispatcher then makes another
+        standby.
         """
         set_up_logging(log_format=config.log_format)
         forget_secrets(os.environ)
@@ -249,11 +239,10 @@ class EngineProcess:
         )
 
     async def has_device(self) -> bool:
-        """Whether this process has the device, and so runs jobs."""
         return self._device_lock.is_held
 
     async def standby_devices(self) -> Devices | None:
-        """The devices for the standby of this process, or None if this machine gets no standby."""
+        """Return the devices for a standby, or None if workers on this machine have no standby."""
         return Devices.of_this_process() if wants_standby() else None
 
     async def run(self, request: RunRequest) -> AsyncGenerator[EngineEvent]:
@@ -269,13 +258,13 @@ class EngineProcess:
                 os._exit(1)
 
     async def cancel(self, job_id: str, attempt: int) -> bool | None:
-        """See `EngineHost.cancel`. Returns None if this process is the standby."""
+        """Cancel a run (see `EngineHost.cancel`). Returns None if this process is the standby."""
         return (await self._host()).cancel(job_id, attempt) if self._device_lock.is_held else None
 
     async def check(self) -> EngineState:
-        """Wait until the engine has started. Returns its state.
+        """Return the state of the engine after its start.
 
-        Raises EngineDied if the engine is broken, or if this process is the standby.
+        Raises EngineDied if the engine is broken or this process is the standby.
         """
         return (await self._host()).check()
 
@@ -285,8 +274,8 @@ class EngineProcess:
     async def _host(self) -> EngineHost:
         """Return the engine after its start. Raises EngineDied if this process is the standby.
 
-        A caller may have found this process before a restart, when the process had the device.
-        Without this error such a caller would wait until the other process ends.
+        A caller may have looked up this process before the process was restarted as the standby.
+        Without the error, this caller would wait until the other process ends.
         """
         if not self._device_lock.is_held:
             raise EngineDied("The process is the standby since it was restarted.")
@@ -307,7 +296,7 @@ class EngineHost:
         time_limits: TimeLimits,
         most_jobs: int,
     ) -> None:
-        """`most_jobs` is the number of jobs for which the memory of the machine has room."""
+        """`most_jobs` is the number of jobs that fit into the memory of the machine."""
         self.time_limits = time_limits
         self._most_jobs = most_jobs
         self._engine = engine
@@ -315,20 +304,18 @@ class EngineHost:
         self._runs: dict[str, tuple[int, Run]] = {}
         """Attempt number and run, by job id."""
         self._failures: list[str] = []
-        """The job ids of the runs that failed by the device or the machine since the last run that
-        succeeded.
+        """Job ids of the runs since the last success that failed because of the device or the
+        machine.
         """
         self._begun: dict[tuple[str, int], bool] = {}
-        """By job id and attempt, whether the device has worked for the run. Only the latest runs
-        are kept.
-        """
+        """Whether the device has worked for a run, by job id and attempt, for the latest runs."""
 
     async def run(self, request: RunRequest) -> AsyncGenerator[EngineEvent]:
-        """The events of one run. The last event is `Finished` or `Errored`.
+        """Run a graph and yield its events. The last event is `Finished` or `Errored`.
 
-        A run ends the run of an earlier attempt at the same job, because the actor of the earlier
-        attempt died or lost the job. An earlier attempt gets `Errored` while a later attempt runs.
-        Raises EngineDied if the engine has stopped.
+        A run cancels the run of an earlier attempt at the same job, because the job actor of the
+        earlier attempt died or lost the job. If a later attempt is already running, the only event
+        is `Errored`. Raises EngineDied if the engine has stopped.
         """
         with closing(RunMarkWriter(request.mark)) as mark:
             try:
@@ -403,7 +390,7 @@ class EngineHost:
         return validate(request.prompt, self._catalogue, limits, files, sizes=request.input_sizes)
 
     def cancel(self, job_id: str, attempt: int) -> bool | None:
-        """End a run. Returns whether the device had worked for the run, or None if unknown."""
+        """Cancel a run. Returns whether the device has worked for the run, or None if unknown."""
         if job_id in self._runs and self._runs[job_id][0] == attempt:
             self._cancel(job_id)
         return self._begun.get((job_id, attempt))
@@ -421,7 +408,7 @@ class EngineHost:
             raise EngineDied("The engine has stopped.")
 
     def check(self) -> EngineState:
-        """The state of the engine. Raises EngineDied if the process must be replaced."""
+        """Return the state of the engine. Raises EngineDied if the process must be replaced."""
         if self.is_broken:
             raise EngineDied("The engine is broken.")
         activity = self._engine.activity
@@ -442,9 +429,9 @@ class EngineHost:
     def is_broken(self) -> bool:
         """Whether the process must be replaced.
 
-        It must be replaced if the engine has stopped. It must also be replaced if at least
-        `_BROKEN_AFTER_RUNS` runs of at least `_BROKEN_AFTER_JOBS` jobs have failed by the device or
-        the machine since the last run that succeeded.
+        This is so if the engine has stopped, or if, since the last success, `_BROKEN_AFTER_RUNS`
+        runs of `_BROKEN_AFTER_JOBS` different jobs have failed because of the device or the
+        machine.
         """
         failures = self._failures
         is_faulty = len(failures) >= _BROKEN_AFTER_RUNS and len(set(failures)) >= _BROKEN_AFTER_JOBS
@@ -456,9 +443,7 @@ def _is_device_failure(event: EngineEvent) -> bool:
 
 
 def _start_engine(config: EngineConfig, *, device: str, lock: DeviceLock) -> EngineHost:
-    """Start the engine as soon as this process holds the lock. If the engine does not start, the
-    process ends.
-    """
+    """Start the engine when this process holds the lock. A failed start ends the process."""
     try:
         if not lock.take():
             stand_by(lock)
@@ -509,14 +494,15 @@ def device_options(settings: EngineSettings, endpoint: Endpoint, *, device: str)
 
 _PROCESS_DIED = "its worker process has died"
 _ENDED_BY_RAY = "INTENDED_SYSTEM_EXIT"
-"""The exit type of a process that Ray ended, for example with its placement group."""
+"""The exit type in Ray's error text if Ray ended the process, for example with its placement group.
+"""
 
 
 def ended_by_itself(error: RayError) -> bool:
-    """Whether the process of the actor crashed or raised an error.
+    """Return whether the process of the actor crashed or raised an error.
 
-    Returns False if its node or placement group was lost, if Ray ended the process, or if the
-    process cannot be reached. Only the text of an error distinguishes these cases (Ray 2.60).
+    The result is False if its node or placement group was lost, if Ray ended the process, or if the
+    process cannot be reached. Only the text of the error distinguishes these cases (Ray 2.60).
     """
     if isinstance(error, RayTaskError):
         return True
@@ -526,10 +512,10 @@ def ended_by_itself(error: RayError) -> bool:
 
 
 def was_taken_away(error: RayError) -> bool:
-    """Whether the actor ended for a reason outside its process and is not restarted."""
+    """Return whether the actor ended for a reason outside its process and is not restarted."""
     return isinstance(error, ActorDiedError) and not ended_by_itself(error)
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text. Ray puts details of the actor on the other lines."""
+    """Return the first line of an error's text. Ray puts details of the actor on later lines."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,9 +1,9 @@
 """JobProcess: the job actor, a Ray actor that runs one job after another on a worker.
 
-Every event is appended at an expected sequence, and `Started` has the name of the actor. An actor
-may lose a job, for example if its process is stopped for longer than the lease. Its next append
-then fails. The actor reads the events, finds the name of another actor, and stops. It neither
-acknowledges nor renews the entry.
+Each event is appended at an expected sequence, and `Started` contains the name of the actor. An
+actor can lose a job, for example if its process is stopped for longer than the lease. The next
+append of this actor then fails. The actor reads the events, finds the name of another actor in
+`Started`, and stops without an acknowledgement of the entry.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ class RunOutcome(StrEnum):
     COMPLETED = "completed"
     """All images are stored, and the entry is acknowledged."""
     ENDED = "ended"
-    """The job ended in another way or is unknown, and the entry is acknowledged."""
+    """The job failed, was cancelled or is unknown, and the entry is acknowledged."""
     RETRY = "retry"
-    """The attempt failed, and the entry is given back."""
+    """The attempt failed, and the entry is put back on the queue."""
     LOST = "lost"
     """Another actor has the job, or only a later version can read the job. The entry is neither
-    acknowledged nor given back.
+    acknowledged nor put back on the queue.
     """
     BUSY = "busy"
-    """The actor runs another job or has retired. It did nothing for this job."""
+    """The actor runs another job or has retired, and did nothing."""
 
 
 class JobRunner:
-    """A job actor without Ray and without a connection of its own."""
+    """The part of a job actor that needs neither Ray nor a connection of its own."""
 
     def __init__(
         self,
@@ -84,9 +84,7 @@ class JobRunner:
         now: Callable[[], datetime] = utc_now,
         is_traced: bool = False,
     ) -> None:
-        """`actor` is the name under which events are written. `log` must wait until an outage is
-        over (`RetryingLog`).
-        """
+        """`actor` is the name in `Started`. `log` must retry during an outage (`RetryingLog`)."""
         self._actor = actor
         self._log = log
         self._writer = JobWriter(log)
@@ -119,11 +117,11 @@ class JobRunner:
     ) -> RunOutcome:
         """Run the job of the queue entry with this `token`.
 
-        `job_as_read` is the job as the dispatcher has read it, and saves a read. If it is stale,
-        the expected sequence of `Started` conflicts and the job is read again. The dispatcher gave
-        the job to this actor at `given_at`. The job had had `after_attempts` attempts at that time.
+        `job_as_read` is the job that the dispatcher read from the log. If this job is stale, the
+        expected sequence of `Started` conflicts, and the job is read again. The dispatcher gave the
+        job to this actor at `given_at`, after `after_attempts` earlier attempts.
 
-        Raises ServiceError. Any other error ends the job.
+        Raises ServiceError. `give_up_after_error` handles JobUnreadable and all other errors.
         """
         if self._job_id is not None or self._is_retired:
             return RunOutcome.BUSY  # Two jobs at once would write events under the same name.
@@ -163,8 +161,8 @@ class JobRunner:
             self._idle.set()
 
     async def take_delivery(self, job_id: str, token: str) -> bool:
-        """Continue with a new delivery of the entry. Returns False if this actor does not run the
-        job of the entry.
+        """Use this new delivery of the entry from now on. Returns whether this actor runs the
+        job.
         """
         if self._attempt is None or self._job_id != job_id:
             return False
@@ -172,7 +170,7 @@ class JobRunner:
         return True
 
     async def state(self) -> tuple[str | None, int]:
-        """The id of the running job or None, and the number of jobs that the actor was given."""
+        """Return the id of the running job, and the number of jobs that this actor was given."""
         return self._job_id, self._jobs_run
 
     async def wait_idle(self) -> None:
@@ -184,7 +182,6 @@ class JobRunner:
         return self._is_retired
 
     async def _run_attempt(self, job: Job, entry: QueueEntry) -> tuple[Job, QueueEntry]:
-        """Returns the job after the attempt, and the latest delivery of its entry."""
         fields = {"action": "start", "job_id": job.id, "attempt": job.attempts}
         logger.info("attempt started", extra=fields)
         self._attempt = attempt = Attempt(
@@ -207,8 +204,8 @@ class JobRunner:
             self._attempt = None
 
     async def _ack_or_nak(self, job: Job, entry: QueueEntry) -> RunOutcome:
-        """Acknowledge the entry of an ended job. Give back the entry of a job whose attempt by this
-        actor has failed.
+        """Acknowledge the entry of an ended job. If this actor's attempt failed without ending the
+        job, put the entry back on the queue.
         """
         if job.end is not None:
             await entry.ack()
@@ -223,15 +220,14 @@ class JobRunner:
 
 
 class JobProcess(JobRunner):
-    """One slot of a worker, as a Ray actor with its own connection to NATS."""
+    """The job actor of one slot, with its own connection to NATS."""
 
     def __init__(self, config: WorkerConfig, engines: tuple[str, ...]) -> None:
         """`engines` are the names of the engine processes of this worker."""
         set_up_logging(log_format=config.log_format)
         forget_secrets(os.environ)
         remove_stale_marks()
-        # Ray's id of the actor is a part of the name, so an actor that replaces another actor has
-        # another name.
+        # The name includes Ray's id of the actor, so an actor and its replacement differ by name.
         context = ray.get_runtime_context()
         name = f"{context.get_actor_name()}@{context.get_actor_id()}"
         self._connections = connect(config.log, name)
@@ -252,9 +248,7 @@ class JobProcess(JobRunner):
         )
 
     async def ready(self) -> str:
-        """Wait until the connection is made. Returns the name under which this actor writes
-        events.
-        """
+        """Wait until NATS is connected. Returns the name under which this actor writes events."""
         await self._connections.connected()
         if self._finding is None:
             self._finding = asyncio.create_task(self._engine.find())

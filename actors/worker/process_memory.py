@@ -1,6 +1,4 @@
-"""Memory limits for the processes of a worker, so that a job cannot use up the memory of its
-machine.
-"""
+"""Measures memory, and limits the memory of an engine, so that no job exhausts the machine."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ _JOB_ACTOR_BYTES = 100 * 1024**2
 def limit_memory(size_bytes: int | None, *, device: str) -> None:
     """Limit the private memory of this process.
 
-    A size of 0 means no limit, and None means the default of the device. Shared memory is not
-    counted. An allocation beyond the limit fails, which is an error of the job that needs the
-    memory. Without a limit, the kernel would kill a process when the machine has no memory left. It
-    would kill the engine, because Ray gives its workers the highest `oom_score_adj`.
+    A size of 0 means no limit, and None means the default of the device. Shared memory does not
+    count. An allocation beyond the limit fails, and so does the job that needs the memory. Without
+    a limit, the kernel would kill the engine when the machine has no memory left, because Ray gives
+    its processes the highest `oom_score_adj`.
     """
     if size_bytes is None:
         size_bytes = default_bytes(device)
@@ -41,8 +39,7 @@ def limit_memory(size_bytes: int | None, *, device: str) -> None:
 
 
 def default_bytes(device: str) -> int:
-    """Three quarters of the memory of the machine or container. With a GPU the result is 0, which
-    means no limit.
+    """Return three quarters of the memory for a CPU, and 0 (no limit) for a GPU.
 
     The driver of a GPU maps much memory that it does not use, and most memory of a job is on the
     GPU.
@@ -51,21 +48,21 @@ def default_bytes(device: str) -> int:
 
 
 def job_actors_that_fit() -> int:
-    """Number of job actors that fit into a quarter of the memory of the machine or container."""
+    """Return the number of job actors that fit into a quarter of the memory."""
     return max(1, int(_JOB_ACTORS_SHARE * memory_bytes()) // _JOB_ACTOR_BYTES)
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process in bytes, or 0 if the system does not state it."""
+    """Return the resident memory of this process in bytes, or 0 if the system is not Linux."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:  # This system is not Linux.
+    except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_bytes() -> int:
-    """Memory of the machine in bytes, or the limit of the container if the limit is lower."""
+    """Return the memory of the machine, or the limit of the container if it is lower, in bytes."""
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     container = container_memory()
     return machine_bytes if container is None else min(machine_bytes, container.limit_bytes)

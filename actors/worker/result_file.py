@@ -1,7 +1,7 @@
 """Encodes results as files: images as PNG, WebP or JPEG, and latents as safetensors.
 
-Images contain texts that state how the images were made. In JPEG and WebP files these texts are in
-the EXIF tags that ComfyUI and the WebUI use:
+The files contain metadata texts that state how they were made. In JPEG and WebP files these texts
+are in the EXIF tags that ComfyUI and the WebUI use:
 
 - The graph is in `Model`, as `prompt:{...}`.
 - Additional data of a front end is in `Make` and further tags.
@@ -32,12 +32,10 @@ _FULL_COLOUR_FROM = 90
 """Lowest quality with which a JPEG stores colour at full resolution."""
 _MAX_SIDE = {WEBP: 16_383, JPEG: 65_535}
 _MAX_EXIF_BYTES = {WEBP: 2**20, JPEG: 65_000}
-"""Largest size of EXIF in bytes. A JPEG stores EXIF in one segment, and the length of a segment has
-16 bits.
-"""
+"""Largest size of EXIF in bytes. A JPEG stores EXIF in one segment with a length of 16 bits."""
 _BYTES_OF_TAG = 32
 _OWN_TAGS = range(65_000, 65_536)
-"""The tags that TIFF reserves for private use."""
+"""Tags of the range that TIFF leaves to private use."""
 _USER_COMMENT_CODE = b"UNICODE\0"
 """The character code before the text of a user comment in EXIF."""
 _PNG_COMPRESSION = 4
@@ -47,13 +45,13 @@ _PIXELS_PER_CELL = 8
 @dataclass(frozen=True, slots=True)
 class ImageEncoding:
     media_type: str | None = None
-    """WebP or JPEG, or None for PNG."""
+    """The media type of WebP or JPEG, or None for PNG."""
     quality: int = LOSSLESS
-    """The quality of a WebP or JPEG, 1 to 100. A WebP of quality 100 is lossless."""
+    """From 1 to 100. A PNG has no quality, and a WebP with quality 100 is lossless."""
 
     @classmethod
     def asked(cls, image_format: str | None, quality: int | None) -> ImageEncoding:
-        """The encoding that a job recorded. An unknown format of a later version becomes PNG."""
+        """Return the encoding for the values in `Submitted`. An unknown format becomes PNG."""
         media_type = {"webp": WEBP, "jpeg": JPEG}.get(image_format or "")
         return cls(media_type, quality or LOSSLESS)
 
@@ -75,7 +73,7 @@ def encode_result(
     text: Mapping[str, str],
     encoding: ImageEncoding = AS_PNG,
 ) -> ResultFile:
-    """Encode a result with its metadata `text`. `encoding` applies to images only."""
+    """Encode a result with the metadata `text`. `encoding` applies to images only."""
     match result:
         case ImageReady(pixels=pixels):
             height, width, _ = pixels.shape
@@ -87,11 +85,10 @@ def encode_result(
 
 
 def _encode_latent(samples: NDArray[np.float32], text: Mapping[str, str]) -> bytes:
-    """Encode a latent as ComfyUI does. The empty tensor states that the latent has the scale of the
-    VAE.
-    """
+    """Encode a latent as ComfyUI does."""
     tensors = {
         "latent_tensor": np.ascontiguousarray(samples),
+        # This empty tensor marks samples that are not multiplied by the scale factor of the VAE.
         "latent_format_version_0": np.zeros(0, np.float32),
     }
     return save(tensors, metadata=dict(text))
@@ -100,10 +97,8 @@ def _encode_latent(samples: NDArray[np.float32], text: Mapping[str, str]) -> byt
 def encode_image(
     pixels: NDArray[np.uint8], text: Mapping[str, str], encoding: ImageEncoding
 ) -> tuple[bytes, str | None]:
-    """The file and its media type, which is None for a PNG.
-
-    `pixels` has the shape (height, width, 3). An image that is too large for its format becomes a
-    PNG.
+    """Encode `pixels` of the shape (height, width, 3). Returns the file, and its media type or None
+    for a PNG. An image that is too large for its format becomes a PNG.
     """
     media_type = encoding.media_type
     if media_type is None or max(pixels.shape[:2]) > _MAX_SIDE[media_type]:
@@ -121,7 +116,7 @@ def encode_image(
 
 
 def _exif(text: Mapping[str, str], *, max_bytes: int) -> Image.Exif:
-    """The texts that fit into EXIF. The WebUI's text and the graph are added first."""
+    """Make EXIF with the texts that fit. The WebUI's text and the graph are added first."""
     exif = Image.Exif()
     for tag, value in _tags(text):
         size = len(value) + _BYTES_OF_TAG
@@ -148,8 +143,8 @@ def _tags(text: Mapping[str, str]) -> Generator[tuple[int, str | bytes]]:
 
 
 def encode_png(pixels: NDArray[np.uint8], text: Mapping[str, str]) -> bytes:
-    """Encode `pixels` of the shape (height, width, 3). A value of `text` that is not Latin-1 is
-    stored as iTXt.
+    """Encode `pixels` of the shape (height, width, 3). Pillow stores a text as iTXt if it is not
+    Latin-1.
     """
     info = PngInfo()
     for name, value in text.items():

@@ -1,7 +1,8 @@
-"""Run marks: each states whether the device works for a run. A mark outlives the engine process.
+"""Run marks: each states whether the device works for a run. A mark survives the death of the
+engine.
 
-A mark is one byte of a file. The engine maps the file into its memory, so it sets the mark without
-a system call. The engine and the job actor run on the same machine, because both are in one bundle
+A mark is one byte of a file. The engine maps the file into its memory, and so sets the mark without
+a system call. The engine and the job actor are on the same machine, because both are in one bundle
 of a placement group.
 """
 
@@ -17,11 +18,11 @@ from typing import Self
 
 _ACTIVE, _BESIDE_OTHERS, _WAITS = b"1", b"2", b"0"
 _PREFIX = "darkroom-run-"
-"""Prefix of the file names. The id of the process that made the file follows."""
+"""Prefix of the file names. The process id of the job actor follows."""
 
 
 class RunMark:
-    """The mark of a run, for its job actor. The job actor makes the file and reads the mark."""
+    """The mark of a run, for its job actor, which makes the file and reads the mark."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,9 +30,7 @@ class RunMark:
     @classmethod
     @contextmanager
     def new(cls) -> Iterator[Self]:
-        """Make a mark. If the file cannot be made, for example on a full disk, the mark is
-        unknown.
-        """
+        """Make a mark. It is unknown if the file cannot be made, for example on a full disk."""
         with ExitStack() as stack:
             path = Path(os.devnull)
             with suppress(OSError):
@@ -42,13 +41,13 @@ class RunMark:
     def is_active(self) -> bool:
         """Whether the device works for the run, or did so when the engine died.
 
-        True if the mark is unknown.
+        This is True if the mark is unknown.
         """
         return self._read() != _WAITS
 
     @property
     def may_be_joined(self) -> bool:
-        """Whether other runs have joined an exclusive run. True if the mark is unknown."""
+        """Whether other runs may have joined an exclusive run."""
         return self._read() != _ACTIVE
 
     def _read(self) -> bytes:
@@ -71,7 +70,7 @@ def _new_file() -> Iterator[Path]:
 
 
 def remove_stale_marks() -> None:
-    """Remove the files of job actors whose process has ended."""
+    """Remove the marks of job actors whose process has ended."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid, _, _ = path.name.removeprefix(_PREFIX).partition("-")
         with suppress(OSError, ValueError):
@@ -91,10 +90,10 @@ class RunMarkWriter:
     """The mark of a run, for the engine."""
 
     def __init__(self, path: Path) -> None:
-        """Set the mark. `EngineHost` resets the mark after the validation of the graph.
+        """Set the mark. `EngineHost` resets it after the validation of the graph, so a job whose
+        validation ends the engine is a suspect, too.
 
-        So a job whose validation ends the engine is also a suspect. A missing file is not made
-        again: its job actor is dead or on another machine.
+        A missing file is not made, because its job actor is dead or on another machine.
         """
         self._byte: mmap.mmap | None = None
         self._active = _ACTIVE
@@ -103,19 +102,17 @@ class RunMarkWriter:
         self.set_active(True)
 
     def set_active(self, is_active: bool) -> None:
-        """Any thread may call this. After `close`, a call changes nothing."""
+        """Set or reset the mark. Any thread may call this. After `close`, nothing is changed."""
         byte = self._byte
         if byte is not None:
-            with suppress(ValueError):  # `close` was called meanwhile.
+            with suppress(ValueError):  # The mark is closed.
                 byte[:] = self._active if is_active else _WAITS
 
     def note_joined(self) -> None:
-        """Note that other runs have joined the run. The run is then not blamed for an end of the
-        engine.
-        """
+        """Note that other runs have joined an exclusive run, so its job must not be blamed."""
         byte, self._active = self._byte, _BESIDE_OTHERS
         if byte is not None:
-            with suppress(ValueError):  # `close` was called meanwhile.
+            with suppress(ValueError):  # The mark is closed.
                 if byte[:] == _ACTIVE:
                     byte[:] = self._active
 

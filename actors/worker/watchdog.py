@@ -17,22 +17,21 @@ logger = logging.getLogger(__name__)
 
 _STDERR = 2
 _LAST_WORDS_S = 1.0
-"""Seconds until the process ends after its device thread has ended. In this time it reports the
-ends of its runs.
+"""Seconds between the end of the device thread and the end of the process. During this time the
+process reports the ends of its runs to the job actors.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Limits of the duration of one activity of the device thread."""
+    """Limits for the duration of one activity of the device thread."""
 
     step_s: float
-    """Limit in seconds of a device call, or of the body of a node."""
+    """Limit in seconds for a device call or the body of a node."""
     load_s: float
-    """Limit in seconds of a load of a model, or of the first device call of a kind and size."""
+    """Limit in seconds for a load of a model or the first device call of a kind and size."""
 
     def of(self, kind: ActivityKind) -> float:
-        """The limit in seconds, or 0 after the device thread has ended."""
         match kind:
             case ActivityKind.LOAD:
                 return self.load_s
@@ -42,7 +41,7 @@ class TimeLimits:
                 return self.step_s
 
     def seconds_left(self, activity: Activity) -> float:
-        """The seconds until the limit. Idle time does not count."""
+        """Return the seconds until the limit. While the device thread is idle, no time is used."""
         limit_s = self.of(activity.kind)
         if activity.kind is ActivityKind.IDLE:
             return limit_s
@@ -50,10 +49,10 @@ class TimeLimits:
 
 
 def exit_later(timeout_s: float) -> None:
-    """End the process after `timeout_s` seconds. A further call replaces the time.
+    """End the process after `timeout_s` seconds. A further call sets the timer again.
 
-    A timer in C prints the stack of each thread and ends the process. The timer runs no Python
-    code, so it also works during a call that never releases the interpreter lock.
+    The timer prints the stack of each thread first. It runs no Python code, so it also works during
+    a call that never releases the interpreter lock.
     """
     faulthandler.dump_traceback_later(timeout_s, exit=True, file=_STDERR)
 
@@ -62,8 +61,7 @@ class Watchdog:
     """Postpones the end of the process while the device thread is idle or makes progress.
 
     The limit applies to each activity of the device thread, and not to a job. So a slow node of one
-    job does not shorten the time of another job. If the device thread has ended, the process ends,
-    too.
+    job does not shorten the time of another job.
     """
 
     def __init__(
@@ -84,8 +82,8 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def check(self) -> None:
-        """Check the device thread once, and postpone the end of the process if the thread is idle
-        or has begun another activity.
+        """Postpone the end of the process if the device thread is idle or has begun another
+        activity since the last check.
         """
         activity = self._activity()
         if activity.kind is ActivityKind.IDLE or activity.count != self._last_count:
