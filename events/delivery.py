@@ -96,12 +96,12 @@ class Exhausted:
     message: str
 
 
-Step = Delivered | RetryAt | Exhausted
+AttemptVerdict = Delivered | RetryAt | Exhausted
 
 
-def next_step(
+def judge_attempt(
     sent: SendResult, *, tries: int, delays_s: Sequence[float], now: datetime, spread: float
-) -> Step:
+) -> AttemptVerdict:
     """Decide what follows attempt number `tries`, counted from 1.
 
     `delays_s` has the delay in seconds before each attempt. `spread` is a random factor of the next
@@ -264,8 +264,8 @@ class RecordTry:
     now: datetime
     spread: float = 1.0
 
-    def step(self, tries: int) -> Step:
-        return next_step(
+    def verdict(self, tries: int) -> AttemptVerdict:
+        return judge_attempt(
             self.result, tries=tries, delays_s=self.delays_s, now=self.now, spread=self.spread
         )
 
@@ -348,7 +348,7 @@ def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[Deliv
             return (tried(command, attempt=delivery.tries + 1),)
         case EndAfterTry(tried=made):
             # If `tries` is 0, another delivery was requested after this attempt was recorded.
-            return _end(made.step(delivery.tries), delivery.tries) if delivery.tries else ()
+            return _end(made.verdict(delivery.tries), delivery.tries) if delivery.tries else ()
         case Withhold():
             return _withhold(command, delivery)
         case GiveUpDelivery(message=message):
@@ -372,18 +372,18 @@ def _before_end(command: _BeforeEnd, delivery: Delivery) -> CallbackAttempted:
 
 def tried(command: RecordTry, *, attempt: int) -> CallbackAttempted:
     """Return the event of attempt number `attempt`, counted from 1."""
-    step = command.step(attempt)
+    verdict = command.verdict(attempt)
     return CallbackAttempted(
         attempt=attempt,
         status=command.result.status,
         latency_s=round(command.result.latency_s, 6),
         error=command.result.error,
-        retry_at=step.at if isinstance(step, RetryAt) else None,
+        retry_at=verdict.at if isinstance(verdict, RetryAt) else None,
     )
 
 
-def _end(step: Step, tries: int) -> tuple[DeliveryEvent, ...]:
-    match step:
+def _end(verdict: AttemptVerdict, tries: int) -> tuple[DeliveryEvent, ...]:
+    match verdict:
         case Delivered():
             return (CallbackDelivered(attempt=tries),)
         case Exhausted(message=message):

@@ -214,44 +214,35 @@ class NothingLeft:
     delivery: Delivery
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryPlan:
-    """Computes the next step of a delivery.
+def next_delivery_step(
+    events: Sequence[Event],
+    job: Job,
+    delivery: Delivery,
+    *,
+    now: datetime,
+    most_images: int = MOST_IMAGES,
+    before_end_s: float = BEFORE_END_S,
+    uploads_s: float = UPLOADS_S,
+    since: datetime | None = None,
+) -> DeliveryStep | NothingLeft | None:
+    """Return the next step of a delivery, or None if it depends on a future event of the job.
 
-    `most_images` is the number of images with callbacks before the end. These callbacks are given
-    up `before_end_s` seconds after the end of the job, and presigned uploads `uploads_s` seconds
-    after it. If the job ended before this process started, at `since`, uploads get `uploads_s`
-    seconds from `since`, so that an outage of the service does not shorten their time.
+    `events` are the events of the job. `most_images` is the number of images with callbacks before
+    the end. These callbacks are given up `before_end_s` seconds after the end of the job, and
+    presigned uploads `uploads_s` seconds after it. If the job ended before this process started, at
+    `since`, uploads get `uploads_s` seconds from `since`, so that an outage of the service does not
+    shorten their time.
     """
-
-    most_images: int = MOST_IMAGES
-    before_end_s: float = BEFORE_END_S
-    uploads_s: float = UPLOADS_S
-    since: datetime | None = None
-
-    def of(
-        self, events: Sequence[Event], job: Job, delivery: Delivery, *, now: datetime
-    ) -> DeliveryStep | NothingLeft | None:
-        """Return the next step, or None if it depends on a future event of the job.
-
-        `events` are the events of the job.
-        """
-        not_after = self._after_end(job, self.before_end_s)
-        if not_after is None or now < not_after:
-            message = next_before_end(events, delivery, most_images=self.most_images)
-            if message is not None:
-                return DeliveryStep(message, job, delivery, not_after)
-        if job.end is None:
-            return None
-        if put := next_upload(job, delivery):
-            not_after = self._after_end(job, self.uploads_s)
-            if not_after is not None and self.since is not None:
-                not_after = max(not_after, self.since + timedelta(seconds=self.uploads_s))
-            return DeliveryStep(put, job, delivery, not_after)
-        if job.submitted.callback_url is None:
-            return NothingLeft(job, delivery)
-        return DeliveryStep(CallbackMessage(CallbackEvent.COMPLETED, job), job, delivery)
-
-    @staticmethod
-    def _after_end(job: Job, seconds: float) -> datetime | None:
-        return None if job.ended_at is None else job.ended_at + timedelta(seconds=seconds)
+    not_after = job.ended_at and job.ended_at + timedelta(seconds=before_end_s)
+    if not_after is None or now < not_after:
+        message = next_before_end(events, delivery, most_images=most_images)
+        if message is not None:
+            return DeliveryStep(message, job, delivery, not_after)
+    if job.end is None or job.ended_at is None:
+        return None
+    if put := next_upload(job, delivery):
+        not_after = max(job.ended_at, since or job.ended_at) + timedelta(seconds=uploads_s)
+        return DeliveryStep(put, job, delivery, not_after)
+    if job.submitted.callback_url is None:
+        return NothingLeft(job, delivery)
+    return DeliveryStep(CallbackMessage(CallbackEvent.COMPLETED, job), job, delivery)

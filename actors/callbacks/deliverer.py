@@ -45,10 +45,10 @@ from events.delivery import (
 from events.delivery_steps import (
     BEFORE_END_S,
     MOST_IMAGES,
-    DeliveryPlan,
     DeliveryStep,
     NothingLeft,
     PresignedUpload,
+    next_delivery_step,
 )
 from events.job import Job, fold
 from events.log import DeliveryWriter, EventLog, RetryingLog, utc_now
@@ -144,12 +144,7 @@ class Deliverer:
         self._secrets = secrets
         self._allowed_hosts = allowed_hosts
         self._presigned_uploads = presigned_uploads
-        self._delivery_plan = DeliveryPlan(
-            most_images=limits.most_images,
-            before_end_s=limits.before_end_s,
-            uploads_s=presigned_uploads.longest_s,
-            since=utc_now(),
-        )
+        self._since = utc_now()
         self.limits = limits
         self._metrics = metrics
         self.receivers = Receivers(
@@ -225,7 +220,16 @@ class Deliverer:
         job = fold(events)
         if job is None or not has_delivery(job.submitted):
             return None
-        return self._delivery_plan.of(events, job, delivery, now=utc_now())
+        return next_delivery_step(
+            events,
+            job,
+            delivery,
+            now=utc_now(),
+            most_images=self.limits.most_images,
+            before_end_s=self.limits.before_end_s,
+            uploads_s=self._presigned_uploads.longest_s,
+            since=self._since,
+        )
 
     async def _attempt(self, step: DeliveryStep) -> Wait | None:
         """Make the callback or upload of a step. Returns None if it was delivered or given up."""

@@ -9,6 +9,7 @@ import pytest
 
 from events.delivery import (
     LONGEST_RETRY_AFTER_S,
+    AttemptVerdict,
     Delivered,
     Delivery,
     DeliveryCommand,
@@ -22,13 +23,12 @@ from events.delivery import (
     RequestRedelivery,
     RetryAt,
     SendResult,
-    Step,
     Withhold,
     decide_delivery,
     fold_delivery,
     has_delivery,
+    judge_attempt,
     longest_delivery_s,
-    next_step,
 )
 from events.errors import JobDamaged, JobOfLaterVersion
 from events.types import (
@@ -256,8 +256,8 @@ NOW = datetime(2026, 1, 31, tzinfo=UTC)
 POLICY_S = CallbackSettings().delays_s
 
 
-def after(result: SendResult, *, tries: int = 1, spread: float = 1.0) -> Step:
-    return next_step(result, tries=tries, delays_s=POLICY_S, now=NOW, spread=spread)
+def after(result: SendResult, *, tries: int = 1, spread: float = 1.0) -> AttemptVerdict:
+    return judge_attempt(result, tries=tries, delays_s=POLICY_S, now=NOW, spread=spread)
 
 
 def answered(status: int, retry_after_s: float | None = None) -> SendResult:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,11 +13,11 @@ from events.delivery import Delivery, fold_delivery
 from events.delivery_steps import (
     CallbackEvent,
     CallbackMessage,
-    DeliveryPlan,
     DeliveryStep,
     NothingLeft,
     callback_events_of,
     next_before_end,
+    next_delivery_step,
 )
 from events.job import fold
 from events.types import (
@@ -159,7 +158,6 @@ def test_who_has_no_address_is_told_nothing() -> None:
 
 # Images that are put.
 
-WHAT = DeliveryPlan(most_images=32, before_end_s=60, uploads_s=600)
 PUTS = ("at 0", "at 1", "at 2")
 ALL = frozenset({"started", "put-0", "put-1"})
 
@@ -170,7 +168,7 @@ def due(
     history = history_of(*events)
     job = fold(history)
     assert job is not None
-    return WHAT.of(history, job, Delivery(over=over), now=now)
+    return next_delivery_step(history, job, Delivery(over=over), now=now, before_end_s=60)
 
 
 def name(*events: EventData, over: Sequence[str] = (), after_s: float = 0) -> str | None:
@@ -209,6 +207,6 @@ def test_its_time_begins_when_somebody_can_put_it() -> None:
     events = history_of(submitted(image_puts=PUTS), STARTED, image(0), Completed(images=1))
     job, since = fold(events), START + timedelta(hours=1)
     assert job is not None
-    found = replace(WHAT, since=since).of(events, job, Delivery(), now=since)
+    found = next_delivery_step(events, job, Delivery(), now=since, since=since)
     assert isinstance(found, DeliveryStep)
     assert found.not_after == since + timedelta(seconds=600)
