@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from serve_app.stored_file import PART_BYTES, AskedDep, StoredFile, file_answer
+from serve_app.stored_file import PART_BYTES, FileRequestDep, StoredFile, file_answer
 from storage.images import ImageNotFound, ImageStore
 from tests.support.constants import constants
 from tests.support.edge import Client
@@ -45,8 +45,8 @@ def serving(store: ImageStore) -> FastAPI:
     app = FastAPI()
 
     @app.get("/file")
-    async def file(asked: AskedDep) -> object:
-        return await file_answer(FILE, asked, store, cache_control="private")
+    async def file(file_request: FileRequestDep) -> object:
+        return await file_answer(FILE, file_request, store, cache_control="private")
 
     return app
 
