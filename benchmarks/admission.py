@@ -69,17 +69,17 @@ class Call(Request):
 
 
 class Load(Call):
-    goes_ahead = True
+    is_urgent = True
     call_ms, row_ms = 0.3, 0.0
 
 
 class Text(Call):
-    goes_ahead = True
+    is_urgent = True
     call_ms, row_ms = 2.0, 0.5
 
 
 class Decode(Call):
-    goes_ahead = True
+    is_urgent = True
     call_ms, row_ms = 2.0, 5.0
 
 

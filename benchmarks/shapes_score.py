@@ -64,7 +64,7 @@ class Task:
         return [score(_floats(each), self.scenes, row) for row, each in enumerate(pictures)]
 
     def first(self, n: int) -> Task:
-        return Task(self.scenes.take(slice(n)), self.prompts[:n])
+        return Task(self.scenes.subset(slice(n)), self.prompts[:n])
 
 
 def main() -> None:

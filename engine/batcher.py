@@ -29,7 +29,7 @@ class Request(ABC):
     stage: ClassVar[Stage | None] = None
     rows: int
     """The number of rows that the request takes in a device call."""
-    goes_ahead: bool = False
+    is_urgent: bool = False
     """Whether the request is served before the steps of other runs.
 
     This is true for most work before the first step of a run, so that the run soon shares calls
@@ -110,7 +110,7 @@ class Batcher:
     """Queues requests, and serves them in device calls.
 
     A call serves requests with the key of the first request. The other requests of the served runs
-    then move to the end of the queue. Requests with `goes_ahead` come first, but for at most
+    then move to the end of the queue. Requests with `is_urgent` come first, but for at most
     `_MOST_CALLS_AHEAD` calls in a row while other requests wait.
     """
 
@@ -120,7 +120,7 @@ class Batcher:
     """Frees memory after a call of this stage lacked memory, and returns whether it freed any."""
     _queue: list[_QueuedRequest] = field(default_factory=list)
     _calls_ahead: int = 0
-    """The number of calls in a row that began with a request with `goes_ahead`."""
+    """The number of calls in a row that began with a request with `is_urgent`."""
     _denoise_key: Hashable = None
     """The key of the last call with the stage DENOISE."""
 
@@ -137,7 +137,7 @@ class Batcher:
         """Start a run. The next call may serve its first requests."""
         self._advance(member, None)
 
-    def wake(self, member: BatchedRun) -> None:
+    def resume_run(self, member: BatchedRun) -> None:
         """Advance a run that yielded no requests, because its caller has taken a result."""
         self._advance(member, [])
 
@@ -193,8 +193,8 @@ class Batcher:
 
     def _first(self) -> _QueuedRequest:
         """Return the request whose key the next call has."""
-        ahead = next((each for each in self._queue if each.request.goes_ahead), None)
-        rest = next((each for each in self._queue if not each.request.goes_ahead), None)
+        ahead = next((each for each in self._queue if each.request.is_urgent), None)
+        rest = next((each for each in self._queue if not each.request.is_urgent), None)
         if ahead is not None and (rest is None or self._calls_ahead < _MOST_CALLS_AHEAD):
             self._calls_ahead += 1
             return ahead

@@ -40,7 +40,7 @@ from engine.reports import (
     Progress,
     SavedLatent,
 )
-from engine.stages import MOST_BESIDE, StageClock
+from engine.stages import MOST_SHARED_RUNS, StageClock
 
 if TYPE_CHECKING:
     from engine.diffusion.device import Device
@@ -289,7 +289,7 @@ class Engine:
     def _note_taken(self, run: Run) -> None:
         run.untaken -= 1
         if run.member is not None:
-            self._batcher.wake(run.member)
+            self._batcher.resume_run(run.member)
 
     def _leave(self, run: Run) -> None:
         if run.member is not None:
@@ -434,7 +434,9 @@ class Run:
             stage_s,
             None if rows is None else round(rows, 2),
             steps=self._steps_done,
-            beside=tuple(sorted(self.stages.beside - {self.stages.span_link}))[:MOST_BESIDE],
+            runs_in_shared_calls=tuple(
+                sorted(self.stages.runs_in_shared_calls - {self.stages.span_link})
+            )[:MOST_SHARED_RUNS],
             notes=tuple(self._notes),
         )
 

@@ -50,7 +50,7 @@ SHAPES: dict[str, type] = {
 """The class of the shape in an estimate, for each type of output whose size matters."""
 
 
-def checked(declared: NodeType, package: str) -> NodeType:
+def with_checks(declared: NodeType, package: str) -> NodeType:
     """Return the node with a body and an estimate whose results are checked.
 
     Any error that the node's own check raises becomes a ValueError.
@@ -272,7 +272,7 @@ def _node_types(module: ModuleType, package: str, where: str) -> tuple[NodeType,
     for each in own:
         if fault := _declaration_fault(each):
             raise ExtensionInvalid(f"{where}: {each.class_type}: {fault}")
-    return tuple(replace(checked(each, package), package=package) for each in own)
+    return tuple(replace(with_checks(each, package), package=package) for each in own)
 
 
 def _require_api(module: ModuleType, where: str) -> None:

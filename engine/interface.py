@@ -23,8 +23,8 @@ from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import input_file_refused, validate, with_cost
 from engine.graph.workflow_file import is_of_editor, workflow_members
 from engine.options import DeviceOptions, RunOptions
-from engine.patient_reads import without_waiting
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
+from engine.timed_reads import without_waiting
 from engine.webui.diffusion_request import CompiledDiffusion, compile_diffusion
 from engine.webui.infotext import ImageSettings, read_infotext, split_infotext
 from engine.webui.parameters import DiffusionParameters, OverrideSettings, parse_parameters

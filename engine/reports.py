@@ -68,7 +68,7 @@ class Finished:
     """The mean number of rows in a denoising call, including rows of other runs. None if there was
     no call."""
     steps: int = field(default=0, compare=False)
-    beside: tuple[str, ...] = field(default=(), compare=False)
+    runs_in_shared_calls: tuple[str, ...] = field(default=(), compare=False)
     """The span links of the runs that shared device calls with this run."""
     notes: tuple[Note, ...] = field(default=(), compare=False)
 

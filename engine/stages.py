@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Set
 from enum import StrEnum
 
-MOST_BESIDE = 64
+MOST_SHARED_RUNS = 64
 """The largest number of span links of other runs that a clock keeps."""
 
 
@@ -39,7 +39,7 @@ class StageClock:
         the first call."""
         self.span_link = ""
         """See `RunOptions`. An empty link is left out."""
-        self.beside: set[str] = set()
+        self.runs_in_shared_calls: set[str] = set()
         """The span links of the runs in the calls of this run, including its own link."""
 
     @property
@@ -67,8 +67,8 @@ class StageClock:
         """
         if stage is None:
             return
-        if len(self.beside) < MOST_BESIDE:
-            self.beside |= span_links
+        if len(self.runs_in_shared_calls) < MOST_SHARED_RUNS:
+            self.runs_in_shared_calls |= span_links
         self._open[stage] -= 1
         if not self._open[stage]:
             took_s = self._now() - self._since[stage]

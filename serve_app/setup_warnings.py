@@ -24,7 +24,7 @@ def variable_warnings(unknown: Mapping[str, str | None]) -> tuple[str, ...]:
 def models_warnings(models: ModelsFolder) -> tuple[str, ...]:
     """Return warnings if the folder is missing, does not respond, or has no checkpoint."""
     try:
-        if not models.is_there():
+        if not models.exists():
             return (f"The models folder {models.root} (DARKROOM_MODELS_DIR) is missing.",)
         if not models.names("checkpoints"):
             return ("The models folder (DARKROOM_MODELS_DIR) has no checkpoint. Add one.",)

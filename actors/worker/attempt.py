@@ -294,7 +294,7 @@ class Attempt:
             case Finished(stage_s=stage_s, rows_per_call=rows, steps=steps):
                 stages = {**stage_s, "store": round(self._store_s, 4)}
                 timing = Timing(stage_s=stages, rows_per_call=rows, steps=steps or None)
-                more = {"beside": event.beside or None, "notes": event.notes or None}
+                more = {"beside": event.runs_in_shared_calls or None, "notes": event.notes or None}
                 await self._complete(timing if stage_s else None, **more)
             case Errored(error=error):
                 await self._take_error(error)

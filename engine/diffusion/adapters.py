@@ -175,12 +175,12 @@ class RowUpdates:
             if isinstance(layer, UpdatedLinear | UpdatedConv2d)
         }
 
-    def cover(self, layers: Iterable[str]) -> bool:
+    def can_update(self, layers: Iterable[str]) -> bool:
         """Return whether all of these layers can be updated by row."""
         return all(name in self._by_layer for name in layers)
 
     @contextmanager
-    def of(
+    def applied(
         self,
         adapters: Sequence[Adapters],
         sizes: Sequence[int],
@@ -215,11 +215,11 @@ def updated(
     sizes: Sequence[int],
     joined: Mapping[str, Sequence[int]] | None = None,
 ) -> AbstractContextManager[None]:
-    """Add the adapters of each row within this context; see `RowUpdates.of`."""
+    """Add the adapters of each row within this context; see `RowUpdates.applied`."""
     if not any(adapters):
         return nullcontext()
     updates: RowUpdates = network.row_updates
-    return updates.of(adapters, sizes, joined)
+    return updates.applied(adapters, sizes, joined)
 
 
 def _row_slices(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
-from engine.diffusion.conditioning.guidance import Third
+from engine.diffusion.conditioning.guidance import ThirdConditioning
 from engine.diffusion.images import latents
 from engine.diffusion.images.input_files import read_images, read_latent, read_mask
 from engine.diffusion.images.latent_operations import LatentOperations
@@ -105,10 +105,10 @@ class Context:
         model: T = yield Load((kind, name, read), lambda: self._store.get(kind, name, read))
         return model
 
-    def made(self, key: Hashable, make: Callable[[ModelStore], T]) -> Work[T]:
+    def load_once(self, key: Hashable, make: Callable[[ModelStore], T]) -> Work[T]:
         """Return the result of `make`, which is called once for all runs that wait for `key`."""
-        made: T = yield Load(("made", key), lambda: make(self._store))
-        return made
+        result: T = yield Load(("load_once", key), lambda: make(self._store))
+        return result
 
     def model_names(self, kind: str) -> tuple[str, ...]:
         """Return the sorted names of the models in the folder `kind`."""
@@ -184,14 +184,14 @@ class Context:
         denoise: float,
         *,
         sampler: str | None = None,
-        taken: int = 0,
+        last_steps: int = 0,
     ) -> Tensor:
-        """Return the sigmas of a schedule, or of its last `taken` steps if `taken` is not 0."""
+        """Return the sigmas of a schedule, or of its `last_steps` only if this is not 0."""
         discards = sampler is not None and SAMPLER_OF[sampler].discards_penultimate_sigma
         sigmas = schedules.sigmas_for(
             model.levels, scheduler, steps, denoise, discards_penultimate_sigma=discards
         )
-        return sigmas[-(taken + 1) :] if taken else sigmas
+        return sigmas[-(last_steps + 1) :] if last_steps else sigmas
 
     def sample(
         self,
@@ -206,12 +206,12 @@ class Context:
         negative: Conditioning,
         cfg: float,
         adds_noise: bool = True,
-        third: Third | None = None,
+        third_conditioning: ThirdConditioning | None = None,
     ) -> Work[tuple[Latent, Latent]]:
         """Sample a latent along `sigmas`. If `adds_noise`, noise of `seed` is added first.
 
         Returns the latent at the last sigma, and the last estimate of the latent without noise.
-        `third` is a third conditioning. None: the third conditioning of the model is used.
+        If there is no `third_conditioning`, the third conditioning of the model is used.
         """
         return (
             yield from self.sample_along(
@@ -219,7 +219,7 @@ class Context:
                 latent,
                 SamplerSchedule(sampler, sigmas),
                 steps=steps,
-                guidance=Guidance(positive, negative, cfg, third=third),
+                guidance=Guidance(positive, negative, cfg, third_conditioning=third_conditioning),
                 noise=NoiseConfig(seed, adds_noise, self._step_seed_offset),
             )
         )

@@ -15,13 +15,13 @@ from torch import Tensor
 from engine.batcher import Request
 from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.conditioning.fitting import FittedCondition, FittedConditioning
 from engine.diffusion.conditioning.guidance import Rule, rescaled_cfg
-from engine.diffusion.conditioning.placement import PlacedCondition, PlacedConditioning
 from engine.diffusion.device_error import memory_checked
 from engine.diffusion.families.model_family import Call, CallRows
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise_levels import NoiseLevels
-from engine.diffusion.vision.row_prompts import placed_prompts
+from engine.diffusion.vision.row_prompts import fitted_prompts
 from engine.stages import Stage
 
 _MAX_REPEATS = 4
@@ -39,8 +39,8 @@ class Denoise(Request):
     model: Model
     x: Tensor
     sigma: Tensor
-    cond: PlacedConditioning
-    uncond: PlacedConditioning
+    cond: FittedConditioning
+    uncond: FittedConditioning
     cfg: float
     needs_uncond: bool = False
     """If true, the result is (2, batch, channels, h, w): the guided x0, then the x0 of `uncond`."""
@@ -49,13 +49,14 @@ class Denoise(Request):
     concat_latent: Tensor | None = None
     """(batch, n, h, w): the channels that an inpainting model gets after the channels of `x`."""
     rule: Rule | None = None
-    """A rule of guidance that also uses `third`."""
-    third: PlacedConditioning = ()
+    """A rule of guidance that also uses `third_conditioning`."""
+    third_conditioning: FittedConditioning = ()
     level: float = field(init=False)
     """`sigma` as a float."""
-    conditionings: tuple[PlacedConditioning, ...] = field(init=False)
-    """`cond`, then `uncond` and `third` if the call uses them. Each has only the conditions that
-    apply at `sigma`.
+    conditionings: tuple[FittedConditioning, ...] = field(init=False)
+    """`cond`, then `uncond` and `third_conditioning` if the call uses them.
+
+    Each has only the conditions that apply at `sigma`.
     """
     attended: Tensor | None = field(init=False, default=None)
     """The attention map for the first condition of `uncond`, if the UNet keeps a map."""
@@ -66,7 +67,7 @@ class Denoise(Request):
         uses_uncond = self.cfg != 1.0 or needs_uncond
         used = [self.cond]
         if self.rule is not None:
-            used += [self.uncond, self.third]
+            used += [self.uncond, self.third_conditioning]
         elif uses_uncond:
             used.append(self.uncond)
         self.conditionings = tuple(
@@ -99,20 +100,20 @@ class Denoise(Request):
                 for request, batch in zip(requests, batches, strict=True)
             ]
 
-    def _rows(self, conditioning: PlacedConditioning) -> list[_Row]:
+    def _rows(self, conditioning: FittedConditioning) -> list[_Row]:
         return [_Row(self, each) for each in conditioning]
 
     def _mean(self, rows: Sequence[_Row], x0s: Iterator[Tensor]) -> Tensor:
         """Return x0 of one conditioning: the weighted mean of the x0s of its conditions."""
-        if len(rows) == 1 and rows[0].placed.weight is None:
+        if len(rows) == 1 and rows[0].fitted.weight is None:
             return next(x0s)
         # The windows of the conditions may overlap. Each position gets the weighted mean of the x0s
         # that cover the position.
         total, weights = torch.zeros_like(self.x), torch.full_like(self.x, _NO_WEIGHT)
         for row in rows:
-            weight = 1.0 if row.placed.weight is None else row.placed.weight
-            row.placed.window(total).add_(next(x0s) * weight)
-            row.placed.window(weights).add_(weight)
+            weight = 1.0 if row.fitted.weight is None else row.fitted.weight
+            row.fitted.window(total).add_(next(x0s) * weight)
+            row.fitted.window(weights).add_(weight)
         return total / weights
 
     def _guided(self, x0s: Sequence[Tensor]) -> Tensor:
@@ -134,7 +135,7 @@ class Denoise(Request):
             x0 = rescaled_cfg(x0, cond, x=self.x, sigma=self.sigma, phi=phi)
         return x0
 
-    def with_one(self, conditioning: PlacedConditioning, *, model: Model, x: Tensor) -> Denoise:
+    def with_one(self, conditioning: FittedConditioning, *, model: Model, x: Tensor) -> Denoise:
         """Return a request for `x` with only one conditioning."""
         return replace(
             self,
@@ -146,12 +147,12 @@ class Denoise(Request):
             needs_uncond=False,
             needs_parts=False,
             rule=None,
-            third=(),
+            third_conditioning=(),
         )
 
-    def note_attended(self, placed: PlacedCondition, attended: Tensor) -> None:
+    def note_attended(self, fitted: FittedCondition, attended: Tensor) -> None:
         """Keep the attention map of the first negative condition; ignore all other maps."""
-        if len(self.conditionings) > 1 and placed in self.conditionings[1][:1]:
+        if len(self.conditionings) > 1 and fitted in self.conditionings[1][:1]:
             self.attended = attended
 
 
@@ -164,20 +165,20 @@ class _Row:
     """A batch of latents, or a window of the batch, with one sigma and one condition."""
 
     request: Denoise
-    placed: PlacedCondition
+    fitted: FittedCondition
 
     @property
     def x(self) -> Tensor:
-        return self.placed.window(self.request.x)
+        return self.fitted.window(self.request.x)
 
     @property
     def concat_latent(self) -> Tensor | None:
         whole = self.request.concat_latent
-        return None if whole is None else self.placed.window(whole)
+        return None if whole is None else self.fitted.window(whole)
 
     @property
     def condition(self) -> Condition:
-        return self.placed.condition
+        return self.fitted.condition
 
     @property
     def adapters(self) -> Adapters:
@@ -199,7 +200,7 @@ class _Row:
             controls,
             self.adapters,
             concat_latent=self.concat_latent,
-            prompts=placed_prompts(prompts, self.placed, self.request.x),
+            prompts=fitted_prompts(prompts, self.fitted, self.request.x),
         )
 
 
@@ -217,7 +218,7 @@ def _calls(rows: Sequence[_Row], *, by_length: bool) -> Iterator[tuple[list[int]
 
     Without `by_length`, texts are not repeated, and texts of any length share calls.
     """
-    # Rows with equal adapters are sorted together to share one product: see `RowUpdates.of`.
+    # Rows with equal adapters are sorted together to share one product: see `RowUpdates.applied`.
     by_adapters: defaultdict[Adapters, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         by_adapters[row.adapters].append(index)
@@ -254,5 +255,5 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     if watched := getattr(model.unet, "watched", None):
         attended = model.unet.get_submodule(watched).attended
         for row, own in zip(rows, attended.split(sizes), strict=True):
-            row.request.note_attended(row.placed, own)
+            row.request.note_attended(row.fitted, own)
     return list(model.denoised(x, output, sigma).split(sizes))

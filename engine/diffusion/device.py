@@ -11,7 +11,7 @@ from engine.activity import ModelUse
 from engine.diffusion.context import Context
 from engine.diffusion.device_error import is_device_error, is_lost
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.streaming import Room
+from engine.diffusion.loading.streaming import FreeMemory
 from engine.diffusion.memory_probes import HostMemoryProbe, memory_probe_of
 from engine.diffusion.previews import Previewer, RunPreviews
 from engine.errors import Cancelled, DeviceFailed, TooLarge
@@ -48,7 +48,7 @@ class Device:
             device,
             cache_bytes(options, device),
             unets=options,
-            room=self._room(),
+            free_memory_of=self._free_memory_of(),
         )
 
     def diagnosed(self, error: Exception) -> Exception:
@@ -62,12 +62,12 @@ class Device:
     def model_use(self) -> ModelUse:
         return self._store.use
 
-    def _room(self) -> Room | None:
+    def _free_memory_of(self) -> FreeMemory | None:
         """Return None for a CPU, which needs no streaming."""
         probe = self.memory_probe
         if self._device.type != "cuda" or probe is None:
             return None
-        return Room(probe.available_bytes, HostMemoryProbe().available_bytes)
+        return FreeMemory(probe.available_bytes, HostMemoryProbe().available_bytes)
 
     def free_memory(self, stage: Stage | None = None) -> bool:
         """Free memory after `stage` ran out of memory; see `ModelStore.free_memory`.

@@ -41,7 +41,7 @@ def concat_latent(mask: Tensor | None, clean: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class MaskSteps:
+class TimedMask:
     """Masks whose grey levels are times: sampling begins earlier at lighter positions.
 
     The method is in section 3.2 of Levin and Fried 2023 (arXiv:2306.00950). The mask of a step is
@@ -55,7 +55,7 @@ class MaskSteps:
     strength: float
 
     @classmethod
-    def of(cls, sigmas: Tensor, levels: NoiseLevels, strength: float | None) -> MaskSteps | None:
+    def of(cls, sigmas: Tensor, levels: NoiseLevels, strength: float | None) -> TimedMask | None:
         """Return None if `strength` is None: the mask is then the same in all steps."""
         if strength is None:
             return None
@@ -86,7 +86,7 @@ def inpainting(
     kept_noise: KeptNoise,
     *,
     levels: NoiseLevels = STABLE_DIFFUSION,
-    steps: MaskSteps | None = None,
+    timed_mask: TimedMask | None = None,
 ) -> Sampling:
     """Run `sampling`, but change the latent only where `mask` is 1. Keep `clean` where it is 0.
 
@@ -97,7 +97,7 @@ def inpainting(
     try:
         x, sigma = next(sampling)
         while True:
-            mask = steps.at(whole, sigma) if steps else whole
+            mask = timed_mask.at(whole, sigma) if timed_mask else whole
             kept = 1 - mask
             noised = levels.noised(clean, kept_noise.noise, sigma)
             x0 = yield x * mask + noised * kept if kept_noise.is_renewed else x, sigma

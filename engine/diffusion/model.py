@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Conditioning
-from engine.diffusion.conditioning.guidance import Third
+from engine.diffusion.conditioning.guidance import ThirdConditioning
 from engine.diffusion.families.model_family import ModelFamily
 from engine.diffusion.loading.streaming import device_of
 from engine.diffusion.patches.attention_reduction import CallDraws, HyperTile, TokenMerging
@@ -57,13 +57,13 @@ class Model:
     """Whether timesteps are rounded to the integers with which the network was trained."""
     guidance_rescale: float = 0.0
     """The `phi` of `rescaled_cfg`. 0: the guidance is not rescaled."""
-    third: Third | None = None
+    third_conditioning: ThirdConditioning | None = None
     """A third conditioning, after the positive and the negative conditioning of a sampler."""
     shrink: DeepShrink | None = None
-    fewer: HyperTile | TokenMerging | None = None
+    attention_reduction: HyperTile | TokenMerging | None = None
     """The method that reduces the work of self-attention."""
     draws: CallDraws | None = None
-    """The random numbers that `fewer` uses in the next call."""
+    """The random numbers that `attention_reduction` uses in the next call."""
     perturbed_attention: float = 0.0
     perturbed_unet: Any = None
     """The UNet for perturbed-attention guidance. `trajectory` sets this field."""
@@ -71,7 +71,7 @@ class Model:
     latent_shift: float = 0.0
     """The value that is subtracted from a latent of the VAE before scaling."""
     soft_mask: float | None = None
-    """The `strength` of `MaskSteps`, or None if the mask is the same in all steps."""
+    """The `strength` of `TimedMask`, or None if the mask is the same in all steps."""
     image_prompts: tuple[ImagePrompt, ...] = ()
 
     @property

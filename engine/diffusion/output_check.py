@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.diffusion.conditioning.condition import Condition
-from engine.diffusion.images.latents import CHANNELS, DEEP_CHANNELS, Latent
+from engine.diffusion.images.latents import CHANNELS, FLUX_CHANNELS, Latent
 from engine.diffusion.samplers.sigmas import Sigmas
 from engine.graph.declarations import VALUE_TYPES, is_value
 from engine.reports import SavedLatent
@@ -52,7 +52,7 @@ def require_results(results: Any) -> None:
 def _require_latent(value: Any) -> None:
     if not isinstance(value, Latent):
         raise ValueError(f"must be a Latent, not {_name(value)}")
-    if value.samples.ndim != 4 or value.samples.shape[1] not in {CHANNELS, DEEP_CHANNELS}:
+    if value.samples.ndim != 4 or value.samples.shape[1] not in {CHANNELS, FLUX_CHANNELS}:
         raise ValueError("must have samples of (batch, 4 or 16, height, width)")
 
 

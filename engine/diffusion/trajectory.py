@@ -14,14 +14,14 @@ from torch import Tensor
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Conditioning
-from engine.diffusion.conditioning.guidance import Third
-from engine.diffusion.conditioning.placement import placed_conditionings
+from engine.diffusion.conditioning.fitting import fitted_conditionings
+from engine.diffusion.conditioning.guidance import ThirdConditioning
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.families.flow_sampling import require_flow_sigmas
 from engine.diffusion.images.latents import Latent, Mask, noise_like
 from engine.diffusion.inpainting import (
     KeptNoise,
-    MaskSteps,
+    TimedMask,
     concat_latent,
     fitted_mask,
     inpainting,
@@ -35,7 +35,7 @@ from engine.diffusion.samplers.noise import (
     Variation,
     drawn_noise,
     independent_noise,
-    shifted,
+    shifted_seed,
     start_noise,
     varied,
 )
@@ -61,7 +61,7 @@ class Guider:
     positive: Conditioning
     negative: Conditioning
     cfg: float
-    third: Third | None = None
+    third_conditioning: ThirdConditioning | None = None
 
 
 NoiseScale: TypeAlias = Literal["comfyui", "sigma", "unit variance"]
@@ -129,9 +129,9 @@ def patched_by_sigma(model: Model, generator: torch.Generator) -> Callable[[floa
 
     The random draws of the patches start from the current state of `generator`.
     """
-    if model.fewer is None:
+    if model.attention_reduction is None:
         return _unet_by_sigma(model)
-    unet = variant_of(model.unet, model.fewer, model.fewer.patch)
+    unet = variant_of(model.unet, model.attention_reduction, model.attention_reduction.patch)
     patched = _unet_by_sigma(replace(model, unet=unet))
     own, calls = torch.Generator().set_state(generator.get_state()), count()
     return lambda sigma: replace(patched(sigma), draws=CallDraws(next(calls), own))
@@ -189,7 +189,7 @@ def _from_blurred(request: Denoise, x0_uncond: Tensor) -> Work[Tensor]:
         raise EngineError(
             "self-attention guidance needs exactly one negative text, for the whole image"
         )
-    if not guidance.suits(x0_uncond):
+    if not guidance.can_degrade(x0_uncond):
         return torch.zeros_like(x0_uncond)
     degraded = guidance.degraded(x0_uncond, attended)
     model = replace(request.model, self_attention=None)
@@ -239,7 +239,7 @@ class Guidance:
     cfg: float
     skips_negative_below: float = 0.0
     """Below this sigma, every second call of the model leaves out the negative conditioning."""
-    third: Third | None = None
+    third_conditioning: ThirdConditioning | None = None
     """A third conditioning. None: the model's third conditioning is used."""
 
 
@@ -305,8 +305,10 @@ def trajectory(
     sampling = _sampling(schedule, start, noise_config, generator, is_flow=model.levels.is_flow)
     if (mask := latent.noise_mask) is not None:
         kept_noise, fitted = _mask_noise(schedule, noise, noise_config), fitted_mask(mask, clean)
-        steps = MaskSteps.of(schedule.sigmas, model.levels, model.soft_mask)
-        sampling = inpainting(sampling, fitted, clean, kept_noise, levels=model.levels, steps=steps)
+        timed_mask = TimedMask.of(schedule.sigmas, model.levels, model.soft_mask)
+        sampling = inpainting(
+            sampling, fitted, clean, kept_noise, levels=model.levels, timed_mask=timed_mask
+        )
     calls = _Calls(model, guidance, mask, clean, schedule.row.needs_uncond, generator)
     end, x0 = yield from _sampled(
         sampling,
@@ -333,24 +335,26 @@ class _Calls:
     def make(self) -> Callable[[Tensor, Tensor], Denoise]:
         """Return a function that makes requests. Raises EngineError for a text of another model."""
         model, guidance, clean = self.model, self.guidance, self.clean
-        third = guidance.third or model.third
+        third_conditioning = guidance.third_conditioning or model.third_conditioning
         sized = partial(
             model.with_size_conditioning, latent=clean, seed=self.generator.initial_seed()
         )
-        cond, uncond, *more = placed_conditionings(
+        cond, uncond, *more = fitted_conditionings(
             sized(guidance.positive, negative=False),
             sized(guidance.negative, negative=True),
             clean,
             model.levels,
-            more=[sized(third.conditioning, negative=True)] if third else (),
+            more=[sized(third_conditioning.conditioning, negative=True)]
+            if third_conditioning
+            else (),
         )
         model_at = patched_by_sigma(model, self.generator)
         made = partial(
             Denoise,
             cond=cond,
             uncond=uncond,
-            rule=third.rule if third else None,
-            third=more[0] if more else (),
+            rule=third_conditioning.rule if third_conditioning else None,
+            third_conditioning=more[0] if more else (),
             needs_uncond=self.needs_uncond,
             concat_latent=concat_latent(self.mask, clean) if model.inpaints else None,
             needs_parts=is_self_guided(model),
@@ -433,7 +437,7 @@ def _sampling(
         seed=config.seed,
         step_noise=drawn_noise(start, generator)
         if offset is None
-        else independent_noise(start, shifted(config.seed, offset)),
+        else independent_noise(start, shifted_seed(config.seed, offset)),
         path=schedule.whole,
         options=schedule.options,
         is_flow=is_flow,
@@ -442,5 +446,5 @@ def _sampling(
 
 def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -> KeptNoise:
     if schedule.row.own_mask_noise:
-        noise = noise_like(noise, shifted(config.seed, 1)).to(noise)
+        noise = noise_like(noise, shifted_seed(config.seed, 1)).to(noise)
     return KeptNoise(noise, config.renews_kept)

@@ -80,7 +80,7 @@ class Traits:
     family: Family
     title: str
     """The name of the family in messages."""
-    place: str
+    implementation: str
     """The class of the family on the device, as `module:class` in `engine.diffusion.families`."""
     text_encoders: tuple[str, ...]
     """The prefixes of the text encoders' weights in the single file of a checkpoint."""

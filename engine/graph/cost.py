@@ -184,7 +184,7 @@ class ModelShape:
     """Whether the model, or a model that it contains, has merged weights of its own."""
     more_calls: int = 0
     """The number of additional calls for one of the conditionings, for guidance."""
-    third: ConditioningShape | None = None
+    third_conditioning: ConditioningShape | None = None
     """A third conditioning. If set, every model call has rows of all three conditionings."""
     family: Family = Family.SD1
     """The family, or another family of the same cost if the family is not known."""
@@ -201,7 +201,9 @@ class ModelShape:
 
     @property
     def size_bytes(self) -> int:
-        return saturated(bytes_of(self.third) + self.filters * _LAYERS_BYTES + self.held_bytes)
+        return saturated(
+            bytes_of(self.third_conditioning) + self.filters * _LAYERS_BYTES + self.held_bytes
+        )
 
     def holding(self, size_bytes: int, tokens: int = 0) -> ModelShape:
         """Return the model with `size_bytes` more held bytes.

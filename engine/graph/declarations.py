@@ -181,7 +181,7 @@ def is_value(type_name: str, value: object) -> bool:
     return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
 
 
-def within(declared: Input, scalar: Scalar) -> Any:
+def clamped(declared: Input, scalar: Scalar) -> Any:
     """Return the value of `scalar`, limited to the range of the input."""
     if isinstance(declared, Int | Float) and not isinstance(scalar.value, str):
         return max(declared.min, min(declared.max, scalar.value))

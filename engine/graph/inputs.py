@@ -28,7 +28,7 @@ from engine.graph.declarations import (
     type_name,
 )
 from engine.graph.graph import Source
-from engine.graph.limits import Limits, MadeTexts
+from engine.graph.limits import Limits, TextBudget
 
 _LISTED_CHOICES = 20
 _SHOWN_CHARS = 100
@@ -280,7 +280,7 @@ class Constants:
     def __init__(self, limits: Limits) -> None:
         self._outputs: dict[str, tuple[Any, ...]] = {}
         self._most_chars = limits.max_text_chars
-        self._texts = MadeTexts(limits)
+        self._texts = TextBudget(limits)
 
     def has(self, source: Source) -> bool:
         return source.node_id in self._outputs

@@ -24,9 +24,9 @@ from engine.graph.cost import (
     model_shape,
     saturated,
 )
-from engine.graph.declarations import Link, NodeType, within
+from engine.graph.declarations import Link, NodeType, clamped
 from engine.graph.graph import Graph, Node, run_order
-from engine.graph.limits import Limits, MadeTexts
+from engine.graph.limits import Limits, TextBudget
 
 _UNKNOWN_SIZE = (UNKNOWN_SIDE, UNKNOWN_SIDE)
 NodeTypes: TypeAlias = Mapping[str, NodeType]
@@ -84,7 +84,7 @@ class Ledger:
         self, graph: Graph, types: NodeTypes, limits: Limits, sizes: FileSizes | None = None
     ) -> None:
         self._types = types
-        self._texts = MadeTexts(limits)
+        self._texts = TextBudget(limits)
         self._sizes = sizes or {}
         self._shapes: dict[str, Sequence[Shape]] = {}
         self._consumers = Counter(source for node in graph.nodes for source in node.sources)
@@ -173,7 +173,7 @@ class Ledger:
         declared = self._types[node.class_type].all_inputs
         for name, source in node.links.items():
             shape = self._shapes[source.node_id][source.output]
-            inputs[name] = within(declared[name], shape) if isinstance(shape, Scalar) else shape
+            inputs[name] = clamped(declared[name], shape) if isinstance(shape, Scalar) else shape
         return inputs
 
     def values(self, node: Node) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _merged_count(shape: Shape) -> int:
             texts = shape.positive.merged + shape.negative.merged
             return _merged_count(shape.model) + texts
         case ModelShape():
-            return shape.is_merged + _merged_count(shape.third)
+            return shape.is_merged + _merged_count(shape.third_conditioning)
         case ConditioningShape():
             return shape.merged
         case _:

@@ -11,7 +11,7 @@ from engine.graph.declarations import Int
 MAX_SCHEDULE_SIGMAS = 1_000_000
 """The length of the longest schedule that is computed. With a low denoise, only the end of the
 schedule is used."""
-_MADE_TEXTS = 16
+_TEXT_BUDGET = 16
 """The most characters that the nodes of a graph make, as a multiple of `max_text_chars`."""
 _EXPRESSION_CHARS = 32_768
 """The largest number of characters in all expressions of a graph. Each character costs 2 µs or
@@ -75,14 +75,14 @@ class Limits:
             )
 
 
-class MadeTexts:
+class TextBudget:
     """Limits the text that the nodes of a graph make, and the length of their expressions.
 
     Each node may double its text, so without a limit a few nodes could make a huge text.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._most = self._left = _MADE_TEXTS * limits.max_text_chars
+        self._most = self._left = _TEXT_BUDGET * limits.max_text_chars
         self._expression_chars_left = _EXPRESSION_CHARS
 
     def add_expressions(self, expressions: Iterable[str]) -> str | None:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
-from engine.patient_reads import PatientReads
+from engine.timed_reads import TimedReads
 
 CHECKPOINTS = "checkpoints"
 CONTROL_NETS = "controlnet"
@@ -61,9 +61,9 @@ class ModelsFolder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.root = Path(root)
-        self.reads = PatientReads(ttl_s=ttl_s, timeout_s=timeout_s, clock=clock)
+        self.reads = TimedReads(ttl_s=ttl_s, timeout_s=timeout_s, clock=clock)
         """Reads files of the folder in a separate thread, so that its callers cannot hang."""
-        self.hashes = PatientReads(
+        self.hashes = TimedReads(
             ttl_s=ttl_s, timeout_s=timeout_s, clock=clock, subject="A hash of a model"
         )
         """Computes hashes of whole files in another thread, so that other reads do not wait."""
@@ -76,7 +76,7 @@ class ModelsFolder:
         view._checkpoints = frozenset(checkpoints)
         return view
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether `root` is a folder. Raises ModelsUnavailable."""
         return self.reads.read("root", self.root.is_dir)
 
@@ -88,7 +88,7 @@ class ModelsFolder:
         """Return the paths of the models of a kind by name, from the last listing."""
         return self._listing(kind)
 
-    def at_top(self, name: str) -> Path:
+    def top_level_path(self, name: str) -> Path:
         """Return the path of a file beside the folders of models."""
         return self.root / name
 
@@ -99,11 +99,11 @@ class ModelsFolder:
         """
         known: Mapping[str, Path] = self.reads.last(("listing", kind)) or {}
         path = known.get(name)
-        if path is not None and self._lists(kind, name) and self._is_there(path):
+        if path is not None and self._lists(kind, name) and self._may_exist(path):
             # The device thread calls this method, and must not read the listing of a large folder.
             return path
         path = self._listing(kind).get(name)
-        if path is None or not self._is_there(path):
+        if path is None or not self._may_exist(path):
             if pickled := self.pickled(kind).get(name):
                 raise pickled_refused(pickled)
             raise CheckpointUnavailable(
@@ -120,7 +120,7 @@ class ModelsFolder:
         """Raise ModelsUnavailable if the folder does not respond now."""
         self.reads.read_now(self.root, self.root.exists, ttl_s=0)
 
-    def _is_there(self, path: Path) -> bool:
+    def _may_exist(self, path: Path) -> bool:
         with suppress(ModelsUnavailable):
             return self.reads.read(path, path.exists)
         return True  # The folder does not answer, but the model was listed before.

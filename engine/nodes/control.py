@@ -90,7 +90,7 @@ def diff_control_net_loader(
 
     read = partial(control_net_on, name=control_net_name, unet=model.unet)
     key = control_net_name, ref(model.unet)
-    return ((yield from context.made(key, read)),)
+    return ((yield from context.load_once(key, read)),)
 
 
 @node(
@@ -114,7 +114,10 @@ def control_net_apply(
     image: Images,
     strength: float,
 ) -> tuple[Conditioning]:
-    """Guides both conditionings by a picture, in all steps."""
+    """Guides a conditioning by a picture, in all steps.
+
+    A negative conditioning without a picture gets that of the positive conditioning.
+    """
     from engine.diffusion.conditioning.condition import controlled
     from engine.diffusion.conditioning.control_net import Control
 

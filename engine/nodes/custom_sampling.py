@@ -13,7 +13,7 @@ from engine.graph.cost import ConditioningShape, Estimate, GuiderShape, SigmasSh
 from engine.graph.declarations import Boolean, Choice, Float, Int, Link, node
 from engine.nodes.sampling import (
     CFG,
-    SAMPLERS,
+    SAMPLER_INPUT,
     SCHEDULERS,
     SEED,
     STEPS,
@@ -126,7 +126,7 @@ def sampler_custom(
 
 @node(
     "KSamplerSelect",
-    inputs={"sampler_name": SAMPLERS},
+    inputs={"sampler_name": SAMPLER_INPUT},
     outputs=("SAMPLER",),
     category="sampling/custom_sampling/samplers",
     estimate=_select_estimate,
@@ -199,7 +199,7 @@ def exponential_scheduler(
 def polyexponential_scheduler(
     context: Context, *, steps: int, sigma_max: float, sigma_min: float, rho: float
 ) -> tuple[Sigmas]:
-    """Makes a schedule that follows a linear ramp to the power of rho, in log sigma."""
+    """Makes a schedule whose log sigmas follow a linear ramp to the power of rho."""
     from engine.diffusion.samplers import sigmas
 
     return (sigmas.polyexponential(steps, sigma_max, sigma_min, rho),)
@@ -363,7 +363,7 @@ def _guider_estimate(
     """
     model = model_shape(inputs["model"])
     if third:
-        model = replace(model, third=inputs[third])
+        model = replace(model, third_conditioning=inputs[third])
     return Estimate(
         (
             GuiderShape(
@@ -381,7 +381,7 @@ _guider = partial(node, outputs=("GUIDER",), category="sampling/custom_sampling/
 
 def _perp_neg_model_estimate(inputs: Mapping[str, Any]) -> Estimate:
     model = model_shape(inputs["model"])
-    return Estimate((replace(model, third=inputs["empty_conditioning"]),))
+    return Estimate((replace(model, third_conditioning=inputs["empty_conditioning"]),))
 
 
 def _advanced_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -483,12 +483,20 @@ def dual_cfg_guider(
     cfg_cond2_negative: float,
     style: str,
 ) -> tuple[Guider]:
-    """Guides a model from the negative text to a second text, and from that to the first text."""
-    from engine.diffusion.conditioning.guidance import DualCfg, Third
+    """Guides a model from the negative text to the second text, and then to the first text."""
+    from engine.diffusion.conditioning.guidance import DualCfg, ThirdConditioning
     from engine.diffusion.trajectory import Guider
 
-    third = Third(cond2, DualCfg(cfg_conds, is_nested=style == "nested"))
-    return (Guider(model, cond1, negative=negative, cfg=cfg_cond2_negative, third=third),)
+    third_conditioning = ThirdConditioning(cond2, DualCfg(cfg_conds, is_nested=style == "nested"))
+    return (
+        Guider(
+            model,
+            cond1,
+            negative=negative,
+            cfg=cfg_cond2_negative,
+            third_conditioning=third_conditioning,
+        ),
+    )
 
 
 @_guider(
@@ -517,11 +525,13 @@ def perp_neg_guider(
     neg_scale: float,
 ) -> tuple[Guider]:
     """Guides a model away from the part of the negative that is perpendicular to the positive."""
-    from engine.diffusion.conditioning.guidance import PerpNeg, Third
+    from engine.diffusion.conditioning.guidance import PerpNeg, ThirdConditioning
     from engine.diffusion.trajectory import Guider
 
-    third = Third(empty_conditioning, PerpNeg(neg_scale))
-    return (Guider(model, positive, negative=negative, cfg=cfg, third=third),)
+    third_conditioning = ThirdConditioning(empty_conditioning, PerpNeg(neg_scale))
+    return (
+        Guider(model, positive, negative=negative, cfg=cfg, third_conditioning=third_conditioning),
+    )
 
 
 @node(
@@ -536,9 +546,13 @@ def perp_neg(
     context: Context, *, model: Model, empty_conditioning: Conditioning, neg_scale: float
 ) -> tuple[Model]:
     """Adds perpendicular negative guidance to a model. All samplers of that model use it."""
-    from engine.diffusion.conditioning.guidance import PerpNeg, Third
+    from engine.diffusion.conditioning.guidance import PerpNeg, ThirdConditioning
 
-    return (replace(model, third=Third(empty_conditioning, PerpNeg(neg_scale))),)
+    return (
+        replace(
+            model, third_conditioning=ThirdConditioning(empty_conditioning, PerpNeg(neg_scale))
+        ),
+    )
 
 
 @node(
@@ -578,6 +592,6 @@ def sampler_custom_advanced(
             negative=guider.negative,
             cfg=guider.cfg,
             adds_noise=noise.is_added,
-            third=guider.third,
+            third_conditioning=guider.third_conditioning,
         )
     )

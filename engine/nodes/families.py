@@ -58,7 +58,7 @@ def _texts(context: Context, type: str, *names: str) -> Work[FamilyTexts]:
     from engine.diffusion.loading.checkpoints import load_texts
 
     load = partial(load_texts, family=_BY_TYPE[type].family, names=names)
-    return (yield from context.made((TEXT_ENCODERS, type, names), load))
+    return (yield from context.load_once((TEXT_ENCODERS, type, names), load))
 
 
 def _network_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -100,7 +100,7 @@ def unet_loader(context: Context, unet_name: str, weight_dtype: str) -> Work[tup
     from engine.diffusion.loading.checkpoints import load_diffusion_model
 
     load = partial(load_diffusion_model, name=unet_name, weight_dtype=weight_dtype)
-    return ((yield from context.made((DIFFUSION_MODELS, unet_name, weight_dtype), load)),)
+    return ((yield from context.load_once((DIFFUSION_MODELS, unet_name, weight_dtype), load)),)
 
 
 @node(
@@ -195,9 +195,9 @@ def empty_sd3_latent_image(
     context: Context, width: int, height: int, batch_size: int
 ) -> tuple[Latent]:
     """Makes a batch of empty latents of 16 channels."""
-    from engine.diffusion.images.latents import DEEP_CHANNELS
+    from engine.diffusion.images.latents import FLUX_CHANNELS
 
-    return (context.latents.empty(width, height, batch_size, channels=DEEP_CHANNELS),)
+    return (context.latents.empty(width, height, batch_size, channels=FLUX_CHANNELS),)
 
 
 @node(

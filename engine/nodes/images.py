@@ -32,7 +32,7 @@ from engine.graph.declarations import (
     node,
 )
 from engine.graph.models_folder import UPSCALE_MODELS
-from engine.nodes.sides import CELL, CELL_PLACE, CROP, MAX_SIDE, PLACE, side
+from engine.nodes.sides import CELL, CELL_POSITION, CROP, MAX_SIDE, POSITION, side
 
 if TYPE_CHECKING:
     import numpy as np
@@ -347,8 +347,8 @@ def _total_estimate(inputs: Mapping[str, Any]) -> Estimate:
         "image": Link("IMAGE"),
         "width": _SIDE,
         "height": _SIDE,
-        "x": PLACE,
-        "y": PLACE,
+        "x": POSITION,
+        "y": POSITION,
     },
     outputs=("IMAGE",),
     category="image/transform",
@@ -358,7 +358,10 @@ def _total_estimate(inputs: Mapping[str, Any]) -> Estimate:
 def image_crop(
     context: Context, *, image: Images, width: int, height: int, x: int, y: int
 ) -> tuple[Images]:
-    """Cuts a rectangle out of images. If it would lie outside, it begins at the last pixel."""
+    """Cuts a rectangle out of images.
+
+    A position outside the image is moved to its last pixel.
+    """
     x, y = min(x, image.shape[2] - 1), min(y, image.shape[1] - 1)
     return (image[:, y : y + height, x : x + width],)
 
@@ -504,7 +507,7 @@ def _blend_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 @node(
     "ImageCompositeMasked",
-    inputs=_composite_inputs("IMAGE", PLACE),
+    inputs=_composite_inputs("IMAGE", POSITION),
     optional={"mask": _MASK},
     outputs=("IMAGE",),
     category="image",
@@ -530,7 +533,7 @@ def image_composite_masked(
 
 @node(
     "LatentCompositeMasked",
-    inputs=_composite_inputs("LATENT", CELL_PLACE),
+    inputs=_composite_inputs("LATENT", CELL_POSITION),
     optional={"mask": _MASK},
     outputs=("LATENT",),
     category="latent",

@@ -12,7 +12,7 @@ from engine.graph.cost import BatchShape, Estimate, ImageShape, LatentShape, sat
 from engine.graph.declarations import Choice, Float, Int, Link, node
 from engine.graph.tiles import tiled_area, tilings
 from engine.nodes.images import FLIPS, ROTATIONS, quarter_turns
-from engine.nodes.sides import CELL, CELL_PLACE, CROP, MAX_SIDE, side
+from engine.nodes.sides import CELL, CELL_POSITION, CROP, MAX_SIDE, side
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
@@ -176,8 +176,8 @@ def latent_upscale_by(
     inputs={
         "samples_to": Link("LATENT"),
         "samples_from": Link("LATENT"),
-        "x": CELL_PLACE,
-        "y": CELL_PLACE,
+        "x": CELL_POSITION,
+        "y": CELL_POSITION,
         "feather": Int(
             0, min=0, max=MAX_SIDE, step=8, tooltip="The width of the soft edge, in pixels."
         ),
@@ -238,7 +238,10 @@ def repeat_latent_batch(context: Context, samples: Latent, amount: int) -> tuple
 def latent_from_batch(
     context: Context, samples: Latent, batch_index: int, length: int
 ) -> tuple[Latent]:
-    """Takes a range of a batch of latents. A sampler gives them the noise that they had in it."""
+    """Takes a range of a batch of latents.
+
+    A sampler gives each latent the noise of its position in the batch.
+    """
     return (context.latents.batch_slice(samples, batch_index, length),)
 
 
@@ -408,8 +411,8 @@ def latent_rotate(context: Context, samples: Latent, rotation: str) -> tuple[Lat
         "samples": Link("LATENT"),
         "width": _SIDE,
         "height": _SIDE,
-        "x": CELL_PLACE,
-        "y": CELL_PLACE,
+        "x": CELL_POSITION,
+        "y": CELL_POSITION,
     },
     outputs=("LATENT",),
     category="latent/transform",

@@ -11,7 +11,7 @@ from engine.graph import work
 from engine.graph.cost import Estimate, ImageShape, LatentShape, MaskShape, saturated
 from engine.graph.declarations import Boolean, Choice, Float, Int, Link, node
 from engine.nodes.latents import encode_estimate
-from engine.nodes.sides import MAX_SIDE, PLACE
+from engine.nodes.sides import MAX_SIDE, POSITION
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
@@ -181,8 +181,8 @@ def invert_mask(context: Context, mask: Mask) -> tuple[Mask]:
     inputs={
         "destination": Link("MASK"),
         "source": Link("MASK"),
-        "x": PLACE,
-        "y": PLACE,
+        "x": POSITION,
+        "y": POSITION,
         "operation": Choice(_OPERATIONS, tooltip="The operation on each pair of values."),
     },
     outputs=("MASK",),
@@ -200,7 +200,7 @@ def mask_composite(
 
 @node(
     "CropMask",
-    inputs={"mask": Link("MASK"), "x": PLACE, "y": PLACE, "width": _SIDE, "height": _SIDE},
+    inputs={"mask": Link("MASK"), "x": POSITION, "y": POSITION, "width": _SIDE, "height": _SIDE},
     outputs=("MASK",),
     category="mask",
     estimate=_crop_estimate,
@@ -244,7 +244,13 @@ def grow_mask(
 
 @node(
     "FeatherMask",
-    inputs={"mask": Link("MASK"), "left": PLACE, "top": PLACE, "right": PLACE, "bottom": PLACE},
+    inputs={
+        "mask": Link("MASK"),
+        "left": POSITION,
+        "top": POSITION,
+        "right": POSITION,
+        "bottom": POSITION,
+    },
     outputs=("MASK",),
     category="mask",
     estimate=_mask_estimate,

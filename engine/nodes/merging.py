@@ -49,7 +49,7 @@ def _mixed(
     mix = model_merging.Mix(tuple(shares.items()))
     key = model_merging.mix_key(model_merging.unet_key(first), model_merging.unet_key(second), mix)
     make = partial(model_merging.mixed_unet, first=first, second=second, mix=mix)
-    unet = yield from context.made(key, make)
+    unet = yield from context.load_once(key, make)
     return (replace(first, unet=unet, adapters=()),)
 
 
@@ -61,7 +61,7 @@ def _mixed_clips(
     mix = model_merging.Mix(tuple(shares.items()))
     key = model_merging.mix_key(model_merging.clip_key(first), model_merging.clip_key(second), mix)
     make = partial(model_merging.mixed_encoders, first=first, second=second, mix=mix)
-    encoders = yield from context.made(key, make)
+    encoders = yield from context.load_once(key, make)
     return (replace(first, encoders=encoders),)
 
 

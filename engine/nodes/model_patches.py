@@ -378,9 +378,9 @@ def tome_patch_model(context: Context, model: Model, ratio: float) -> tuple[Mode
 
 
 def _with_fewer(model: Model, settings: HyperTile | TokenMerging) -> Model:
-    if model.fewer is not None:
+    if model.attention_reduction is not None:
         raise EngineError("a model can have HyperTile or TomePatchModel, and only one of them")
-    return replace(model, fewer=settings)
+    return replace(model, attention_reduction=settings)
 
 
 @node(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.diffusion.model import Model
 
 
-SAMPLERS = Choice(tuple(kind.name for kind in names.SAMPLERS), resolve=names.sampler_alone)
+SAMPLER_INPUT = Choice(tuple(kind.name for kind in names.SAMPLERS), resolve=names.sampler_alone)
 SCHEDULERS = Choice(tuple(kind.name for kind in names.SCHEDULERS), resolve=names.scheduler_alone)
 
 
@@ -75,11 +75,12 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
     texts = [positive, negative]
     own_rows = [positive.rows + negative.areas, negative.rows + positive.areas]
     rows = own_rows[0] + model.more_calls * max(own_rows)
-    if inputs["cfg"] != 1.0 or kind.needs_uncond or model.third:
+    third = model.third_conditioning
+    if inputs["cfg"] != 1.0 or kind.needs_uncond or third:
         rows += own_rows[1]
-    if model.third:
-        texts.append(model.third)
-        rows += model.third.rows + 2 * model.third.areas + positive.areas + negative.areas
+    if third:
+        texts.append(third)
+        rows += third.rows + 2 * third.areas + positive.areas + negative.areas
     beside = work.CONTROL * max(each.controls for each in texts) + _FILTER * model.filters
     beside += _IMAGE_PROMPT * model.image_prompts + _IMAGE_TOKEN * model.image_tokens
     more = model.more_attention * latent.width * latent.height / 1e6 / work.TOKEN_MEGAPIXELS
@@ -113,7 +114,7 @@ def _k_sampler_advanced_estimate(inputs: Mapping[str, Any]) -> Estimate:
         "seed": SEED,
         "steps": STEPS,
         "cfg": CFG,
-        "sampler_name": SAMPLERS,
+        "sampler_name": SAMPLER_INPUT,
         "scheduler": SCHEDULERS,
         "positive": Link("CONDITIONING", tooltip="The description of the image."),
         "negative": Link(
@@ -173,7 +174,7 @@ def k_sampler(
         "noise_seed": SEED,
         "steps": STEPS,
         "cfg": CFG,
-        "sampler_name": SAMPLERS,
+        "sampler_name": SAMPLER_INPUT,
         "scheduler": SCHEDULERS,
         "positive": Link("CONDITIONING"),
         "negative": Link("CONDITIONING"),

@@ -8,8 +8,8 @@ MAX_SIDE = 16384
 CELL = 8
 """The side of a cell of a latent, in pixels."""
 
-PLACE = Int(0, min=0, max=MAX_SIDE, tooltip="The position in pixels.")
-CELL_PLACE = Int(0, min=0, max=MAX_SIDE, step=CELL, tooltip="The position in pixels.")
+POSITION = Int(0, min=0, max=MAX_SIDE, tooltip="The position in pixels.")
+CELL_POSITION = Int(0, min=0, max=MAX_SIDE, step=CELL, tooltip="The position in pixels.")
 
 CROP = Choice(
     ("disabled", "center"), tooltip="Whether the image is cropped evenly to keep its proportions."

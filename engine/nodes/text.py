@@ -125,7 +125,7 @@ def clip_text_encode_sdxl(
     text_g: str,
     text_l: str,
 ) -> Work[tuple[Conditioning]]:
-    """Encodes a text for each of SDXL's text encoders, with its size conditioning."""
+    """Encodes one text for each text encoder of SDXL, with the size conditioning."""
     sizes = (height, width, crop_h, crop_w, target_height, target_width)
     conditioning = yield from context.encode_pair(clip, text_l, text_g, size_conditioning=sizes)
     return (conditioning,)

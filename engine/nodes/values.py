@@ -102,7 +102,7 @@ def primitive_boolean(context: Context, value: bool) -> tuple[bool]:
 def switch_node(context: Context, **_inputs: Any) -> tuple[Any]:
     """Passes on one of two values of any type. The other is neither checked nor run.
 
-    The choice must follow from literals alone: its own, or that of a PrimitiveBoolean.
+    The switch must be a literal, or a link to a PrimitiveBoolean with a literal.
     """
     raise AssertionError("a switch is replaced with its chosen input before a graph runs")
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from engine.diffusion.trajectory import Guidance, NoiseConfig, Refiner
 
 
-SAMPLERS = Choice(tuple(SAMPLER_OF), resolve=sampler_alone)
+SAMPLER_INPUT = Choice(tuple(SAMPLER_OF), resolve=sampler_alone)
 SCHEDULERS = Choice(tuple(SCHEDULER_OF), resolve=scheduler_alone)
 _TEXTS = ("positive", "negative")
 _NOISE_BYTES = 6 * 16 / CELL**2
@@ -104,7 +104,7 @@ def _varied_pixels(inputs: Mapping[str, Any]) -> float:
     "WebUISampler",
     inputs={
         **k_sampler.inputs,
-        "sampler_name": SAMPLERS,
+        "sampler_name": SAMPLER_INPUT,
         "scheduler": SCHEDULERS,
         "eta_noise_seed_delta": Int(
             0,
@@ -204,7 +204,9 @@ def webui_sampler(
     from engine.diffusion.trajectory import Guidance, SamplerSchedule
 
     taken = options.get("taken_steps", 0)
-    sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name, taken=taken)
+    sigmas = context.sigmas(
+        model, scheduler, steps, denoise, sampler=sampler_name, last_steps=taken
+    )
     whole = None
     if continues_noise and denoise:
         total = int(steps / denoise)
@@ -274,7 +276,7 @@ def _refiner(
 
 _SCHEDULE: dict[str, Input] = {
     "steps": STEPS,
-    "sampler_name": SAMPLERS,
+    "sampler_name": SAMPLER_INPUT,
     "scheduler": SCHEDULERS,
     "denoise": k_sampler.inputs["denoise"],
 }
@@ -381,13 +383,13 @@ def webui_text_encode(
 ) -> Work[tuple[Conditioning, Conditioning]]:
     """Encodes a prompt and a negative prompt in the WebUI's syntax and with its weights.
 
-    The schedule must be the one of the sampler that gets the conditionings.
+    The schedule must be that of the sampler that gets the conditionings.
     """
     from engine.diffusion.text.webui_texts import TextOptions
 
     counted = {"steps": steps, "steps_before": steps_before}
     sigmas = context.sigmas(
-        model, scheduler, steps, denoise, sampler=sampler_name, taken=taken_steps
+        model, scheduler, steps, denoise, sampler=sampler_name, last_steps=taken_steps
     )
     positive, negative = yield from context.encode_webui(
         clip,

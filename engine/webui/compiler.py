@@ -22,14 +22,14 @@ Add: TypeAlias = Callable[..., Link]
 """Adds a node with an id, a class and inputs. Returns the link to the node's first output."""
 
 
-def taken(pass_: Pass) -> dict[str, Any]:
+def taken_steps_input(pass_: Pass) -> dict[str, Any]:
     """Return the input with the number of steps to take, if it is not the whole schedule."""
     return {"taken_steps": pass_.taken_steps} if pass_.taken_steps else {}
 
 
 def start_options(parameters: DiffusionParameters, pass_: Pass) -> dict[str, Any]:
     """Return the inputs of the WebUI's sampler that depend on initial images."""
-    found = taken(pass_)
+    found = taken_steps_input(pass_)
     if pass_.is_from_images and parameters.noise_multiplier != 1.0:
         found["noise_multiplier"] = parameters.noise_multiplier
     if pass_.is_from_images and parameters.mask is not None:
@@ -37,7 +37,7 @@ def start_options(parameters: DiffusionParameters, pass_: Pass) -> dict[str, Any
     return found
 
 
-class Starts:
+class InitialImages:
     """Writes the nodes for the initial images of a request. Images share nodes where possible."""
 
     def __init__(
@@ -233,7 +233,7 @@ class Writer:
         empty latent and need no completion.
         """
         if stage.pass_.is_from_images:
-            starts = Starts(
+            starts = InitialImages(
                 self._parameters,
                 stage.pass_,
                 self._add,
@@ -285,7 +285,7 @@ class Writer:
             negative_text=pass_.negative_prompt,
             steps_before=pass_.steps_before,
             **_schedule(pass_),
-            **taken(pass_),
+            **taken_steps_input(pass_),
             **options,
         )
 

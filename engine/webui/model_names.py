@@ -20,20 +20,24 @@ _OUTPUT_NAME = "ss_output_name"
 _REMEMBERED = 4096
 
 
-def listed_name(asked: str, known: Sequence[str]) -> str:
+def listed_name(requested: str, names: Sequence[str]) -> str:
     """Return the listed name of a model. Raises ValueError with the known names.
 
-    `asked` may omit the folder and the extension, and may end with the WebUI's " [hash]".
+    `requested` may omit the folder and the extension, and may end with the WebUI's " [hash]".
     """
-    plain = asked.rpartition(" [")[0] if asked.endswith("]") and " [" in asked else asked
-    for name in (asked, plain, f"{plain}.safetensors"):
-        if name in known:
+    plain = (
+        requested.rpartition(" [")[0]
+        if requested.endswith("]") and " [" in requested
+        else requested
+    )
+    for name in (requested, plain, f"{plain}.safetensors"):
+        if name in names:
             return name
-    for name in known:
+    for name in names:
         path = PurePosixPath(name)
         if plain in (path.name, path.name.removesuffix(".safetensors")):
             return name
-    shown = ", ".join(known[:_SHOWN_NAMES]) + (" …" if known[_SHOWN_NAMES:] else "")
+    shown = ", ".join(names[:_SHOWN_NAMES]) + (" …" if names[_SHOWN_NAMES:] else "")
     raise ValueError(f"is not known; there are{f': {shown}' if shown else ' none'}")
 
 

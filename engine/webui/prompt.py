@@ -198,7 +198,7 @@ def _split_weight(side: str) -> tuple[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Edit:
+class _Scheduled:
     before: Sequence[_Element]
     after: Sequence[_Element]
     last_step: int
@@ -210,7 +210,7 @@ class _Alternation:
     options: Sequence[Sequence[_Element]]
 
 
-_Element: TypeAlias = str | _Edit | _Alternation
+_Element: TypeAlias = str | _Scheduled | _Alternation
 
 
 @dataclass(slots=True)
@@ -236,7 +236,7 @@ class _Bracket:
             until = last[0].strip() if isinstance(last[0], str) else ""
             if is_number(until):
                 before = self.pieces[0] if colons == 2 else []
-                return [_Edit(before, self.pieces[-2], steps.of(until))]
+                return [_Scheduled(before, self.pieces[-2], steps.of(until))]
         if self.separators and not colons:
             return [_Alternation(self.pieces)]
         return self.literal("]")
@@ -307,25 +307,25 @@ def _changes(text: str, steps: _Steps, most: int) -> _Changes:
 
 def _ends(elements: Sequence[_Element], steps: _Steps) -> list[int]:
     """Return the steps after which the text may change, and the last step. Steps count from 1."""
-    changing = list(_changing(elements))
-    ends = {each.last_step for each in changing if isinstance(each, _Edit)}
-    if any(isinstance(each, _Alternation) for each in changing):
+    step_dependent = list(_step_dependent(elements))
+    ends = {each.last_step for each in step_dependent if isinstance(each, _Scheduled)}
+    if any(isinstance(each, _Alternation) for each in step_dependent):
         ends |= set(range(steps.count))
     return sorted(ends - {0} | {steps.count})
 
 
-def _changing(elements: Sequence[_Element]) -> Iterator[_Edit | _Alternation]:
+def _step_dependent(elements: Sequence[_Element]) -> Iterator[_Scheduled | _Alternation]:
     """Yield the edits and alternations, at any depth."""
     for element in elements:
         match element:
-            case _Edit(before, after, _):
+            case _Scheduled(before, after, _):
                 yield element
-                yield from _changing(before)
-                yield from _changing(after)
+                yield from _step_dependent(before)
+                yield from _step_dependent(after)
             case _Alternation(options):
                 yield element
                 for option in options:
-                    yield from _changing(option)
+                    yield from _step_dependent(option)
 
 
 def _at(elements: Sequence[_Element], step: int) -> list[str]:
@@ -335,7 +335,7 @@ def _at(elements: Sequence[_Element], step: int) -> list[str]:
         match element:
             case str():
                 pieces.append(element)
-            case _Edit(before, after, last_step):
+            case _Scheduled(before, after, last_step):
                 pieces += _at(before if step <= last_step else after, step)
             case _Alternation(options):
                 pieces += _at(options[(step - 1) % len(options)], step)

@@ -24,7 +24,7 @@ class Style:
 
 def styles_of(models: ModelsFolder) -> Mapping[str, Style]:
     """Return the styles of the styles file by name; empty if the file does not exist."""
-    path = models.at_top(STYLES_FILE)
+    path = models.top_level_path(STYLES_FILE)
     found: Mapping[str, Style] = models.reads.read(path, partial(_read_styles, path))
     return found
 

@@ -93,7 +93,7 @@ def train_transformer(
 
     def loss_of(step: int) -> Tensor:
         chosen = np.random.default_rng((seed, 22, step)).integers(len(examples), size=_BATCH_SIZE)
-        batch = _Examples(examples.scenes.take(chosen), examples.latents[chosen])
+        batch = _Examples(examples.scenes.subset(chosen), examples.latents[chosen])
         return _loss(denoiser, batch, f"{seed} {step}")
 
     def scores_of() -> dict[str, float]:

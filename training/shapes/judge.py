@@ -47,20 +47,20 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Recognised:
     """The content of a picture. The largest patch is first."""
 
     background: int
     patches: tuple[Patch, ...]
 
 
-def judge(picture: Picture) -> Seen:
+def judge(picture: Picture) -> Recognised:
     """Recognise the shapes on a 64x64 picture with a plain background."""
     ground = _border_colour(picture)
     apart = np.linalg.norm(picture - ground, axis=-1) > _UNLIKE_BACKGROUND
     found = [_patch(picture, ground, mask) for mask in _patches(picture, apart)]
     found.sort(key=lambda patch: -patch.area)
-    return Seen(nearest_colour(ground), tuple(found))
+    return Recognised(nearest_colour(ground), tuple(found))
 
 
 def nearest_colour(colour: NDArray[np.float32]) -> int:

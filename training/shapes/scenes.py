@@ -113,7 +113,7 @@ class Scenes:
     def __len__(self) -> int:
         return len(self.count)
 
-    def take(self, rows: NDArray[np.int64] | slice) -> Scenes:
+    def subset(self, rows: NDArray[np.int64] | slice) -> Scenes:
         return Scenes(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 

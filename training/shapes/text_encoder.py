@@ -83,9 +83,9 @@ CLASSES = (
 def small_encoder() -> CLIPTextModel:
     """Return an encoder with embeddings only for the trained tokens; see `with_all_tokens`."""
     small = CONFIG | {
-        "vocab_size": vocabulary.trained_rows(),
-        "bos_token_id": int(vocabulary.rows()[START]),
-        "eos_token_id": int(vocabulary.rows()[END]),
+        "vocab_size": vocabulary.trained_count(),
+        "bos_token_id": int(vocabulary.trained_index_of_token()[START]),
+        "eos_token_id": int(vocabulary.trained_index_of_token()[END]),
         "pad_token_id": vocabulary.UNKNOWN,
     }
     return CLIPTextModel(CLIPTextConfig(**small))
@@ -95,7 +95,7 @@ def with_all_tokens(small: CLIPTextModel) -> dict[str, Tensor]:
     """Return weights with embeddings for all tokens of CLIP. Unknown tokens share an embedding."""
     state: dict[str, Tensor] = dict(small.state_dict())
     name = next(each for each in state if each.endswith("token_embedding.weight"))
-    return state | {name: state[name][vocabulary.rows()]}
+    return state | {name: state[name][vocabulary.trained_index_of_token()]}
 
 
 def encode(encoder: CLIPTextModel, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ def encode(encoder: CLIPTextModel, rows: Tensor) -> tuple[Tensor, Tensor]:
 def captions_of(scenes: Scenes, rng: Random) -> Tensor:
     """Return (n, 77): a new caption for each scene, as indices of trained tokens."""
     texts = [caption(scenes, row, rng) for row in range(len(scenes))]
-    rows = vocabulary.rows()[vocabulary.tokens_of(texts)]
+    rows = vocabulary.trained_index_of_token()[vocabulary.tokens_of(texts)]
     for row in rows:
         if rng.random() < _WITH_UNKNOWN_TOKENS:
             _insert_unknown_tokens(row, rng)
@@ -116,7 +116,7 @@ def captions_of(scenes: Scenes, rng: Random) -> Tensor:
 
 def _insert_unknown_tokens(row: Tensor, rng: Random) -> None:
     """Insert unknown tokens at one position after the start. Only end tokens are dropped."""
-    length = int((row != vocabulary.rows()[END]).sum())
+    length = int((row != vocabulary.trained_index_of_token()[END]).sum())
     at, count = rng.randint(1, length), rng.randint(1, _MOST_UNKNOWN_TOKENS)
     row[at + count :] = row[at:-count].clone()
     row[at : at + count] = vocabulary.UNKNOWN

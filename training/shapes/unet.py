@@ -79,7 +79,7 @@ def train_unet(
 
     def loss_of(step: int) -> Tensor:
         chosen = np.random.default_rng((seed, 22, step)).integers(len(examples), size=_BATCH_SIZE)
-        batch = _Examples(examples.scenes.take(chosen), examples.latents[chosen])
+        batch = _Examples(examples.scenes.subset(chosen), examples.latents[chosen])
         return _loss(denoiser, scheduler, batch, f"{seed} {step}")
 
     def scores_of() -> dict[str, float]:
@@ -119,7 +119,7 @@ def _loss(denoiser: Denoiser, scheduler: DDPMScheduler, batch: _Examples, seed: 
 def _context(encoder: CLIPTextModel, scenes: Scenes, rng: Random) -> Tensor:
     """Return encoded captions (n, 77, width). Some are empty, and some have clip_skip 2."""
     rows = captions_of(scenes, rng)
-    empty = vocabulary.rows()[vocabulary.tokens_of([""])]
+    empty = vocabulary.trained_index_of_token()[vocabulary.tokens_of([""])]
     dropped = torch.tensor([rng.random() < _DROPPED_PROMPTS for _ in range(len(scenes))])
     rows = torch.where(dropped[:, None], empty, rows)
     last, earlier = encode(encoder, rows)

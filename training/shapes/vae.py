@@ -82,7 +82,7 @@ def latents_of(vae: AutoencoderKL, scenes: Scenes, seed: int) -> Tensor:
     found = []
     with torch.no_grad():
         for start in range(0, len(scenes), _ENCODING_BATCH_SIZE):
-            part = scenes.take(slice(start, start + _ENCODING_BATCH_SIZE))
+            part = scenes.subset(slice(start, start + _ENCODING_BATCH_SIZE))
             found.append(vae.encode(pictures(part, seed + start)).latent_dist.mode())
     return torch.cat(found)
 

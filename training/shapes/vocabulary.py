@@ -39,12 +39,12 @@ def _used() -> tuple[int, ...]:
 
 
 @cache
-def rows() -> Tensor:
+def trained_index_of_token() -> Tensor:
     """Return (49408,): for each token of CLIP, its index among the trained tokens."""
     table = np.full(SIZE, UNKNOWN)
     table[list(_used())] = np.arange(1, len(_used()) + 1)
     return torch.from_numpy(table)
 
 
-def trained_rows() -> int:
+def trained_count() -> int:
     return len(_used()) + 1

@@ -70,7 +70,7 @@ class Condition:
     """The start and the end, as fractions (0..1) for `NoiseLevels.percent_to_sigma`."""
     controls: tuple[Control, ...] = ()
     unclip: tuple[UnclipImage, ...] = ()
-    """Images that condition an unCLIP model beside the text."""
+    """Images that condition an unCLIP model in addition to the text."""
     class_labels: Tensor | None = None
     """(1, width), computed from `unclip` and the seed of the sampler."""
     guidance: float | None = None

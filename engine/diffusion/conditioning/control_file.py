@@ -163,7 +163,7 @@ def control_net_on(store: ModelStore, name: str, unet: Any) -> Any:
     identity = store.identity(path)
 
     def create() -> Any:
-        store.make_room(identity[1])
+        store.free_for(identity[1])
         return read_control_net(path, store.device, base=unet)
 
     return store.get_or_create(("controlnet", identity, ref(unet)), create)

@@ -70,6 +70,6 @@ Rule: TypeAlias = DualCfg | PerpNeg
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Third:
+class ThirdConditioning:
     conditioning: Conditioning
     rule: Rule

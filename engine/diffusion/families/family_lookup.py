@@ -15,7 +15,7 @@ from engine.families.table import FAMILIES, TRAITS
 @cache
 def model_family(family: Family) -> ModelFamily:
     """Return the implementation of a family. Its module is imported at first use."""
-    found: ModelFamily = resolve_name(f"{__package__}.{TRAITS[family].place}")()
+    found: ModelFamily = resolve_name(f"{__package__}.{TRAITS[family].implementation}")()
     return found
 
 

@@ -43,7 +43,7 @@ def sigmas_of(levels: Tensor) -> Tensor:
     return levels / (1 + levels)
 
 
-def in_levels(noise: NoiseSampler) -> NoiseSampler:
+def noise_by_level(noise: NoiseSampler) -> NoiseSampler:
     """Return a noise sampler that takes levels of y instead of sigmas."""
 
     def draw(level: Tensor, level_next: Tensor) -> Tensor:
@@ -52,7 +52,9 @@ def in_levels(noise: NoiseSampler) -> NoiseSampler:
     return draw
 
 
-def by_levels(sampler: Callable[[Tensor, Tensor], Sampling], x: Tensor, sigmas: Tensor) -> Sampling:
+def run_on_levels(
+    sampler: Callable[[Tensor, Tensor], Sampling], x: Tensor, sigmas: Tensor
+) -> Sampling:
     """Run `sampler` on y, with noise levels of y in place of sigmas."""
     levels = levels_of(sigmas)
     steps = sampler(x * (1 + levels[0]), levels)

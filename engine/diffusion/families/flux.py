@@ -23,8 +23,8 @@ from engine.diffusion.families.transformer import (
     Shapes,
     TransformerFamily,
     count_of,
+    padded_texts,
     padded_to_patches,
-    rows_of,
 )
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.samplers.noise_levels import FlowLevels, flow_levels
@@ -206,7 +206,7 @@ class Flux(TransformerFamily):
     ) -> Tensor:
         planes = padded_to_patches(x)
         down, across = (side // 2 for side in planes.shape[2:])
-        texts, own = rows_of([each.tokens[0] for each in conditions])
+        texts, own = padded_texts([each.tokens[0] for each in conditions])
         texts, own = texts.to(x.device, x.dtype), own.to(x.device)
         mask = None
         if not bool(own.all()):

@@ -16,9 +16,9 @@ from torch import Tensor
 from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.conditioning.control_net import Control
-from engine.diffusion.loading.lora_layers import Known
+from engine.diffusion.loading.lora_layers import LayersByName
 from engine.diffusion.samplers.noise_levels import NoiseLevels
-from engine.diffusion.vision.row_prompts import PlacedPrompt
+from engine.diffusion.vision.row_prompts import FittedPrompt
 from engine.families.family import Traits
 
 
@@ -33,7 +33,7 @@ class CallRows:
     adapters: Adapters = ()
     concat_latent: Tensor | None = None
     """(count, n, h, w): an inpainting model's network gets these channels after those of x."""
-    prompts: Sequence[PlacedPrompt] = ()
+    prompts: Sequence[FittedPrompt] = ()
     """The image prompts that apply at the sigma of these rows."""
 
 
@@ -88,7 +88,7 @@ class ModelFamily(ABC):
         """Raise EngineError if a condition has inputs for other models."""
 
     @abstractmethod
-    def layers(self, network: Any) -> Known:
+    def layers(self, network: Any) -> LayersByName:
         """Return the layers of the network, by their names in the files of LoRAs."""
 
     def with_images(

@@ -20,7 +20,7 @@ from engine.diffusion.conditioning.control_net import residuals
 from engine.diffusion.families.model_family import Call, ModelFamily
 from engine.diffusion.images.latents import PIXELS_PER_LATENT
 from engine.diffusion.loading.layers import CrossAttentionCache, join_texts
-from engine.diffusion.loading.lora_layers import Known, unet_layers
+from engine.diffusion.loading.lora_layers import LayersByName, unet_layers
 from engine.diffusion.loading.weights import Weights
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.text.text_encoders import CLIP_G, CLIP_H, CLIP_L, SDXL_CLIP_L, TextEncoderSpec
@@ -97,7 +97,7 @@ class UNetFamily(ModelFamily):
         """Return whether the condition has all inputs that the network needs."""
         return True
 
-    def layers(self, network: Any) -> Known:
+    def layers(self, network: Any) -> LayersByName:
         return unet_layers(network)
 
     def inpaints(self, network: Any) -> bool:

@@ -16,7 +16,7 @@ from engine.diffusion.adapters import updated
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.families.model_family import Call, ModelFamily
 from engine.diffusion.loading.layout import KeyMap
-from engine.diffusion.loading.lora_layers import Known, transformer_layers
+from engine.diffusion.loading.lora_layers import LayersByName, transformer_layers
 from engine.diffusion.samplers.noise_levels import FlowLevels, NoiseLevels
 from engine.diffusion.text.encoding import FamilyTexts
 from engine.diffusion.text.text_encoders import EncodingCache
@@ -84,7 +84,7 @@ class TransformerFamily(ModelFamily):
         """
         return {}
 
-    def layers(self, network: Any) -> Known:
+    def layers(self, network: Any) -> LayersByName:
         return transformer_layers(network, partial(self.file_keys, network))
 
     @abstractmethod
@@ -141,7 +141,7 @@ def count_of(shapes: Shapes, prefix: str) -> int:
     return len({each for each in numbers if each.isdigit()})
 
 
-def rows_of(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def padded_texts(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return texts (n, width) padded to the longest, and a mask that is false at the padding."""
     length = max(map(len, tensors))
     padded = [functional.pad(each, (0, 0, 0, length - len(each))) for each in tensors]

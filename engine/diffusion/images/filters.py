@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from engine.batcher import Work, YieldRequest
 from engine.diffusion.images.latents import Images, Mask
-from engine.diffusion.images.masks import VALUES_IN_A_TURN
+from engine.diffusion.images.masks import VALUES_BETWEEN_YIELDS
 from engine.errors import EngineError
 
 _SPREAD = 512.0
@@ -46,7 +46,7 @@ def _along(planes: Tensor, weights: Tensor, side: int) -> Work[Tensor]:
     for place, weight in enumerate(weights.tolist()):
         total.add_(planes.narrow(side, place, length), alpha=weight)
         done += total.numel()
-        if done > VALUES_IN_A_TURN:
+        if done > VALUES_BETWEEN_YIELDS:
             yield YieldRequest()
             done = 0
     return total

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.diffusion.images.latents import (
     CHANNELS,
-    DEEP_CHANNELS,
+    FLUX_CHANNELS,
     PIXELS_PER_LATENT,
     Images,
     Latent,
@@ -78,7 +78,7 @@ def _levels(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image, dtype=np.float32) / 255.0)
 
 
-_CHANNELS = {CHANNELS, DEEP_CHANNELS}
+_CHANNELS = {CHANNELS, FLUX_CHANNELS}
 _TENSOR = "latent_tensor"
 _VERSION = "latent_format_version_0"
 _FIRST_SCALE = 0.18215

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.diffusion.images.compositing import ramp, repeated_to
 from engine.diffusion.images.latents import CHANNELS, PIXELS_PER_LATENT, Latent, empty_latent
-from engine.diffusion.images.resampling import kept_ratio, resampled
+from engine.diffusion.images.resampling import proportional_size, resampled
 from engine.errors import EngineError
 from engine.graph.limits import Limits
 
@@ -103,7 +103,7 @@ class LatentOperations:
             return latent
         # As in ComfyUI, a side below 64 becomes 64 before the other side is computed from it.
         width, height = (side and max(_LEAST_SIDE, side) for side in (width, height))
-        width, height = kept_ratio(width, height, of=latent.samples, least=_LEAST_SIDE)
+        width, height = proportional_size(width, height, of=latent.samples, least=_LEAST_SIDE)
         return self._to_cells(
             latent,
             width // PIXELS_PER_LATENT,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 PIXELS_PER_LATENT = 8
 CHANNELS = 4
-DEEP_CHANNELS = 16
-"""Latents of Stable Diffusion have 4 channels; latents of later families have 16."""
+FLUX_CHANNELS = 16
+"""The latents of Stable Diffusion have 4 channels. Those of Flux and Z-Image have 16."""
 
 Images: TypeAlias = Tensor
 """(batch, height, width, 3) float32 of 0..1."""

@@ -10,7 +10,7 @@ from engine.diffusion.images.compositing import ramp
 from engine.diffusion.images.latents import Images, Mask
 from engine.errors import EngineError
 
-VALUES_IN_A_TURN = 4_000_000
+VALUES_BETWEEN_YIELDS = 4_000_000
 """The number of values that a run may compute before it yields to other runs."""
 
 
@@ -96,7 +96,7 @@ def grown(mask: Mask, by: int, *, tapered: bool) -> Work[Mask]:
     done = 0
     for _ in range(min(by, sum(mask.shape[1:]))):
         done += mask.numel()
-        if done > VALUES_IN_A_TURN:
+        if done > VALUES_BETWEEN_YIELDS:
             yield YieldRequest()
             done = 0
         mask = torch.maximum(_along(mask, 1, 1), _along(mask, 1, 2))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.diffusion.images.latents import Images, Mask
-from engine.diffusion.images.resampling import kept_ratio, resampled
+from engine.diffusion.images.resampling import proportional_size, resampled
 from engine.errors import EngineError
 from engine.graph.limits import Limits
 
@@ -41,7 +41,7 @@ class ImageOperations:
         if width == height == 0:
             return images
         samples = images.movedim(-1, 1)
-        width, height = kept_ratio(width, height, of=samples)
+        width, height = proportional_size(width, height, of=samples)
         self.limits.require_batch(len(images), width=width, height=height)
         return resampled(samples, width, height, method=method, crop=crop).movedim(1, -1)
 

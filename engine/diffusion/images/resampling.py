@@ -46,7 +46,7 @@ def resampled(samples: Tensor, width: int, height: int, *, method: str, crop: st
             )
 
 
-def kept_ratio(width: int, height: int, *, of: Tensor, least: int = 1) -> tuple[int, int]:
+def proportional_size(width: int, height: int, *, of: Tensor, least: int = 1) -> tuple[int, int]:
     """Return width and height. A side that is 0 is computed from the proportions of `of`."""
     old_height, old_width = of.shape[-2:]
     if width == 0:

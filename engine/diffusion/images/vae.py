@@ -64,7 +64,7 @@ class Decode(Request):
     stage: ClassVar[Stage | None] = Stage.VAE
     vae: Vae
     samples: Tensor
-    goes_ahead: bool = False
+    is_urgent: bool = False
     is_clamped: bool = True
     """If false, values outside of 0..1 are kept, so that the mean of several tiles is exact."""
 
@@ -101,7 +101,7 @@ class Encode(Request):
     stage: ClassVar[Stage | None] = Stage.VAE
     vae: Vae
     image: Images
-    goes_ahead: bool = False
+    is_urgent: bool = False
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
@@ -186,9 +186,9 @@ def decoded_within_memory(vae: Vae, latent: Latent, on_tiled: Callable[[], None]
     images: list[Images] = []
     for samples in latent.samples.split(1):
         try:
-            # Only the first image has `goes_ahead`, so that other runs can make steps between the
+            # Only the first image has `is_urgent`, so that other runs can make steps between the
             # images.
-            images.append((yield Decode(vae, samples, goes_ahead=not images)))
+            images.append((yield Decode(vae, samples, is_urgent=not images)))
             continue
         except OutOfMemory:
             # The traceback of the error keeps the tensors of the failed call in memory until the
@@ -208,7 +208,7 @@ def encoded_within_memory(vae: Vae, images: Images, on_tiled: Callable[[], None]
     samples: list[Tensor] = []
     for image in cropped(images).split(1):
         try:
-            samples.append((yield Encode(vae, image, goes_ahead=not samples)))
+            samples.append((yield Encode(vae, image, is_urgent=not samples)))
             continue
         except OutOfMemory:
             pass  # Tiling begins after this block, as in `decoded_within_memory`.

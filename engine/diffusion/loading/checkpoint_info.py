@@ -158,7 +158,7 @@ def _folder(path: Path) -> CheckpointInfo:
         family.traits.family,
         _prediction(path),
         _has_zero_terminal_snr(path),
-        unet=Component(unet, Weights(*component_files(path / "unet")), layout.same),
+        unet=Component(unet, Weights(*component_files(path / "unet")), layout.identity_map),
         vae=Component(
             read_json(path / "vae" / "config.json"),
             vae_weights,

@@ -26,14 +26,14 @@ from engine.diffusion.loading.layers import use_one_dnn
 from engine.diffusion.loading.layout import KeyMap
 from engine.diffusion.loading.networks import (
     configuration_checked,
-    dtype_of,
     empty_module,
-    loaded,
+    load_module,
+    mark_streamable,
     prepared,
     read_clip_encoder,
     read_module,
-    streamable,
-    target_within_room,
+    target_within_memory,
+    unet_dtype,
 )
 from engine.diffusion.loading.store import Identity, ModelStore
 from engine.diffusion.loading.weights import LoadTarget, Weights, component_files
@@ -72,25 +72,25 @@ def require_vocabulary(tokenizer: Tokenizer, size: int, name: str) -> None:
         )
 
 
-def tokenizer_file(place: Path, kind: str, shared: Path) -> Path:
+def tokenizer_file(file: Path, kind: str, shared: Path) -> Path:
     """Return the file of the tokenizer for an encoder of that kind.
 
-    `place` is the file or the folder of the encoder. For a folder `text_encoder_2`, the tokenizer
+    `file` is the file or the folder of the encoder. For a folder `text_encoder_2`, the tokenizer
     is in the folder `tokenizer_2` beside it. For a file `name`, the tokenizer is in `name.config/`
     beside the file or in `kind.config/` of the folder `shared`. Raises CheckpointUnavailable.
     """
-    if place.is_dir():
-        number = place.name.removeprefix("text_encoder")
-        places = [place.parent / f"tokenizer{number}" / TOKENIZER]
+    if file.is_dir():
+        number = file.name.removeprefix("text_encoder")
+        places = [file.parent / f"tokenizer{number}" / TOKENIZER]
     else:
-        folders = [place.with_suffix(CONFIG_SUFFIX), shared / f"{kind}{CONFIG_SUFFIX}"]
+        folders = [file.with_suffix(CONFIG_SUFFIX), shared / f"{kind}{CONFIG_SUFFIX}"]
         places = [folder / TOKENIZER for folder in folders]
     for each in places:
         if each.is_file():
             return each
     wanted = " or ".join("/".join(each.parts[-3:]) for each in places)
     raise CheckpointUnavailable(
-        f"{place.name} needs the tokenizer of {kind}, which is missing: put its {TOKENIZER} at "
+        f"{file.name} needs the tokenizer of {kind}, which is missing: put its {TOKENIZER} at "
         f"{wanted}"
     )
 
@@ -118,7 +118,7 @@ def _read(path: Path, _size_bytes: int, _changed_ns: int) -> Tokenizer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class PrefixedWeights:
     """The tensors of `weights` whose names begin with `prefix`."""
 
     weights: Weights
@@ -147,11 +147,11 @@ class Part:
         return Component(config, self.weights, prefixed)
 
 
-def network_part(path: Path) -> Part:
+def network_part(path: Path) -> PrefixedWeights:
     """Return the network in a file or in a diffusers folder. Raises CheckpointUnavailable."""
     weights = Weights(*component_files(path / "transformer") if path.is_dir() else (path,))
     prefix = UNET if any(key.startswith(UNET) for key in weights.shapes) else ""
-    return Part(weights, prefix)
+    return PrefixedWeights(weights, prefix)
 
 
 _SIGNS = {
@@ -169,8 +169,8 @@ _CLIP_HEAD_WIDTH = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncoderFile:
-    part: Part
-    place: Path
+    part: PrefixedWeights
+    path: Path
     """The file, or the folder of a diffusers component."""
     identity: Identity
 
@@ -182,7 +182,7 @@ class EncoderFile:
             if sign in shapes:
                 return kind
         raise CheckpointUnavailable(
-            f"{self.place.name} is not a known text encoder; known are Qwen3, T5 and CLIP-L"
+            f"{self.path.name} is not a known text encoder; known are Qwen3, T5 and CLIP-L"
         )
 
 
@@ -193,28 +193,28 @@ def load_texts(store: ModelStore, family: Family, names: Iterable[str]) -> Famil
         path = store.models.path(TEXT_ENCODERS, name)
         identity = store.identity(path)
         found = store.inspect_once(_read_alone, path, identity)
-        files += [EncoderFile(part, place, identity) for part, place in found]
+        files += [EncoderFile(part, file, identity) for part, file in found]
     return texts_of(store, family, files)
 
 
 def encoders_in(store: ModelStore, path: Path, identity: Identity) -> list[EncoderFile]:
     """Return the text encoders of a whole checkpoint, which is a file or a diffusers folder."""
     found = store.inspect_once(_read_whole, path, identity)
-    return [EncoderFile(part, place, identity) for part, place in found]
+    return [EncoderFile(part, file, identity) for part, file in found]
 
 
-def _read_alone(path: Path) -> list[tuple[Part, Path]]:
-    return _read_whole(path) if path.is_dir() else [(Part(Weights(path)), path)]
+def _read_alone(path: Path) -> list[tuple[PrefixedWeights, Path]]:
+    return _read_whole(path) if path.is_dir() else [(PrefixedWeights(Weights(path)), path)]
 
 
-def _read_whole(path: Path) -> list[tuple[Part, Path]]:
+def _read_whole(path: Path) -> list[tuple[PrefixedWeights, Path]]:
     if path.is_dir():
         folders = [each for each in sorted(path.glob("text_encoder*")) if each.is_dir()]
-        return [(Part(Weights(*component_files(each))), each) for each in folders]
+        return [(PrefixedWeights(Weights(*component_files(each))), each) for each in folders]
     weights = Weights(path)
     names = {key.split(".")[1] for key in weights.shapes if key.startswith(_IN_CHECKPOINT)}
     prefixes = [f"{_IN_CHECKPOINT}{name}.transformer." for name in sorted(names)]
-    return [(Part(weights, prefix), path) for prefix in prefixes]
+    return [(PrefixedWeights(weights, prefix), path) for prefix in prefixes]
 
 
 def texts_of(store: ModelStore, family: Family, files: Iterable[EncoderFile]) -> FamilyTexts:
@@ -235,7 +235,7 @@ def texts_of(store: ModelStore, family: Family, files: Iterable[EncoderFile]) ->
 
 def computing_dtype(store: ModelStore) -> torch.dtype:
     """Return the data type for transformers and language models, which overflow in float16."""
-    dtype = dtype_of(store.unets, store.device)
+    dtype = unet_dtype(store.unets, store.device)
     return torch.bfloat16 if dtype is torch.float16 else dtype
 
 
@@ -251,28 +251,28 @@ def _language_model(
     encoder = store.get_or_create(
         ("language model", file.kind, file.identity), lambda: _read_model(store, make, file.part)
     )
-    require_vocabulary(tokenizer, encoder.vocabulary, file.place.name)
+    require_vocabulary(tokenizer, encoder.vocabulary, file.path.name)
     return encoder, tokenizer
 
 
 def _tokenizer(store: ModelStore, file: EncoderFile) -> Tokenizer:
     """Read an encoder's tokenizer, with a time-out because reading blocks the device thread."""
-    place, kind, shared = file.place, file.kind, store.models.at_top(TEXT_ENCODERS)
+    path, kind, shared = file.path, file.kind, store.models.top_level_path(TEXT_ENCODERS)
     return store.models.reads.read(
-        ("tokenizer", place, kind),
-        lambda: read_tokenizer(tokenizer_file(place, kind, shared)),
+        ("tokenizer", path, kind),
+        lambda: read_tokenizer(tokenizer_file(path, kind, shared)),
         ttl_s=0,
     )
 
 
-def _read_model(store: ModelStore, make: MakeModel, part: Part) -> LanguageModel:
+def _read_model(store: ModelStore, make: MakeModel, part: PrefixedWeights) -> LanguageModel:
     with configuration_checked(part.weights.name), torch.device("meta"):
         empty = make(part.shapes)
     name, target = part.weights.name, LoadTarget(store.device, computing_dtype(store))
-    target = target_within_room(store, empty, name, target)
-    encoder = loaded(store, empty, part.component({}, empty.key_map), target)
+    target = target_within_memory(store, empty, name, target)
+    encoder = load_module(store, empty, part.component({}, empty.key_map), target)
     encoder.finish()
-    return streamable(use_one_dnn(encoder), target)
+    return mark_streamable(use_one_dnn(encoder), target)
 
 
 def _clip(store: ModelStore, file: EncoderFile) -> Clip:
@@ -281,8 +281,9 @@ def _clip(store: ModelStore, file: EncoderFile) -> Clip:
             config = _clip_config(file.part.shapes)
         if config["vocab_size"] != VOCABULARY or config["max_position_embeddings"] != CHUNK + 2:
             raise CheckpointUnavailable(
-                f"{file.place.name} is not CLIP-L: it knows {config['vocab_size']} tokens, and "
-                f"{config['max_position_embeddings']} at once"
+                f"{file.path.name} is not CLIP-L: it has a vocabulary of {config['vocab_size']} "
+                f"tokens and {config['max_position_embeddings']} positions, but CLIP-L has "
+                f"{VOCABULARY} tokens and {CHUNK + 2} positions"
             )
         component = file.part.component(config, layout.clip)
         return read_clip_encoder(store, component, FLUX_CLIP_L)
@@ -345,21 +346,24 @@ def model_of(family: TransformerFamily, network: Any) -> Model:
 
 
 def _read_network(
-    store: ModelStore, family: TransformerFamily, part: Part, rounded_to: torch.dtype | None
+    store: ModelStore,
+    family: TransformerFamily,
+    part: PrefixedWeights,
+    rounded_to: torch.dtype | None,
 ) -> Any:
     with configuration_checked(part.weights.name):
         config = family.config(part.shapes)
     target = LoadTarget(store.device, computing_dtype(store), rounded_to)
     component = part.component(config, family.key_map)
     empty = empty_module(family.network, component)
-    target = target_within_room(store, empty, part.weights.name, target)
-    network: Any = use_one_dnn(loaded(store, empty, component, target))
+    target = target_within_memory(store, empty, part.weights.name, target)
+    network: Any = use_one_dnn(load_module(store, empty, component, target))
     use_row_updates(network)
     network.transformer_of = family.traits.title
-    return streamable(network, target)
+    return mark_streamable(network, target)
 
 
-def whole_family(path: Path) -> Family | None:
+def transformer_checkpoint_family(path: Path) -> Family | None:
     """Return the family of a checkpoint, or None if it has a UNet. Raises CheckpointUnavailable."""
     if not path.is_dir():
         family = checkpoint_family(read_header(path))
@@ -370,7 +374,7 @@ def whole_family(path: Path) -> Family | None:
     return family if isinstance(model_family(family), TransformerFamily) else None
 
 
-def load_whole(
+def load_transformer_checkpoint(
     store: ModelStore, path: Path, family: Family, *, label: str
 ) -> tuple[Model, FamilyTexts, Vae]:
     """Return the models of a checkpoint with a transformer. Raises CheckpointUnavailable."""
@@ -401,8 +405,8 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
     """Return the models of a checkpoint from memory or disk. Raises CheckpointUnavailable."""
     path = store.models.path(CHECKPOINTS, name)
     identity = store.identity(path)
-    if family := store.inspect_once(whole_family, path, identity):
-        return Checkpoint(name, *load_whole(store, path, family, label=name))
+    if family := store.inspect_once(transformer_checkpoint_family, path, identity):
+        return Checkpoint(name, *load_transformer_checkpoint(store, path, family, label=name))
     info = store.inspect_once(inspect, path, identity)
     unet = store.get_or_create(("unet", identity), lambda: _read_unet(store, info.unet), label=name)
     encoders = tuple(
@@ -434,7 +438,7 @@ def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
 def _read_unet(store: ModelStore, component: Component) -> Any:
     # Only the UNet gains from half precision. The other models are small, or their values overflow
     # in half precision.
-    target = LoadTarget(store.device, dtype_of(store.unets, store.device))
+    target = LoadTarget(store.device, unet_dtype(store.unets, store.device))
     return prepared(read_module(store, UNet2DConditionModel, component, target), store.unets)
 
 

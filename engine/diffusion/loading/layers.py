@@ -185,7 +185,7 @@ class PlainAttention(nn.Module):
         """
         assert attention_mask is None
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-        keys, values = self.sources(context)
+        keys, values = self.key_and_value_inputs(context)
         query, key, value = (
             each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for each in (self.to_q(hidden_states), self.to_k(keys), self.to_v(values))
@@ -197,7 +197,7 @@ class PlainAttention(nn.Module):
         projected: Tensor = dropout(projection(found.transpose(1, 2).flatten(2)))
         return projected
 
-    def sources(self, context: Tensor) -> tuple[Tensor, Tensor]:
+    def key_and_value_inputs(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs of `to_k` and `to_v` for texts or hidden states."""
         keys = values = context
         for each in self.changes:

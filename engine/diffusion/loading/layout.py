@@ -89,7 +89,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _PROJECTION = re.compile(r"\.([qkv]_proj)\.(weight|bias)$")
 
 
-def same(names: Iterable[str]) -> KeyMap:
+def identity_map(names: Iterable[str]) -> KeyMap:
     """Return the key map of a file whose keys are the names in the module."""
     return {name: StoredTensor(name) for name in names}
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from engine.diffusion.adapters import Adapter, Adapters, AppliedAdapter, RowUpdates, Update, key_of
 from engine.diffusion.families.model_family import ModelFamily
 from engine.diffusion.loading.lora_file import Change, LoraFile, Part
-from engine.diffusion.loading.lora_layers import Known, Places, layers_of, text_layers
+from engine.diffusion.loading.lora_layers import JoinedLayers, LayersByName, layers_of, text_layers
 from engine.diffusion.loading.networks import prepared
 from engine.diffusion.loading.store import Identity, ModelStore
 from engine.diffusion.loading.streaming import stream, streamed
@@ -65,7 +65,7 @@ def is_merged(module: nn.Module) -> bool:
     return origin is not None and origin.merged() is module
 
 
-def merged(store: ModelStore, module: M, loras: tuple[AppliedLora, ...], known: Known) -> M:
+def merged(store: ModelStore, module: M, loras: tuple[AppliedLora, ...], known: LayersByName) -> M:
     """Return the module with more LoRAs, from the store if the LoRAs were merged before.
 
     Returns `module` itself if the files do not change any of its layers.
@@ -85,10 +85,12 @@ def merged(store: ModelStore, module: M, loras: tuple[AppliedLora, ...], known: 
     return found
 
 
-def _merge(store: ModelStore, base: Any, loras: tuple[AppliedLora, ...], known: Known) -> Any:
+def _merge(
+    store: ModelStore, base: Any, loras: tuple[AppliedLora, ...], known: LayersByName
+) -> Any:
     files = [LoraFile(lora.path) for lora in loras]
     remaining = Counter(name for file in files for name in _touched(base, file, known))
-    store.make_room(sum(base.get_parameter(name).nbytes for name in remaining))
+    store.free_for(sum(base.get_parameter(name).nbytes for name in remaining))
     copied = sharing_copy(base)
     # Weights stay in float32 until their last difference is added, so each is rounded once.
     changing: dict[str, Tensor] = {}
@@ -119,38 +121,40 @@ def _set(module: Any, name: str, weight: Tensor) -> None:
 def _differences(
     base: nn.Module,
     file: LoraFile,
-    known: Known,
+    known: LayersByName,
     *,
     current: Callable[[str], Tensor],
     strength: float,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the names of the parameters that the file changes, and the changes in float32."""
     with file.opened() as read:
-        for change, places in file.changes(known):
-            for part, names in _parts(base, change, places):
-                rows = zip(places, map(current, names), strict=True)
-                whole = torch.cat([place.stored(weight) for place, weight in rows])
+        for change, joined in file.changes(known):
+            for part, names in _parts(base, change, joined):
+                rows = zip(joined, map(current, names), strict=True)
+                whole = torch.cat([layer_rows.stored(weight) for layer_rows, weight in rows])
                 tensors = read(change, whole.device)
                 with file.fitting(change, whole.shape):
                     difference = change.difference(part, tensors, whole, strength)
                 file.require_finite(change, [difference])
-                for place, name in zip(places, names, strict=True):
-                    yield name, place.own(difference)
+                for layer_rows, name in zip(joined, names, strict=True):
+                    yield name, layer_rows.own(difference)
 
 
-def _touched(base: nn.Module, file: LoraFile, known: Known) -> Iterator[str]:
+def _touched(base: nn.Module, file: LoraFile, known: LayersByName) -> Iterator[str]:
     """Yield the names of the parameters that the file changes, once for each change."""
-    for change, places in file.changes(known):
-        for _, names in _parts(base, change, places):
+    for change, joined in file.changes(known):
+        for _, names in _parts(base, change, joined):
             yield from names
 
 
-def _parts(base: nn.Module, change: Change, places: Places) -> Iterator[tuple[Part, list[str]]]:
+def _parts(
+    base: nn.Module, change: Change, joined: JoinedLayers
+) -> Iterator[tuple[Part, list[str]]]:
     """Yield the parts of a change that all its layers have, with the names of the parameters."""
     for part in change.parts:
-        layers = [base.get_submodule(place.layer) for place in places]
+        layers = [base.get_submodule(layer_rows.layer) for layer_rows in joined]
         if all(getattr(layer, part, None) is not None for layer in layers):
-            yield part, [f"{place.layer}.{part}" for place in places]
+            yield part, [f"{layer_rows.layer}.{part}" for layer_rows in joined]
 
 
 _log = logging.getLogger(__name__)
@@ -214,7 +218,7 @@ def with_lora(
     return networks
 
 
-def _known(networks: Networks) -> tuple[Known, list[Known]]:
+def _known(networks: Networks) -> tuple[LayersByName, list[LayersByName]]:
     """Return the layers of the denoising network and of each text encoder."""
     texts = [
         layers_of(encoder, partial(text_layers, at=at))
@@ -244,7 +248,7 @@ def _with_unet(
     lora: AppliedLora,
     *,
     file: LoraFile,
-    known: Known,
+    known: LayersByName,
 ) -> Networks:
     """Return the networks with one more LoRA in the denoising network.
 
@@ -268,7 +272,7 @@ def _with_unet(
 def _supports_row_updates(unet: Any, layers: Iterable[str]) -> bool:
     """Return whether adapters can be added to these layers by row."""
     updates: RowUpdates | None = getattr(unet, "row_updates", None)
-    return updates is not None and not is_merged(unet) and updates.cover(layers)
+    return updates is not None and not is_merged(unet) and updates.can_update(layers)
 
 
 def _is_small(networks: Networks, sizes: Mapping[str, int]) -> bool:
@@ -286,14 +290,14 @@ def _shapes(unet: Any, layers: Iterable[str]) -> dict[str, torch.Size]:
 
 
 def _adapter(
-    store: ModelStore, unet: Any, lora: AppliedLora, *, file: LoraFile, known: Known
+    store: ModelStore, unet: Any, lora: AppliedLora, *, file: LoraFile, known: LayersByName
 ) -> Adapter:
     """Return the adapter of a file, from the store if it was made for the same shapes before."""
     sizes: Mapping[str, int] = file.row_sizes(known, unet) or {}
     shapes = _shapes(unet, sizes)
 
     def create() -> Adapter:
-        store.make_room(sum(sizes.values()) * next(unet.parameters()).itemsize)
+        store.free_for(sum(sizes.values()) * next(unet.parameters()).itemsize)
         layers: defaultdict[str, tuple[Update, ...]] = defaultdict(tuple)
         for name, update in file.row_updates(known, unet):
             layers[name] += (update,)

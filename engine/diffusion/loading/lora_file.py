@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from engine.diffusion.adapters import Kronecker, LowRank, Update
 from engine.diffusion.device_error import is_device_error
-from engine.diffusion.loading.lora_layers import Known, Place, Places
+from engine.diffusion.loading.lora_layers import JoinedLayers, LayerRows, LayersByName
 from engine.diffusion.loading.store import tensors_of
 from engine.diffusion.loading.streaming import device_of
 from engine.diffusion.loading.weights import Weights
@@ -39,7 +39,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 """The tensors of one layer in float32, by the names that this module uses."""
 
 
-class Unfit(ValueError):
+class TensorsDoNotFit(ValueError):
     """Raised if the tensors of a change do not fit each other or the weight."""
 
 
@@ -51,7 +51,10 @@ class Kind:
     sets: tuple[frozenset[str], ...]
     """A change of this kind has all tensors of at least one of these sets."""
     difference: Callable[[Tensors, Tensor, float], Tensor]
-    """A function that returns the change of a weight at a strength. Raises Unfit, RuntimeError."""
+    """A function that returns the change of a weight at a strength.
+
+    It raises TensorsDoNotFit or RuntimeError.
+    """
     optional: frozenset[str] = frozenset()
 
     @property
@@ -63,7 +66,7 @@ class Kind:
 def low_rank_matrices(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """Return `down` (rank, in), or (rank, in, height, width), and `up` (out, rank).
 
-    `up` is multiplied by alpha / rank. `shape` is the shape of the weight. Raises Unfit,
+    `up` is multiplied by alpha / rank. `shape` is the shape of the weight. Raises TensorsDoNotFit,
     RuntimeError.
     """
     _require_low_rank(tensors, shape)
@@ -146,7 +149,7 @@ def _kronecker(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
 def kronecker_factors(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """Return the factors of a Kronecker product. The second is multiplied by alpha / rank.
 
-    Raises Unfit, RuntimeError.
+    Raises TensorsDoNotFit, RuntimeError.
     """
     first, second = (_factor(tensors, name, shape) for name in ("lokr_w1", "lokr_w2"))
     _require(first.ndim == 2, 2 <= second.ndim <= len(shape))
@@ -158,7 +161,10 @@ def kronecker_factors(tensors: Tensors, shape: torch.Size) -> tuple[Tensor, Tens
 
 
 def _factor(tensors: Tensors, name: str, shape: torch.Size) -> Tensor:
-    """Return a factor. Raises Unfit if a product of matrices would be larger than the weight."""
+    """Return a factor.
+
+    Raises TensorsDoNotFit if a product of matrices would be larger than the weight.
+    """
     if name in tensors:
         return tensors[name]
     a, b = tensors[f"{name}_a"], tensors[f"{name}_b"]
@@ -222,18 +228,18 @@ def _butterfly(rotations: Tensor, weight: Tensor) -> Tensor:
     return rotated
 
 
-def given(difference: Tensor, weight: Tensor, strength: float) -> Tensor:
+def stored_difference(difference: Tensor, weight: Tensor, strength: float) -> Tensor:
     """Return the difference that a file stores, times `strength`."""
     _require(difference.numel() == weight.numel())
     return difference.reshape(weight.shape) * strength
 
 
-def _given_weight(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
-    return given(tensors["diff"], weight, strength)
+def _weight_difference(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
+    return stored_difference(tensors["diff"], weight, strength)
 
 
-def _given_norm(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
-    return given(tensors["w_norm"], weight, strength)
+def _norm_difference(tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
+    return stored_difference(tensors["w_norm"], weight, strength)
 
 
 def with_magnitude(difference: Tensor, weight: Tensor, magnitude: Tensor) -> Tensor:
@@ -253,14 +259,14 @@ def with_magnitude(difference: Tensor, weight: Tensor, magnitude: Tensor) -> Ten
 
 
 def _require_product(up: Tensor, down: Tensor, shape: torch.Size) -> None:
-    """Raise Unfit if up @ down would not have the size of the weight."""
+    """Raise TensorsDoNotFit if up @ down would not have the size of the weight."""
     _require(up.ndim >= 2, down.ndim >= 2, up.numel() > 0, down.numel() > 0)
     _require(len(up) == shape[0], up[0].numel() == len(down))
     _require(down[0].numel() == math.prod(shape[1:]))
 
 
 def _require_core(core: Tensor, shape: torch.Size) -> None:
-    """Raise Unfit if a rank of a core in Tucker's form exceeds the longer side of the weight.
+    """Raise TensorsDoNotFit if a rank of a Tucker core exceeds the longer side of the weight.
 
     Without this limit, small tensors in a file could cause an intermediate result of any size.
     """
@@ -281,7 +287,7 @@ def _alpha(tensors: Tensors, default: float) -> float:
 
 def _require(*conditions: bool) -> None:
     if not all(conditions):
-        raise Unfit
+        raise TensorsDoNotFit
 
 
 def _sets(*names: Iterable[str]) -> tuple[frozenset[str], ...]:
@@ -311,8 +317,8 @@ KINDS = (
     LOHA,
     LOKR,
     Kind("OFT", _sets(("oft_blocks",)), _rotation, frozenset({"rescale"})),
-    Kind("difference", _sets(("diff",)), _given_weight),
-    Kind("difference of a norm", _sets(("w_norm",)), _given_norm),
+    Kind("difference", _sets(("diff",)), _weight_difference),
+    Kind("difference of a norm", _sets(("w_norm",)), _norm_difference),
 )
 BIASES = ("diff_b", "b_norm")
 """The names of a tensor that is added to a bias. A layer may have no other tensor."""
@@ -362,10 +368,10 @@ class Change:
         return "DoRA" if MAGNITUDE in self.keys else self.kind.title
 
     def difference(self, part: Part, tensors: Tensors, weight: Tensor, strength: float) -> Tensor:
-        """Return the change of the weight or of the bias. Raises Unfit, RuntimeError."""
+        """Return the change of the weight or of the bias. Raises TensorsDoNotFit, RuntimeError."""
         if part == "bias" or self.kind is None:
             name = next(each for each in BIASES if each in tensors)
-            return given(tensors[name], weight, strength)
+            return stored_difference(tensors[name], weight, strength)
         if MAGNITUDE not in tensors:
             return self.kind.difference(tensors, weight, strength)
         magnitude = tensors[MAGNITUDE]
@@ -376,7 +382,7 @@ class Change:
         return with_magnitude(whole, weight, magnitude) * strength
 
 
-def part_of(key: str) -> tuple[str, str] | None:
+def layer_and_tensor(key: str) -> tuple[str, str] | None:
     """Return the layer and the name of the tensor with this key, or None for an unknown key."""
     if found := _MATRIX.search(key):
         return _current(key[: found.start()]), _MATRICES.get(found[1], found[1])
@@ -408,7 +414,7 @@ Without this limit, the intermediate result for each token could be as large as 
 
 
 def row_size(
-    change: Change, shapes: Mapping[str, Sequence[int]], weight: torch.Size, places: Places
+    change: Change, shapes: Mapping[str, Sequence[int]], weight: torch.Size, joined: JoinedLayers
 ) -> int | None:
     """Return the number of elements that a change keeps in memory if it is added by row.
 
@@ -424,7 +430,7 @@ def row_size(
     if kind is LOHA:
         return own["hada_w1_b"][0] * own["hada_w2_b"][0] * _sides(weight)
     rows, columns = (own[name][side] for side, name in enumerate(_of_factor(own, "lokr_w2")))
-    if len(weight) > 2 or not all(_is_aligned(place, rows) for place in places):
+    if len(weight) > 2 or not all(_is_aligned(layer_rows, rows) for layer_rows in joined):
         return None
     first = [own[name][side] for side, name in enumerate(_of_factor(own, "lokr_w1"))]
     if first[1] * rows > _MOST_INTERMEDIATE * max(weight):
@@ -441,33 +447,37 @@ def _of_factor(names: Mapping[str, object], factor: str) -> tuple[str, str]:
     return (factor, factor) if factor in names else (f"{factor}_a", f"{factor}_b")
 
 
-def _is_aligned(place: Place, rows: int) -> bool:
-    """Return whether the rows of a place are whole blocks of a Kronecker product."""
-    return not place.swapped and all(rows and end % rows == 0 for end in place.rows or (0,))
+def _is_aligned(layer_rows: LayerRows, rows: int) -> bool:
+    """Return whether the rows of a layer are whole blocks of a Kronecker product."""
+    return not layer_rows.swapped and all(
+        rows and end % rows == 0 for end in layer_rows.rows or (0,)
+    )
 
 
 def row_updates(
-    change: Change, tensors: Tensors, weights: Sequence[Tensor], places: Places
+    change: Change, tensors: Tensors, weights: Sequence[Tensor], joined: JoinedLayers
 ) -> list[Update]:
-    """Return the update of each layer in `places`. `weights` has the weight of each layer.
+    """Return the update of each layer in `joined`. `weights` has the weight of each layer.
 
-    Raises Unfit, RuntimeError.
+    Raises TensorsDoNotFit, RuntimeError.
     """
     shape = torch.Size((sum(map(len, weights)), *weights[0].shape[1:]))
     dtype = weights[0].dtype
     if change.kind is LOKR:
         first, second = kronecker_factors(tensors, shape)
         second = second.to(dtype, copy=True)
-        spans = [_blocks(place, len(second)) for place in places]
+        spans = [_blocks(layer_rows, len(second)) for layer_rows in joined]
         return [Kronecker(first[span].to(dtype, copy=True), second) for span in spans]
     make = hadamard_matrices if change.kind is LOHA else low_rank_matrices
     down, up = make(tensors, shape)
     down = down.to(dtype, copy=True)
-    return [LowRank(down, place.own(up).to(dtype, copy=True)) for place in places]
+    return [LowRank(down, layer_rows.own(up).to(dtype, copy=True)) for layer_rows in joined]
 
 
-def _blocks(place: Place, rows: int) -> slice:
-    return slice(None) if place.rows is None else slice(*(end // rows for end in place.rows))
+def _blocks(layer_rows: LayerRows, rows: int) -> slice:
+    if layer_rows.rows is None:
+        return slice(None)
+    return slice(*(end // rows for end in layer_rows.rows))
 
 
 _FOREIGN = {
@@ -490,7 +500,7 @@ class LoraFile:
         self.layers: dict[str, Change] = {}
         for key in self._weights.shapes:
             self._refuse_foreign(key)
-            if found := part_of(key):
+            if found := layer_and_tensor(key):
                 layer, name = found
                 self.layers.setdefault(layer, Change(layer)).keys[name] = key
         self.layers = {layer: each for layer, each in self.layers.items() if each.parts}
@@ -502,38 +512,38 @@ class LoraFile:
         for change in self.layers.values():
             self._require_whole(change)
 
-    def changes(self, known: Known) -> list[tuple[Change, Places]]:
-        """Return the changes of the layers in `known`, with their places in the network."""
+    def changes(self, known: LayersByName) -> list[tuple[Change, JoinedLayers]]:
+        """Return the changes of the layers in `known`, with the layers of the network."""
         return [(each, known[name]) for name, each in self.layers.items() if name in known]
 
-    def row_sizes(self, known: Known, module: nn.Module) -> Counter[str] | None:
+    def row_sizes(self, known: LayersByName, module: nn.Module) -> Counter[str] | None:
         """Return the number of elements in the row updates of each layer of the network.
 
         Returns None if a change must be merged.
         """
         sizes: Counter[str] = Counter()
-        for change, places in self.changes(known):
+        for change, joined in self.changes(known):
             shapes = {name: self._weights.shapes[key] for name, key in change.keys.items()}
-            size = row_size(change, shapes, _shape(_weights(module, places)), places)
+            size = row_size(change, shapes, _shape(_weights(module, joined)), joined)
             # A file may change a layer under several names. The product for each name would make
             # the call slower for all jobs that share it.
-            if size is None or any(place.layer in sizes for place in places):
+            if size is None or any(layer_rows.layer in sizes for layer_rows in joined):
                 return None
             # The layers share one matrix, so together they need `size` elements.
-            sizes += Counter({place.layer: size // len(places) for place in places})
+            sizes += Counter({layer_rows.layer: size // len(joined) for layer_rows in joined})
         return sizes
 
-    def row_updates(self, known: Known, module: nn.Module) -> Iterator[tuple[str, Update]]:
+    def row_updates(self, known: LayersByName, module: nn.Module) -> Iterator[tuple[str, Update]]:
         """Yield the name of each layer in the network and an update of the layer's output."""
         with self.opened() as read:
-            for change, places in self.changes(known):
-                weights = _weights(module, places)
+            for change, joined in self.changes(known):
+                weights = _weights(module, joined)
                 tensors = read(change, device_of(module))
                 with self.fitting(change, _shape(weights)):
-                    updates = row_updates(change, tensors, weights, places)
+                    updates = row_updates(change, tensors, weights, joined)
                 self.require_finite(change, tensors_of(updates))
-                for place, update in zip(places, updates, strict=True):
-                    yield place.layer, update
+                for layer_rows, update in zip(joined, updates, strict=True):
+                    yield layer_rows.layer, update
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
@@ -552,7 +562,7 @@ class LoraFile:
         """Raise CheckpointUnavailable if a change does not fit a weight of this shape."""
         try:
             yield
-        except (Unfit, RuntimeError) as error:
+        except (TensorsDoNotFit, RuntimeError) as error:
             if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error):
                 raise
             if is_device_error(error) or is_machine_error(error):
@@ -593,8 +603,8 @@ def _shown(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
-def _weights(module: nn.Module, places: Places) -> list[Tensor]:
-    return [module.get_parameter(f"{place.layer}.weight") for place in places]
+def _weights(module: nn.Module, joined: JoinedLayers) -> list[Tensor]:
+    return [module.get_parameter(f"{layer_rows.layer}.weight") for layer_rows in joined]
 
 
 def _shape(weights: list[Tensor]) -> torch.Size:

@@ -35,7 +35,7 @@ _TEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayerRows:
     """A layer of a network, and its position in a layer of a file."""
 
     layer: str
@@ -54,17 +54,17 @@ class Place:
         return torch.cat(own.chunk(2)[::-1]) if self.swapped else own
 
 
-Places: TypeAlias = tuple[Place, ...]
+JoinedLayers: TypeAlias = tuple[LayerRows, ...]
 """The layers of a network that a file stores as one layer, in the order of the file's rows."""
-Known: TypeAlias = Mapping[str, Places]
+LayersByName: TypeAlias = Mapping[str, JoinedLayers]
 """The layers of a network, by their names in files."""
 
 
-_KNOWN_LAYERS: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+_KNOWN_LAYERS: WeakKeyDictionary[nn.Module, LayersByName] = WeakKeyDictionary()
 """The results of `layers_of`. A search at each job would take milliseconds."""
 
 
-def layers_of(network: nn.Module, find: Callable[[Any], Known]) -> Known:
+def layers_of(network: nn.Module, find: Callable[[Any], LayersByName]) -> LayersByName:
     """Return the layers of a network. `find` is called once for each network."""
     known = _KNOWN_LAYERS.get(network)
     if known is None:
@@ -72,11 +72,11 @@ def layers_of(network: nn.Module, find: Callable[[Any], Known]) -> Known:
     return known
 
 
-def unet_layers(unet: Any) -> Known:
+def unet_layers(unet: Any) -> LayersByName:
     names = list(_changeable(unet))
-    found: dict[str, Places] = {}
+    found: dict[str, JoinedLayers] = {}
     for name, key in (*((name, name) for name in names), *_in_single_file(unet, names)):
-        found |= dict.fromkeys(_spellings(key, *_UNET), (Place(name),))
+        found |= dict.fromkeys(_spellings(key, *_UNET), (LayerRows(name),))
     return found
 
 
@@ -84,10 +84,10 @@ def _in_single_file(unet: Any, names: list[str]) -> Iterable[tuple[str, str]]:
     return layout.unet_names(names, unet.config).items()
 
 
-def text_layers(encoder: nn.Module, at: int) -> Known:
+def text_layers(encoder: nn.Module, at: int) -> LayersByName:
     """Return the layers of the model's first (`at` = 0) or second (`at` = 1) text encoder."""
     dotted, underscored = _TEXT[at]
-    found: dict[str, Places] = {}
+    found: dict[str, JoinedLayers] = {}
     for name in _changeable(encoder):
         key, kind = name, ""
         if isinstance(encoder, LanguageModel):
@@ -95,39 +95,39 @@ def text_layers(encoder: nn.Module, at: int) -> Known:
         elif isinstance(encoder, TextEncoder):
             kind = encoder.spec.embedding_key
         prefixes = (*dotted, f"text_encoders.{kind}.transformer.")
-        found |= dict.fromkeys(_spellings(key, prefixes, underscored), (Place(name),))
+        found |= dict.fromkeys(_spellings(key, prefixes, underscored), (LayerRows(name),))
     return found
 
 
-def transformer_layers(network: Any, file_keys: Callable[[Sequence[str]], KeyMap]) -> Known:
+def transformer_layers(network: Any, file_keys: Callable[[Sequence[str]], KeyMap]) -> LayersByName:
     """Return the layers of a transformer.
 
     `file_keys` maps names of weights to the tensors in the file of the model's authors.
     """
     names = list(_changeable(network))
-    found: dict[str, Places] = {}
+    found: dict[str, JoinedLayers] = {}
     for name in names:
-        found |= dict.fromkeys(_spellings(name, *_TRANSFORMER), (Place(name),))
+        found |= dict.fromkeys(_spellings(name, *_TRANSFORMER), (LayerRows(name),))
     parts: defaultdict[str, list[tuple[str, StoredTensor]]] = defaultdict(list)
     for name, stored in file_keys([f"{each}.weight" for each in names]).items():
         parts[stored.key.removesuffix(".weight")].append((name.removesuffix(".weight"), stored))
     for key, together in parts.items():
-        places = tuple(_places(network, together))
-        found |= dict.fromkeys(_spellings(key, *_TRANSFORMER), places)
+        joined = tuple(_layer_rows(network, together))
+        found |= dict.fromkeys(_spellings(key, *_TRANSFORMER), joined)
     return found
 
 
-def _places(network: Any, together: list[tuple[str, StoredTensor]]) -> Iterator[Place]:
-    """Yield the places of the layers in `together`, which the file stores as one layer."""
+def _layer_rows(network: Any, together: list[tuple[str, StoredTensor]]) -> Iterator[LayerRows]:
+    """Yield the layers in `together`, which the file stores as one layer, with their rows."""
     if len(together) == 1:
         ((name, stored),) = together
-        yield Place(name, swapped=stored.swapped)
+        yield LayerRows(name, swapped=stored.swapped)
         return
     together = sorted(together, key=lambda each: each[1].third or (each[1].rows or (0,))[0])
     rows = [len(network.get_parameter(f"{name}.weight")) for name, _ in together]
     bounds = pairwise(accumulate(rows, initial=0))
     for (name, stored), span in zip(together, bounds, strict=True):
-        yield Place(name, span, stored.swapped)
+        yield LayerRows(name, span, stored.swapped)
 
 
 def _spellings(name: str, dotted: Iterable[str], underscored: Iterable[str]) -> Iterator[str]:

@@ -68,7 +68,7 @@ def mixed_unet(store: ModelStore, first: Model, second: Model, mix: Mix) -> Any:
 
     def create() -> Any:
         names = unet_names(dict(first.unet.named_parameters()), first.unet.config)
-        store.make_room(sum(each.nbytes for each in first.unet.parameters()))
+        store.free_for(sum(each.nbytes for each in first.unet.parameters()))
         made = _mixed(
             first.unet,
             _weights(first.unet, first.adapters),

@@ -15,7 +15,7 @@ from engine.diffusion.adapters import use_row_updates
 from engine.diffusion.loading.checkpoint_info import Component
 from engine.diffusion.loading.layers import CrossAttentionCache, use_one_dnn, use_plain_attention
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.streaming import require_room, resident_bytes, stream
+from engine.diffusion.loading.streaming import require_streaming_memory, resident_bytes, stream
 from engine.diffusion.loading.weights import LoadTarget, first_line
 from engine.diffusion.text.text_encoders import TextEncoder, TextEncoderSpec, made_on_meta
 from engine.diffusion.vision.row_prompts import RowPrompts
@@ -23,7 +23,7 @@ from engine.errors import CheckpointUnavailable, EngineError
 from engine.options import UnetOptions
 
 
-def dtype_of(options: UnetOptions, device: torch.device) -> torch.dtype:
+def unet_dtype(options: UnetOptions, device: torch.device) -> torch.dtype:
     if options.precision == "auto":
         return torch.float16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, options.precision)
@@ -72,7 +72,7 @@ _BAD_CONFIGURATION = (
 
 def read_module(store: ModelStore, cls: Any, component: Component, target: LoadTarget) -> Any:
     """Read a model of diffusers' class `cls` with its weights."""
-    return loaded(store, empty_module(cls, component), component, target)
+    return load_module(store, empty_module(cls, component), component, target)
 
 
 def empty_module(cls: Any, component: Component) -> Any:
@@ -81,7 +81,7 @@ def empty_module(cls: Any, component: Component) -> Any:
         return cls.from_config(component.config)
 
 
-def loaded(store: ModelStore, module: M, component: Component, target: LoadTarget) -> M:
+def load_module(store: ModelStore, module: M, component: Component, target: LoadTarget) -> M:
     """Load the weights of a module that is on the meta device. Returns the module.
 
     Raises CheckpointUnavailable if a weight is missing, before other models are dropped.
@@ -91,11 +91,11 @@ def loaded(store: ModelStore, module: M, component: Component, target: LoadTarge
         key_map = component.map_keys(weights)
     component.weights.require(weights, key_map)
     if not target.is_streamed:
-        store.make_room(sum(each.numel() for each in weights.values()) * target.dtype.itemsize)
+        store.free_for(sum(each.numel() for each in weights.values()) * target.dtype.itemsize)
     return component.weights.load_into(module, key_map, target)
 
 
-def target_within_room(
+def target_within_memory(
     store: ModelStore, module: nn.Module, name: str, target: LoadTarget
 ) -> LoadTarget:
     """Return `target`, changed to streaming if the weights of a module do not fit on the device.
@@ -103,14 +103,14 @@ def target_within_room(
     Raises OutOfMemory if there is not enough memory for streaming either.
     """
     size_bytes = sum(each.numel() for each in module.parameters()) * target.dtype.itemsize
-    if store.room is None or store.fits(size_bytes):
+    if store.free_memory_of is None or store.fits(size_bytes):
         return target
-    require_room(module, name, store.room, target.dtype)
-    store.make_room(resident_bytes(module, target.dtype))
+    require_streaming_memory(module, name, store.free_memory_of, target.dtype)
+    store.free_for(resident_bytes(module, target.dtype))
     return replace(target, is_streamed=True)
 
 
-def streamable(module: M, target: LoadTarget) -> M:
+def mark_streamable(module: M, target: LoadTarget) -> M:
     """Mark a module as streamable, and stream it if its weights were loaded for streaming."""
     found: Any = module
     found.is_streamable = True
@@ -135,7 +135,7 @@ def read_clip_encoder(
     target = LoadTarget(store.device, torch.float32, rounded_to=torch.float16)
     with configuration_checked(component.weights.name):
         empty = made_on_meta(component.config, spec)
-    encoder = use_one_dnn(loaded(store, empty, component, target))
+    encoder = use_one_dnn(load_module(store, empty, component, target))
     embeddings = encoder.text_model.embeddings
     # Files do not contain this buffer.
     positions = torch.arange(encoder.text_model.config.max_position_embeddings)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from engine.activity import ActivityKind, ModelUse
 from engine.batcher import Request
 from engine.diffusion.device_error import memory_checked
-from engine.diffusion.loading.streaming import Room, pinned_bytes, stream, streamed
+from engine.diffusion.loading.streaming import FreeMemory, pinned_bytes, stream, streamed
 from engine.diffusion.loading.weights import SUFFIX, damage_reported
 from engine.diffusion.text.text_encoders import EncodingCache
 from engine.errors import ModelsUnavailable
@@ -129,13 +129,13 @@ class ModelStore:
         cache_bytes: int,
         *,
         unets: UnetOptions = UnetOptions(),  # noqa: B008 - the default is frozen
-        room: Room | None = None,
+        free_memory_of: FreeMemory | None = None,
     ) -> None:
         self.models = models
         self.device = device
         self.unets = unets
-        self.room = room
-        """The free memory, by which models are streamed. None: streaming is disabled."""
+        self.free_memory_of = free_memory_of
+        """The free memory of device and machine. None: no model is streamed."""
         self.encoding_cache = EncodingCache(_TEXT_CACHE_BYTES)
         """The results of the loaded text encoders, by text."""
         self.previews: dict[int, Preview] = {}
@@ -169,7 +169,7 @@ class ModelStore:
         identity = self.identity(path)
 
         def create() -> T:
-            self.make_room(identity[1])
+            self.free_for(identity[1])
             return read(path, self.device)
 
         return self.get_or_create((kind, identity, read), create)
@@ -211,7 +211,7 @@ class ModelStore:
     def get_or_create(self, key: Hashable, create: Callable[[], T], *, label: str = "") -> T:
         """Return the object under `key`. If there is no such object, `create` makes the object.
 
-        `create` should call `make_room` before it allocates memory for the object.
+        `create` should call `free_for` before it allocates memory for the object.
         """
         if key not in self._entries:
             # This raises ModelsUnavailable if the folder does not answer. A slow read would block
@@ -227,7 +227,7 @@ class ModelStore:
         value: T = self._entries[key].value
         return value
 
-    def make_room(self, size_bytes: int) -> None:
+    def free_for(self, size_bytes: int) -> None:
         """Drop unused models until `size_bytes` more are within the limit."""
         self._evict(size_bytes, spared=0)
 
@@ -239,10 +239,10 @@ class ModelStore:
 
     def fits(self, size_bytes: int) -> bool:
         """Return whether `size_bytes` fit on the device. Unused models are dropped if needed."""
-        if self.room is None or self.room.fits(size_bytes):
+        if self.free_memory_of is None or self.free_memory_of.fits(size_bytes):
             return True
         self.free_unused()
-        return self.room.fits(size_bytes)
+        return self.free_memory_of.fits(size_bytes)
 
     def free_memory(self, *, may_stream: bool = True) -> bool:
         """Drop unused models after memory ran out. Returns whether any memory was freed.
@@ -254,11 +254,15 @@ class ModelStore:
         for key, entry in list(self._entries.items()):
             if streamed(entry.value):  # An interrupted call may have left layers on the device.
                 self._stream(key, entry)
-        return freed or (may_stream and self.room is not None and self._stream_largest(self.room))
+        return freed or (
+            may_stream
+            and self.free_memory_of is not None
+            and self._stream_largest(self.free_memory_of)
+        )
 
-    def _stream_largest(self, room: Room) -> bool:
+    def _stream_largest(self, free_memory_of: FreeMemory) -> bool:
         entries = [each for each in self._entries.items() if each[1].is_streamable]
-        fitting = [each for each in entries if pinned_bytes(each[1].value) <= room.host()]
+        fitting = [each for each in entries if pinned_bytes(each[1].value) <= free_memory_of.host()]
         if not fitting:
             return False
         key, largest = max(fitting, key=lambda each: each[1].size_bytes)
@@ -332,7 +336,7 @@ class Load(Request):
     what: Hashable
     load: Callable[[], Any]
     rows: int = 1
-    goes_ahead: bool = True
+    is_urgent: bool = True
 
     @property
     def key(self) -> Hashable:

@@ -28,7 +28,7 @@ _HOOKS = ("group_offloading", "layer_execution_tracker", "lazy_prefetch_group_of
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeMemory:
     """Functions that return the free memory of the device and of the machine, in bytes."""
 
     device: Callable[[], int]
@@ -129,7 +129,9 @@ def pinned_bytes(module: nn.Module, dtype: torch.dtype | None = None) -> int:
     )
 
 
-def require_room(module: nn.Module, name: str, room: Room, dtype: torch.dtype) -> None:
+def require_streaming_memory(
+    module: nn.Module, name: str, free_memory_of: FreeMemory, dtype: torch.dtype
+) -> None:
     """Raise OutOfMemory if there is not enough memory to stream a module."""
     size, resident = _size_bytes(module, dtype), resident_bytes(module, dtype)
     pinned = pinned_bytes(module, dtype)
@@ -137,15 +139,15 @@ def require_room(module: nn.Module, name: str, room: Room, dtype: torch.dtype) -
         f"{name} has {_gigabytes(size)} of weights, which is too much for the memory of the "
         "device. "
     )
-    if not room.fits(resident):
+    if not free_memory_of.fits(resident):
         raise OutOfMemory(
             f"{text}To stream the weights layer by layer, {_gigabytes(resident)} of that memory "
-            f"are needed at once, but {_gigabytes(room.device())} are free"
+            f"are needed at once, but {_gigabytes(free_memory_of.device())} are free"
         )
-    if pinned > room.host():
+    if pinned > free_memory_of.host():
         raise OutOfMemory(
             f"{text}To stream the weights, {_gigabytes(pinned)} of the machine's memory are "
-            f"needed, but {_gigabytes(room.host())} are free"
+            f"needed, but {_gigabytes(free_memory_of.host())} are free"
         )
 
 

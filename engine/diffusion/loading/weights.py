@@ -34,7 +34,7 @@ _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FORMATS = {"float8_e4m3fn", "float8_e5m2"}
 
 
-def unscaled(
+def scaled_tensor(
     key: str, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Tensor]
 ) -> Tensor:
     """Return the tensor of that key, multiplied by its scale if there is a scale.
@@ -157,7 +157,7 @@ class Weights:
 
             def weight(name: str, shape: torch.Size) -> Tensor:
                 stored = key_map[name]
-                whole = unscaled(stored.key, self.shapes, read)
+                whole = scaled_tensor(stored.key, self.shapes, read)
                 if not whole.is_floating_point():
                     raise CheckpointUnavailable(
                         f"{self.name}: {stored.key} is stored as {whole.dtype}, which is not a "

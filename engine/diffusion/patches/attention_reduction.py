@@ -150,7 +150,7 @@ class TiledAttention(SelfAttentionLayer):
             query = _cut(query, sides, counts)
             parts = math.prod(counts)
             key, value = (each.unflatten(1, (parts, -1)).flatten(0, 1) for each in (key, value))
-            found[at] = _joined(self.compared(query, key, value), sides, counts)
+            found[at] = _joined(self.attended_values(query, key, value), sides, counts)
         return self.output(found)
 
 
@@ -228,12 +228,12 @@ class MergingAttention(SelfAttentionLayer):
         if count == 0 or positions != height * width or min(height, width) == 1:
             return super().attend(hidden_states)
         matches = [
-            (rows, Match.of(hidden_states[rows], kept_places(drawn, width), count))
+            (rows, Match.of(hidden_states[rows], target_positions(drawn, width), count))
             for rows, drawn in self._drawn(height // _STRIDE, width // _STRIDE)
         ]
         query, key, value = self.projections(hidden_states)
         query = torch.cat([match.merged(query[rows]) for rows, match in matches])
-        found = self.output(self.compared(query, key, value))
+        found = self.output(self.attended_values(query, key, value))
         return torch.cat([match.unmerged(found[rows]) for rows, match in matches])
 
     def _drawn(self, down: int, across: int) -> list[tuple[slice, Tensor]]:
@@ -244,7 +244,7 @@ class MergingAttention(SelfAttentionLayer):
         ]
 
 
-def kept_places(drawn: Tensor, width: int) -> Tensor:
+def target_positions(drawn: Tensor, width: int) -> Tensor:
     """Return the positions into which other positions are merged, in ascending order.
 
     `drawn` has the index of the kept position within each square.
@@ -262,12 +262,12 @@ class Match:
     """(m,): the positions into which other positions may be merged."""
     sources: Tensor
     """All other positions."""
-    apart: Tensor
+    unmerged_sources: Tensor
     """(batch, n): the indices in `sources` of the positions that are not merged."""
-    gone: Tensor
+    merged_sources: Tensor
     """(batch, count): the indices in `sources` of the positions that are merged."""
-    into: Tensor
-    """(batch, count): the indices in `targets` of the positions into which `gone` are merged."""
+    merge_targets: Tensor
+    """(batch, count): the index in `targets` of the target of each of `merged_sources`."""
 
     @classmethod
     def of(cls, hidden: Tensor, targets: Tensor, count: int) -> Self:
@@ -277,10 +277,10 @@ class Match:
         targets = targets.to(hidden.device)
         sources = is_source.nonzero()[:, 0].to(hidden.device)
         directions = functional.normalize(hidden, dim=-1)
-        best, into = _most_alike(directions[:, sources], directions[:, targets])
+        best, targets_of_sources = _most_alike(directions[:, sources], directions[:, targets])
         order = best.argsort(dim=-1, descending=True, stable=True)
-        gone, apart = order[:, :count], order[:, count:]
-        return cls(targets, sources, apart, gone, into.gather(1, gone))
+        merged, unmerged = order[:, :count], order[:, count:]
+        return cls(targets, sources, unmerged, merged, targets_of_sources.gather(1, merged))
 
     def merged(self, x: Tensor) -> Tensor:
         """Return (batch, positions - count, width).
@@ -289,17 +289,22 @@ class Match:
         """
         sources, targets = x[:, self.sources], x[:, self.targets]
         found = targets.scatter_reduce(
-            1, _wide(self.into, x), sources.gather(1, _wide(self.gone, x)), "mean"
+            1,
+            _wide(self.merge_targets, x),
+            sources.gather(1, _wide(self.merged_sources, x)),
+            "mean",
         )
-        return torch.cat([sources.gather(1, _wide(self.apart, x)), found], dim=1)
+        return torch.cat([sources.gather(1, _wide(self.unmerged_sources, x)), found], dim=1)
 
     def unmerged(self, x: Tensor) -> Tensor:
         """Return (batch, positions, width). Each merged source gets the result of its target."""
-        count = self.apart.shape[1]
-        apart, targets = x[:, :count], x[:, count:]
+        count = self.unmerged_sources.shape[1]
+        unmerged, targets = x[:, :count], x[:, count:]
         sources = x.new_empty(len(x), len(self.sources), x.shape[-1])
-        sources.scatter_(1, _wide(self.apart, x), apart)
-        sources.scatter_(1, _wide(self.gone, x), targets.gather(1, _wide(self.into, x)))
+        sources.scatter_(1, _wide(self.unmerged_sources, x), unmerged)
+        sources.scatter_(
+            1, _wide(self.merged_sources, x), targets.gather(1, _wide(self.merge_targets, x))
+        )
         found = x.new_empty(len(x), len(self.sources) + len(self.targets), x.shape[-1])
         found[:, self.targets], found[:, self.sources] = targets, sources
         return found

@@ -36,10 +36,10 @@ class SelfAttentionLayer(PlainAttention):
 
     def projections(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, (batch, positions, width) each."""
-        keys, values = self.sources(hidden_states)
+        keys, values = self.key_and_value_inputs(hidden_states)
         return self.to_q(hidden_states), self.to_k(keys), self.to_v(values)
 
-    def compared(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attended_values(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attended values, (batch, positions, width)."""
         parts = (
             each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (query, key, value)
@@ -56,7 +56,7 @@ class ValueAttention(SelfAttentionLayer):
     """Self-attention of each position only to itself (arXiv:2403.17377, equation 15)."""
 
     def attend(self, hidden_states: Tensor) -> Tensor:
-        _, values = self.sources(hidden_states)
+        _, values = self.key_and_value_inputs(hidden_states)
         return self.output(self.to_v(values))
 
 
@@ -77,7 +77,7 @@ class WatchedAttention(SelfAttentionLayer):
         """(batch, positions): the mean over all heads, summed over all queries."""
 
     def attend(self, hidden_states: Tensor) -> Tensor:
-        keys, _ = self.sources(hidden_states)
+        keys, _ = self.key_and_value_inputs(hidden_states)
         query, key = (
             each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for each in (self.to_q(hidden_states), self.to_k(keys))
@@ -129,7 +129,7 @@ class SelfAttention:
         return functional.conv2d(padded, kernel.expand(channels, 1, -1, -1), groups=channels)
 
     @staticmethod
-    def suits(x0: Tensor) -> bool:
+    def can_degrade(x0: Tensor) -> bool:
         """Return whether x0 is large enough to be blurred."""
         return min(x0.shape[2:]) > _LEAST_CELLS
 

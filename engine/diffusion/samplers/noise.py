@@ -29,7 +29,7 @@ NoiseSampler: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A function that returns Gaussian noise of unit variance for the step between two sigmas."""
 
 
-def shifted(seed: int, by: int) -> int:
+def shifted_seed(seed: int, by: int) -> int:
     """Return the seed plus `by`. The largest seed plus 1 is 0."""
     return (seed + by) % _SEEDS
 

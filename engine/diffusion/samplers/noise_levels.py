@@ -237,7 +237,7 @@ class FlowLevels(NoiseLevels):
         return float(self.sigma_max)
 
     def sigma_at(self, timestep: Tensor) -> Tensor:
-        return shifted(timestep, self.shift)
+        return shifted_sigmas(timestep, self.shift)
 
     def timestep_of(self, sigmas: Tensor) -> Tensor:
         return sigmas
@@ -253,7 +253,7 @@ class FlowLevels(NoiseLevels):
             return float("inf")
         if percent >= 1.0:
             return 0.0
-        return float(shifted(torch.tensor(1.0 - percent), self.shift))
+        return float(shifted_sigmas(torch.tensor(1.0 - percent), self.shift))
 
     def noised(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
         return (1 - sigma) * clean + sigma * noise
@@ -262,7 +262,7 @@ class FlowLevels(NoiseLevels):
         return x / (1 - sigma) if 0 < sigma < 1 else x
 
 
-def shifted(times: Tensor, shift: float) -> Tensor:
+def shifted_sigmas(times: Tensor, shift: float) -> Tensor:
     """Return the sigmas of times from 0 to 1. For Flux, the shift is exp(mu)."""
     return shift * times / (1 + (shift - 1) * times)
 
@@ -270,5 +270,5 @@ def shifted(times: Tensor, shift: float) -> Tensor:
 @lru_cache(maxsize=256)
 def flow_levels(shift: float, count: int = 1000) -> FlowLevels:
     """Return `count` levels with that shift. Equal arguments give the same object while cached."""
-    sigmas = shifted(torch.arange(1, count + 1, dtype=torch.float64) / count, shift)
+    sigmas = shifted_sigmas(torch.arange(1, count + 1, dtype=torch.float64) / count, shift)
     return FlowLevels(sigmas.float(), sigmas.log().float(), shift=shift)

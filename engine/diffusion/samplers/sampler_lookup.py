@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.diffusion.families.flow_sampling import FLOW_SAMPLERS, by_levels, in_levels
+from engine.diffusion.families.flow_sampling import FLOW_SAMPLERS, noise_by_level, run_on_levels
 from engine.diffusion.samplers.ancestral import NO_CHURN, Churn, churned
 from engine.diffusion.samplers.noise import (
     NoiseSampler,
@@ -69,19 +69,19 @@ def sampling_of(
     chosen = {} if row.eta is None or options.eta is None else {"eta": options.eta}
     is_churned = row.churns and options.churn.amount > 0
     own = FLOW_SAMPLERS.get(name) if is_flow else None
-    is_by_levels = is_flow and own is None
+    runs_on_levels = is_flow and own is None
     if row.noise == "none" and not is_churned:
-        if is_by_levels and row.needs_uncond:
-            return by_levels(sampler, x, sigmas)
+        if runs_on_levels and row.needs_uncond:
+            return run_on_levels(sampler, x, sigmas)
         return sampler(x, sigmas)
     if row.noise == "brownian":
         noise = brownian_noise(x, sigmas if path is None else path, seed)
     else:
         noise = step_noise or independent_noise(x, seed)
     noise = scaled_noise(noise, options.noise_factor)
-    if is_by_levels:
-        noise = in_levels(noise)
+    if runs_on_levels:
+        noise = noise_by_level(noise)
     steps = partial(own or sampler, noise_sampler=noise, **chosen)
     if is_churned:
         steps = partial(churned, sampler, noise_sampler=noise, churn=options.churn)
-    return by_levels(steps, x, sigmas) if is_by_levels else steps(x, sigmas)
+    return run_on_levels(steps, x, sigmas) if runs_on_levels else steps(x, sigmas)

@@ -89,7 +89,7 @@ class Clip:
         """Whether encoded texts have a pooled vector, as with SDXL."""
         return any(each.spec.has_projection for each in self.encoders)
 
-    def takes(self, embedding: Embedding) -> bool:
+    def fits(self, embedding: Embedding) -> bool:
         """Return whether an embedding has vectors for every text encoder."""
         return all(
             embedding.vectors_for(each.spec.embedding_key, each.width) is not None
@@ -172,7 +172,7 @@ class Encode(Request):
     clip: Clip
     encoder: TextEncoder
     chunks: Sequence[Tokens]
-    goes_ahead: bool = True
+    is_urgent: bool = True
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere

@@ -174,7 +174,7 @@ class EncodeTexts(Request):
     encoder: LanguageModel
     cache: EncodingCache
     texts: Sequence[Ids]
-    goes_ahead: bool = True
+    is_urgent: bool = True
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere

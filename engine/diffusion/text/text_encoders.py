@@ -49,7 +49,7 @@ class EmbeddingToken:
     """One vector of an embedding, used as a token."""
 
     embedding: Embedding
-    row: int
+    index: int
 
 
 Token: TypeAlias = int | EmbeddingToken
@@ -164,7 +164,7 @@ class TextEncoder(nn.Module):
             if isinstance(token, int):
                 fitted.append(token)
             elif (vectors := token.embedding.vectors_for(key, self.width)) is not None:
-                fitted += vectors[token.row : token.row + 1]
+                fitted += vectors[token.index : token.index + 1]
         yield from fitted
         yield END
         yield from [self.spec.pad_token] * (len(tokens) - len(fitted) - 1)

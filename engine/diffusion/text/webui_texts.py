@@ -149,7 +149,7 @@ def _chunks(clip: Clip, sections: Sequence[Section], options: TextOptions) -> li
     if not options.makes_plain:
         return chunks_of(sections, clip.tokenizer, clip.embeddings)
     plain = [[(plain_text(words), weight) for words, weight in each] for each in sections]
-    return chunks_of(plain, clip.tokenizer, clip.embeddings, fits=clip.takes)
+    return chunks_of(plain, clip.tokenizer, clip.embeddings, fits=clip.fits)
 
 
 def chunks_of(

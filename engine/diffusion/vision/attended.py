@@ -74,10 +74,10 @@ class AddedAttention(NamedTuple):
     sides: tuple[int, int]
     """The height and the width of the latents."""
 
-    def add_to(self, found: Tensor, query: Tensor) -> None:
-        """Add the attention to the image prompts to `found`, the output for the texts.
+    def add_to(self, output: Tensor, query: Tensor) -> None:
+        """Add the attention to the image prompts to `output`, the output for the texts.
 
-        `found` and `query` are (rows, heads, positions, width of a head).
+        `output` and `query` are (rows, heads, positions, width of a head).
         """
         keys, values = (
             each.unflatten(-1, (query.shape[1], -1)).transpose(1, 2)
@@ -88,7 +88,7 @@ class AddedAttention(NamedTuple):
             sides = _sides(*self.sides, query.shape[2])
             mask = functional.interpolate(self.mask, size=sides, mode="bilinear")
             more = more * mask.flatten(2)[..., None].to(more)
-        found.index_add_(0, self.rows, more)
+        output.index_add_(0, self.rows, more)
 
 
 @lru_cache(maxsize=256)

@@ -24,7 +24,7 @@ from engine.diffusion.loading import layout
 from engine.diffusion.loading.checkpoint_info import Component, MapKeys
 from engine.diffusion.loading.layers import use_one_dnn
 from engine.diffusion.loading.layout import StoredTensor
-from engine.diffusion.loading.networks import configuration_checked, loaded
+from engine.diffusion.loading.networks import configuration_checked, load_module
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.weights import LoadTarget, Weights, component_files, read_json
 from engine.errors import CheckpointUnavailable
@@ -63,7 +63,7 @@ class EncodeVision(Request):
     network: ClipVision
     image: Images
     crop: bool
-    goes_ahead: bool = False
+    is_urgent: bool = False
 
     @property
     def key(self) -> Hashable:
@@ -90,7 +90,7 @@ def encoded(network: ClipVision, images: Images, *, crop: bool) -> Work[ClipVisi
     """Encode images one after the other."""
     parts: list[ClipVisionOutput] = []
     for image in images.split(1):
-        parts.append((yield EncodeVision(network, image, crop, goes_ahead=not parts)))
+        parts.append((yield EncodeVision(network, image, crop, is_urgent=not parts)))
     return ClipVisionOutput.joined(parts)
 
 
@@ -164,7 +164,7 @@ def inspect_clip_vision(path: Path) -> Component:
                 f"{path.name} has no {FOLDER}/, so it is not a unCLIP checkpoint"
             )
         weights = Weights(*component_files(folder))
-        return Component(read_json(folder / "config.json"), weights, layout.same)
+        return Component(read_json(folder / "config.json"), weights, layout.identity_map)
     weights = Weights(path)
     layers, map_keys = _layout(weights)
     own = path.with_suffix(CONFIG_SUFFIX)
@@ -177,7 +177,7 @@ def inspect_clip_vision(path: Path) -> Component:
 def _layout(weights: Weights) -> tuple[str, MapKeys]:
     """Return the prefix of the names of layers, and the function that maps the keys."""
     if any(key.startswith(_LAYERS) for key in weights.shapes):
-        return _LAYERS, layout.same
+        return _LAYERS, layout.identity_map
     for prefix in _OPEN_PREFIXES:
         layers = f"{prefix}{_OPEN_LAYERS}"
         if any(key.startswith(layers) for key in weights.shapes):
@@ -223,7 +223,7 @@ def _read(store: ModelStore, component: Component) -> CLIPVisionModelWithProject
     target = LoadTarget(store.device, torch.float32, rounded_to=torch.float16)
     with configuration_checked(component.weights.name), torch.device("meta"):
         empty = CLIPVisionModelWithProjection(CLIPVisionConfig(**component.config))
-    network = use_one_dnn(loaded(store, empty, component, target))
+    network = use_one_dnn(load_module(store, empty, component, target))
     embeddings = network.vision_model.embeddings
     # Files do not contain this buffer.
     positions = torch.arange(embeddings.num_positions, device=store.device)

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from engine.diffusion.conditioning.placement import PlacedCondition
+from engine.diffusion.conditioning.fitting import FittedCondition
 from engine.diffusion.inpainting import fitted_mask
 from engine.diffusion.loading.layers import PlainAttention
 from engine.diffusion.vision.attended import AddedAttention, ImagePrompt, KeysValues
 
 
-class PlacedPrompt(NamedTuple):
+class FittedPrompt(NamedTuple):
     """An image prompt for latents of one size."""
 
     layers: Mapping[str, KeysValues]
@@ -25,27 +25,27 @@ class PlacedPrompt(NamedTuple):
     sides: tuple[int, int]
 
 
-def placed_prompts(
-    prompts: Sequence[ImagePrompt], placed: PlacedCondition, x: Tensor
-) -> list[PlacedPrompt]:
+def fitted_prompts(
+    prompts: Sequence[ImagePrompt], fitted: FittedCondition, x: Tensor
+) -> list[FittedPrompt]:
     """Return the layers and the mask of each prompt for a condition on the latents `x`."""
-    sides = tuple(placed.window(x).shape[2:])
+    sides = tuple(fitted.window(x).shape[2:])
     return [
-        PlacedPrompt(
-            each.negative if placed.is_negative else each.positive,
-            None if each.mask is None else _window(each.mask, placed, x),
+        FittedPrompt(
+            each.negative if fitted.is_negative else each.positive,
+            None if each.mask is None else _window(each.mask, fitted, x),
             (sides[0], sides[1]),
         )
         for each in prompts
     ]
 
 
-def _window(mask: Tensor, placed: PlacedCondition, x: Tensor) -> Tensor:
-    return mask[:, None] if placed.area is None else placed.window(fitted_mask(mask, x))
+def _window(mask: Tensor, fitted: FittedCondition, x: Tensor) -> Tensor:
+    return mask[:, None] if fitted.area is None else fitted.window(fitted_mask(mask, x))
 
 
 def prompted(
-    unet: Any, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]
+    unet: Any, rows: Sequence[Sequence[FittedPrompt]], sizes: Sequence[int]
 ) -> AbstractContextManager[None]:
     """Let the latents of each row attend to the row's prompts within this context.
 
@@ -54,7 +54,7 @@ def prompted(
     if not any(rows):
         return nullcontext()
     row_prompts: RowPrompts = unet.row_prompts
-    return row_prompts.of(rows, sizes)
+    return row_prompts.applied(rows, sizes)
 
 
 class RowPrompts:
@@ -72,7 +72,9 @@ class RowPrompts:
         }
 
     @contextmanager
-    def of(self, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int]) -> Iterator[None]:
+    def applied(
+        self, rows: Sequence[Sequence[FittedPrompt]], sizes: Sequence[int]
+    ) -> Iterator[None]:
         """Let the UNet attend to these prompts within this context.
 
         One attention serves several rows if their tokens, masks and latents have equal sizes.
@@ -94,9 +96,9 @@ large as a picture.
 
 
 def _added(
-    name: str, rows: Sequence[Sequence[PlacedPrompt]], sizes: Sequence[int], masks: _Masks
+    name: str, rows: Sequence[Sequence[FittedPrompt]], sizes: Sequence[int], masks: _Masks
 ) -> Iterator[AddedAttention]:
-    groups: defaultdict[Hashable, list[tuple[range, PlacedPrompt]]] = defaultdict(list)
+    groups: defaultdict[Hashable, list[tuple[range, FittedPrompt]]] = defaultdict(list)
     start = 0
     for own, size in zip(rows, sizes, strict=True):
         for number, each in enumerate(own):
@@ -110,7 +112,7 @@ def _added(
 
 
 def _joined(
-    name: str, group: Sequence[tuple[range, PlacedPrompt]], masks: _Masks
+    name: str, group: Sequence[tuple[range, FittedPrompt]], masks: _Masks
 ) -> AddedAttention:
     pairs = [(each.layers[name], len(indices)) for indices, each in group]
     keys = torch.cat([each.keys.expand(size, -1, -1) for each, size in pairs])

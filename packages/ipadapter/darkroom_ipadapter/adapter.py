@@ -44,7 +44,7 @@ class Adapter:
     to_values: tuple[Tensor, ...]
     is_plus: bool
     """Whether the adapter uses the states of a picture's patches instead of its embedding."""
-    seen_width: int
+    vision_width: int
     """The width of the CLIP vision output that the adapter uses."""
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from darkroom_ipadapter.adapter import Adapter
-from darkroom_ipadapter.prompts import Project, combined, sides, sized
+from darkroom_ipadapter.prompts import Project, combined, for_both_conditionings, with_count
 from darkroom_ipadapter.weights import LayerWeight
 from engine.batcher import Work
 from engine.diffusion.context import Context
@@ -19,7 +19,7 @@ from engine.diffusion.vision.attended import CrossAttention, ImagePrompt, KeysVa
 from engine.diffusion.vision.clip_vision import ClipVisionOutput
 from engine.errors import EngineError
 
-Seen: TypeAlias = tuple[Tensor, Tensor]
+EncodedPictures: TypeAlias = tuple[Tensor, Tensor]
 """The encoded pictures for the positive and the negative conditioning."""
 Pairs: TypeAlias = tuple[list[KeysValues], list[KeysValues]]
 _BLACK_SIDE = 224
@@ -36,9 +36,9 @@ def layers_for(layers: Sequence[CrossAttention], adapter: Adapter) -> Sequence[C
     return layers
 
 
-def seen(
+def encode_pictures(
     context: Context, adapter: Adapter, clip_vision: Any, *, image: Images, negative: Images | None
-) -> Work[Seen]:
+) -> Work[EncodedPictures]:
     """Encode the pictures for the adapter.
 
     If there is no negative picture, a "plus" adapter gets a black picture, and other adapters get
@@ -51,23 +51,23 @@ def seen(
     if negative is None:
         return positive, torch.zeros_like(positive)
     others = yield from context.vision.encode(clip_vision, negative, crop=True)
-    return positive, sized(_output_for(others, adapter), len(positive))
+    return positive, with_count(_output_for(others, adapter), len(positive))
 
 
 def _output_for(encoded: ClipVisionOutput, adapter: Adapter) -> Tensor:
     output = encoded.penultimate_hidden_states if adapter.is_plus else encoded.image_embeds
-    if (width := output.shape[-1]) != adapter.seen_width:
+    if (width := output.shape[-1]) != adapter.vision_width:
         raise EngineError(
-            f"{adapter.name} was made for another CLIP vision model: it needs {adapter.seen_width} "
-            f"numbers from it, but this one returns {width}"
+            f"{adapter.name} was made for another CLIP vision model: it needs "
+            f"{adapter.vision_width} numbers from it, but this one returns {width}"
         )
     return output
 
 
-def projected(adapter: Adapter, pictures: Seen, combining: str) -> Work[Pairs]:
+def projected(adapter: Adapter, pictures: EncodedPictures, combining: str) -> Work[Pairs]:
     """Return the keys and values of all layers, for the positive and the negative pictures."""
     positive = combined(pictures[0], combining)
-    negative = sized(pictures[1], len(positive))
+    negative = with_count(pictures[1], len(positive))
     found = yield Project(adapter, torch.cat([positive, negative]))
     halves = [(_half(each, 0), _half(each, 1)) for each in found]
     return [each for each, _ in halves], [each for _, each in halves]
@@ -85,7 +85,7 @@ def prompt_of(
 ) -> ImagePrompt:
     """Return the image prompt for the layers. Layers with a weight of 0 are left out."""
     found = {
-        layer.name: sides(positive, negative, own, scaling)
+        layer.name: for_both_conditionings(positive, negative, own, scaling)
         for layer, positive, negative, own in zip(layers, *pairs, of_layers, strict=True)
         if own.weight
     }
@@ -95,6 +95,8 @@ def prompt_of(
     )
 
 
-def limited(prompt: ImagePrompt, mask: Mask | None, shares: tuple[float, float]) -> ImagePrompt:
+def with_mask_and_range(
+    prompt: ImagePrompt, mask: Mask | None, shares: tuple[float, float]
+) -> ImagePrompt:
     """Return the prompt, limited to a part of the image and to a range of the timesteps."""
     return replace(prompt, mask=mask, percent_range=shares)

@@ -147,7 +147,10 @@ def unified_loader(
 def ip_adapter(
     context: Context, *, weight_type: str, ipadapter: Loaded, **inputs: Any
 ) -> Work[tuple[Any]]:
-    """Lets a picture guide a model beside the text, with what the unified loader has loaded."""
+    """Lets a picture guide a model in addition to the text.
+
+    It uses the models of the unified loader.
+    """
     own_type = _SIMPLE_TYPES[weight_type]
     return (yield from _applied(context, ipadapter, weight_type=own_type, **inputs))
 
@@ -182,7 +185,7 @@ def ip_adapter(
 def ip_adapter_advanced(
     context: Context, *, ipadapter: Loaded, clip_vision: Any = None, **inputs: Any
 ) -> Work[tuple[Any]]:
-    """Lets pictures guide a model beside the text."""
+    """Lets pictures guide a model in addition to the text."""
     found = ipadapter if clip_vision is None else Loaded(ipadapter.adapter, clip_vision)
     return (yield from _applied(context, found, **inputs))
 
@@ -210,10 +213,10 @@ def _applied(
     of_layers = weights.layer_weights(weight_type, weight, layers)
     if not any(each.weight for each in of_layers):
         return (model,)
-    seen = yield from applying.seen(
+    seen = yield from applying.encode_pictures(
         context, loaded.adapter, loaded.clip_vision, image=image, negative=image_negative
     )
     pairs = yield from applying.projected(loaded.adapter, seen, combine_embeds)
     prompt = applying.prompt_of(layers, pairs, of_layers, embeds_scaling)
-    limited = applying.limited(prompt, attn_mask, (start_at, end_at))
+    limited = applying.with_mask_and_range(prompt, attn_mask, (start_at, end_at))
     return (context.vision.with_image_prompt(model, limited),)

@@ -28,7 +28,7 @@ class Project(Request):
     adapter: Adapter
     seen: Tensor
     """(pictures, width), or (pictures, patches, width)."""
-    goes_ahead: bool = True
+    is_urgent: bool = True
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
@@ -71,7 +71,7 @@ def combined(seen: Tensor, how: str) -> Tensor:
     return one[None]
 
 
-def sized(seen: Tensor, count: int) -> Tensor:
+def with_count(seen: Tensor, count: int) -> Tensor:
     """Return `count` encodings: repeat the last encoding, or drop encodings at the end."""
     return seen[torch.arange(count).clamp(max=len(seen) - 1)]
 
@@ -88,7 +88,7 @@ def weighted(pair: KeysValues, weight: float, scaling: str) -> KeysValues:
     return KeysValues(keys.flatten(0, 1)[None], changed.flatten(0, 1)[None])
 
 
-def sides(
+def for_both_conditionings(
     seen: KeysValues, unseen: KeysValues, weight: LayerWeight, scaling: str
 ) -> tuple[KeysValues, KeysValues]:
     """Return the keys and values of a layer for the positive and the negative conditioning."""

@@ -220,7 +220,7 @@ def binary_lines(
     estimate=_estimate,
 )
 def color_palette(context: Context, image: Images, resolution: int = 512) -> Work[tuple[Images]]:
-    """Leaves a colour for each square of 64 pixels."""
+    """Gives each square of 64 pixels one colour."""
     from darkroom_preprocessors.colours import palette
 
     return _each(context, image, partial(palette, resolution=resolution))
@@ -238,7 +238,7 @@ def color_palette(context: Context, image: Images, resolution: int = 512) -> Wor
 def content_shuffle(
     context: Context, image: Images, resolution: int = 512, seed: int = 0
 ) -> Work[tuple[Images]]:
-    """Moves the contents of images about, and keeps their colours."""
+    """Moves the contents of images at random."""
     from darkroom_preprocessors.colours import shuffled
 
     return _each(context, image, partial(shuffled, seed=seed, resolution=resolution))
@@ -264,7 +264,7 @@ def tiles(
     pyrUp_iters: int = 3,  # noqa: N803 - graphs use this name
     resolution: int = 512,
 ) -> Work[tuple[Images]]:
-    """Takes the details out of images; the resolution is accepted and not used."""
+    """Removes the details of images. The resolution is not used."""
     from darkroom_preprocessors.colours import tile
 
     return _each(context, image, partial(tile, doublings=pyrUp_iters))

@@ -13,7 +13,7 @@ from engine.activity import Activity, ActivityKind, ActivityMonitor
 from engine.batch_limits import BatchLimits
 from engine.batcher import BatchedRun, Batcher, Execution, Request
 from engine.errors import OutOfMemory
-from engine.stages import MOST_BESIDE, Stage, StageClock
+from engine.stages import MOST_SHARED_RUNS, Stage, StageClock
 
 
 @dataclass(eq=False)
@@ -86,7 +86,7 @@ class Step(Fake):
 
 
 class Preparation(Fake):
-    goes_ahead = True
+    is_urgent = True
 
 
 def test_a_run_knows_the_rows_of_its_calls_and_is_in_their_stage() -> None:
@@ -107,8 +107,8 @@ def test_a_run_knows_which_others_were_in_its_calls() -> None:
     ends.batcher.step()
     third = ends.join("c", run(Step("c", key_="another model")))
     ends.finish()
-    assert first.stages.beside == second.stages.beside == {"a", "b"}
-    assert third.stages.beside == {"c"}
+    assert first.stages.runs_in_shared_calls == second.stages.runs_in_shared_calls == {"a", "b"}
+    assert third.stages.runs_in_shared_calls == {"c"}
 
 
 def test_a_run_keeps_no_more_than_so_many_names() -> None:
@@ -116,7 +116,7 @@ def test_a_run_keeps_no_more_than_so_many_names() -> None:
     for number in range(1000):
         clock.begin(Stage.DENOISE)
         clock.end(Stage.DENOISE, rows=1, call_rows=2, span_links={str(number), "own"})
-    assert len(clock.beside) <= MOST_BESIDE + 1
+    assert len(clock.runs_in_shared_calls) <= MOST_SHARED_RUNS + 1
 
 
 def test_runs_share_calls_and_join_and_leave_at_any_step(calls: list[list[str]]) -> None:

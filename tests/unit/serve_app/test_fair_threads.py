@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from engine.patient_reads import PatientReads
+from engine.timed_reads import TimedReads
 from serve_app.fair_threads import FairSemaphore, FairThreads
 from serve_app.refusals import Busy
 
@@ -21,7 +21,7 @@ async def test_a_quick_check_runs_at_once() -> None:
 
 
 async def test_a_quick_check_that_has_to_wait_for_files_runs_beside_the_loop() -> None:
-    reads, gate = PatientReads(ttl_s=60, timeout_s=5), threading.Event()
+    reads, gate = TimedReads(ttl_s=60, timeout_s=5), threading.Event()
 
     def read() -> int:
         gate.wait(5)

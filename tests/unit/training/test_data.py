@@ -90,7 +90,7 @@ def test_every_kind_of_scene_comes_up() -> None:
 def test_captions_have_trained_words_only_and_fit_into_one_chunk() -> None:
     tokens = vocabulary.tokens_of(captions(scenes()))
     assert tokens.shape == (MANY, 77)
-    assert not (vocabulary.rows()[tokens] == vocabulary.UNKNOWN).any()
+    assert not (vocabulary.trained_index_of_token()[tokens] == vocabulary.UNKNOWN).any()
 
 
 def test_the_judge_is_right_about_drawn_pictures() -> None:

@@ -66,7 +66,7 @@ def test_the_exported_encoder_reads_clip_tokens_as_the_trained_one_its_rows(
     assert (tokens[1, 1:] == END).all()
     (loaded,) = _loaded(exported).clip.encoders
     with torch.no_grad():
-        own = denoiser.text.eval()(vocabulary.rows()[tokens]).last_hidden_state
+        own = denoiser.text.eval()(vocabulary.trained_index_of_token()[tokens]).last_hidden_state
         theirs = loaded.text_model(tokens).last_hidden_state
     assert torch.allclose(own, theirs, atol=0.02)
 

@@ -76,7 +76,9 @@ async def test_its_events_say_for_its_trace_what_only_that_tells(
 ) -> None:
     job, given_at = await bench.submit(), utc_now()
     beside = ("4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",) if is_traced else ()
-    end = Finished(1, {"denoise": 0.5}, steps=20, beside=beside, notes=(Note.VAE_TILED,))
+    end = Finished(
+        1, {"denoise": 0.5}, steps=20, runs_in_shared_calls=beside, notes=(Note.VAE_TILED,)
+    )
     engine.script = [picture(), end]
     await bench.run(engine, job=job, is_traced=is_traced, given_at=given_at)
     _, started, _, completed = [event.data for event in await bench.log.read(job.id)]

@@ -123,7 +123,7 @@ def test_each_row_is_as_with_merged_weights(rig: Rig) -> None:
     unet, x = rig.unet, torch.randn(1, 4, 8, 8).expand(len(MIXED), -1, -1, -1)
     networks = [rig.applied(*loras) for loras in MIXED]
     assert all(each.unet is unet for each in networks)
-    with unet.row_updates.of([each.adapters for each in networks], [1] * len(MIXED)):
+    with unet.row_updates.applied([each.adapters for each in networks], [1] * len(MIXED)):
         found = answer(unet, x)
     for row, loras in enumerate(MIXED):
         expected = answer(rig.merged(*loras), x)[row]
@@ -313,7 +313,7 @@ def test_rows_are_as_if_each_had_weights_of_its_own(kind: str) -> None:
     make, shape = LAYERS[kind]
     plain, x = make().requires_grad_(False), torch.randn(ROWS, *shape)
     network, adapters = updated(copy.deepcopy(plain)), mixed(plain.weight)
-    with network.row_updates.of(adapters, SIZES):
+    with network.row_updates.applied(adapters, SIZES):
         found = network(x)
     torch.testing.assert_close(found, row_by_row(plain, x, adapters), rtol=1e-5, atol=1e-5)
     assert torch.equal(network(x), plain(x))
@@ -326,7 +326,7 @@ def test_rows_may_have_a_kronecker_product_beside_others(shape: tuple[int, ...])
     one = AppliedAdapter(Adapter(Path("y"), ("y", 0, 0), {NAME: (product,)}), 0.6)
     network, other = updated(copy.deepcopy(plain)), AppliedAdapter(adapter(plain.weight, 1), 0.7)
     adapters: list[Adapters] = [(one,), (), (other,), (other, one)]
-    with network.row_updates.of(adapters, SIZES):
+    with network.row_updates.applied(adapters, SIZES):
         found = network(x)
     torch.testing.assert_close(found, row_by_row(plain, x, adapters), rtol=1e-5, atol=1e-5)
 
@@ -335,7 +335,7 @@ def test_a_layer_may_get_the_tokens_of_all_rows_one_after_the_other() -> None:
     plain, tokens = nn.Linear(6, 5).requires_grad_(False), (2, 1, 3, 2, 4, 1, 2)
     network, adapters = updated(copy.deepcopy(plain)), mixed(plain.weight)
     x = torch.randn(sum(tokens), 6)
-    with network.row_updates.of(adapters, SIZES, {NAME: tokens}):
+    with network.row_updates.applied(adapters, SIZES, {NAME: tokens}):
         found = network(x)
     ends = [slice(0, 2), slice(2, 6), slice(6, 8), slice(8, 15)]
     wanted = [
@@ -348,7 +348,7 @@ def test_a_convolution_may_have_another_memory_format() -> None:
     plain = convolution(padding=1).to(memory_format=torch.channels_last).requires_grad_(False)
     x = torch.randn(ROWS, 6, 8, 7).to(memory_format=torch.channels_last)
     network, adapters = updated(copy.deepcopy(plain)), mixed(plain.weight)
-    with network.row_updates.of(adapters, SIZES):
+    with network.row_updates.applied(adapters, SIZES):
         found = network(x)
     torch.testing.assert_close(found, row_by_row(plain, x, adapters), rtol=1e-5, atol=1e-5)
 
@@ -363,7 +363,7 @@ def test_the_layers_of_one_dnn_are_updated_and_keep_what_they_made_of_the_texts(
     texts, adapters = [torch.randn(1, 4, 6) for _ in SIZES], mixed(plain.weight)
 
     def keys(own: Sequence[Adapters]) -> Tensor:
-        with network.row_updates.of(own, SIZES):
+        with network.row_updates.applied(own, SIZES):
             return network(cache.join_texts(texts, SIZES, 4, adapters=own))
 
     first = keys(adapters)
@@ -394,7 +394,7 @@ def test_a_call_that_fails_leaves_no_updates_behind() -> None:
     network, x = updated(nn.Linear(6, 5)), torch.randn(2, 6)
     plain = network(x)
     own = (AppliedAdapter(adapter(network.layer.weight, 1), 1.0),)
-    with pytest.raises(RuntimeError), network.row_updates.of([own], [2]):
+    with pytest.raises(RuntimeError), network.row_updates.applied([own], [2]):
         network(torch.randn(2, 7))
     assert torch.equal(network(x), plain)
 
@@ -403,7 +403,7 @@ def test_a_copy_has_updates_of_its_own() -> None:
     network, x = updated(nn.Linear(6, 5)), torch.randn(2, 6)
     copied, plain = copy.deepcopy(network), network(x)
     own = (AppliedAdapter(adapter(network.layer.weight, 1), 1.0),)
-    with copied.row_updates.of([own], [2]):
+    with copied.row_updates.applied([own], [2]):
         assert torch.equal(network(x), plain)
         assert not torch.allclose(copied(x), plain, atol=1e-2)
 

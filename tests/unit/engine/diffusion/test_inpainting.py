@@ -15,7 +15,7 @@ from engine.diffusion.images.latent_operations import LatentOperations
 from engine.diffusion.images.latents import Latent, noise_like
 from engine.diffusion.inpainting import KeptNoise, fitted_mask, inpainting
 from engine.diffusion.model import Model
-from engine.diffusion.samplers.noise import shifted, start_noise
+from engine.diffusion.samplers.noise import shifted_seed, start_noise
 from engine.diffusion.samplers.runge_kutta import euler
 from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, trajectory
 from engine.errors import TooLarge
@@ -126,8 +126,8 @@ def test_an_index_that_grew_by_batches_of_batches_is_refused() -> None:
 
 
 def test_the_seed_after_the_largest_is_the_first() -> None:
-    assert shifted(2**64 - 1, 1) == 0
-    assert shifted(0, -1) == 2**64 - 1
+    assert shifted_seed(2**64 - 1, 1) == 0
+    assert shifted_seed(0, -1) == 2**64 - 1
 
 
 class NoisePredictor(nn.Module):

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.diffusion.conditioning.condition import Condition
-from engine.diffusion.conditioning.placement import PlacedCondition
+from engine.diffusion.conditioning.fitting import FittedCondition
 from engine.diffusion.context import Context
-from engine.diffusion.vision.row_prompts import placed_prompts, prompted
+from engine.diffusion.vision.row_prompts import fitted_prompts, prompted
 from engine.errors import EngineError
 from engine.extensions import Extension
 from engine.graph.models_folder import CLIP_VISIONS
@@ -75,8 +75,8 @@ def test_attention_is_that_of_diffusers(
     (model,) = driven(body(context, model=base, weight=weight, **inputs))
     x, tokens = torch.randn(2, 4, 8, 8), torch.randn(2, 77, TEXT_WIDTH)
     time = torch.full((2,), 500)
-    placed = PlacedCondition(Condition(tokens), None, None, (1e9, 0.0))
-    rows = [placed_prompts(model.image_prompts, placed, x), []]
+    fitted = FittedCondition(Condition(tokens), None, None, (1e9, 0.0))
+    rows = [fitted_prompts(model.image_prompts, fitted, x), []]
     with prompted(base.unet, rows, [1, 1]):
         found = base.unet(x, time, tokens, return_dict=False)[0]
     plain = base.unet(x, time, tokens, return_dict=False)[0]

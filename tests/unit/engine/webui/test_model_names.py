@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from engine.errors import ModelsUnavailable
 from engine.graph.models_folder import ModelsFolder
-from engine.patient_reads import PatientReads
+from engine.timed_reads import TimedReads
 from engine.webui.model_names import listed_name, named_by_hash, network_hashes
 
 
@@ -74,7 +74,7 @@ def test_an_embedding_in_a_text_is_known_by_its_file(models: ModelsFolder, tmp_p
 def test_a_text_waits_for_no_hash_and_a_name_does(tmp_path: Path, models: ModelsFolder) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "a.safetensors").touch()
-    models.hashes = PatientReads(ttl_s=1.0, timeout_s=0.0, subject="A hash")
+    models.hashes = TimedReads(ttl_s=1.0, timeout_s=0.0, subject="A hash")
     blocked = threading.Event()
     with suppress(ModelsUnavailable):
         models.hashes.read("first", blocked.wait)

@@ -17,12 +17,12 @@ from engine.diffusion.conditioning.condition import (
     with_shared_controls,
 )
 from engine.diffusion.conditioning.control_net import Control
-from engine.diffusion.conditioning.guidance import DualCfg, PerpNeg
-from engine.diffusion.conditioning.placement import (
-    PlacedCondition,
-    PlacedConditioning,
-    placed_conditionings,
+from engine.diffusion.conditioning.fitting import (
+    FittedCondition,
+    FittedConditioning,
+    fitted_conditionings,
 )
+from engine.diffusion.conditioning.guidance import DualCfg, PerpNeg
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION as LEVELS
 from engine.errors import EngineError
 
@@ -48,16 +48,16 @@ def text(number: int, **where: Any) -> Condition:
     return Condition(torch.full((1, 1, 1), float(number)), **where)
 
 
-def number(placed: PlacedCondition) -> int:
-    return int(placed.condition.tokens)
+def number(fitted: FittedCondition) -> int:
+    return int(fitted.condition.tokens)
 
 
-def placed(condition: Condition) -> PlacedCondition:
-    ((found,), _) = placed_conditionings((condition,), (), LATENT, LEVELS)
+def fitted(condition: Condition) -> FittedCondition:
+    ((found,), _) = fitted_conditionings((condition,), (), LATENT, LEVELS)
     return found
 
 
-def areas(guide: PlacedConditioning) -> list[tuple[int, Area | None]]:
+def areas(guide: FittedConditioning) -> list[tuple[int, Area | None]]:
     return [(number(each), each.area) for each in guide]
 
 
@@ -78,7 +78,7 @@ def test_shared_controls_take_turns_and_leave_areas_and_own_ones_alone() -> None
 
 
 def test_what_applies_everywhere_has_neither_area_nor_weight() -> None:
-    found = placed(text(1))
+    found = fitted(text(1))
     assert (found.area, found.weight) == (None, None)
     assert found.window(LATENT) is LATENT
     assert found.applies_at(0.0)
@@ -86,54 +86,54 @@ def test_what_applies_everywhere_has_neither_area_nor_weight() -> None:
 
 
 def test_an_area_falls_off_over_eight_cells_where_it_is_not_the_images_edge() -> None:
-    found = placed(text(1, area=Area(32, 40, 0, 0), strength=2.0))
+    found = fitted(text(1, area=Area(32, 40, 0, 0), strength=2.0))
     assert found.weight is not None
     assert found.weight.shape == (1, 1, 32, 40)
     line = found.weight[0, 0, 16]
     assert torch.allclose(line[:32], torch.tensor(2.0))
     assert torch.allclose(line[32:], 2 * torch.arange(8, 0, -1) / 8)
     assert torch.equal(found.weight[0, 0, 0], line)
-    both = placed(text(1, area=Area(8, 20, 4, 4))).weight
+    both = fitted(text(1, area=Area(8, 20, 4, 4))).weight
     assert both is not None
     assert torch.allclose(both[0, 0, 4, :6], torch.tensor([0.2, 0.4, 0.6, 0.8, 1.0, 1.0]))
     assert torch.allclose(both[0, 0, :3, 10], torch.tensor([0.5, 1.0, 1.0]))
 
 
 def test_an_area_ends_with_the_image() -> None:
-    assert placed(text(1, area=Area(100, 100, 8, 60))).area == Area(24, 4, 8, 60)
+    assert fitted(text(1, area=Area(100, 100, 8, 60))).area == Area(24, 4, 8, 60)
     for outside in (Area(8, 8, 32, 0), Area(8, 8, 0, 64)):
         with pytest.raises(ValueError, match="outside"):
-            placed(text(1, area=outside))
+            fitted(text(1, area=outside))
 
 
 def test_percentages_of_the_image_are_rounded_to_cells() -> None:
-    assert placed(text(1, area=AreaPercentage(0.5, 0.26, 0.0, 0.5))).area == Area(16, 17, 0, 32)
-    assert placed(text(1, area=AreaPercentage(0.0, 0.0, 0.0, 0.0))).area == Area(1, 1, 0, 0)
+    assert fitted(text(1, area=AreaPercentage(0.5, 0.26, 0.0, 0.5))).area == Area(16, 17, 0, 32)
+    assert fitted(text(1, area=AreaPercentage(0.0, 0.0, 0.0, 0.0))).area == Area(1, 1, 0, 0)
 
 
 def test_a_mask_is_a_weight_on_all_of_the_image_or_on_its_bounds() -> None:
     mask = torch.zeros(1, 32, 64)
     mask[:, 10:20, 40:64] = 0.5
-    whole = placed(text(1).with_mask(mask, 2.0, set_area_to_bounds=False))
+    whole = fitted(text(1).with_mask(mask, 2.0, set_area_to_bounds=False))
     assert whole.area is None
     assert whole.weight is not None
     assert torch.equal(whole.weight, mask[:, None].repeat(2, 1, 1, 1) * 2)
-    bounds = placed(text(1).with_mask(mask, 2.0, set_area_to_bounds=True))
+    bounds = fitted(text(1).with_mask(mask, 2.0, set_area_to_bounds=True))
     assert bounds.area == Area(10, 24, 10, 40)
     assert bounds.weight is not None
     assert torch.equal(bounds.weight, torch.ones(2, 1, 10, 24))
-    empty = placed(text(1).with_mask(mask * 0, 1.0, set_area_to_bounds=True))
+    empty = fitted(text(1).with_mask(mask * 0, 1.0, set_area_to_bounds=True))
     assert empty.area == Area(8, 8, 0, 0)
 
 
 def test_a_masks_bounds_give_way_to_an_area_set_after_them() -> None:
     condition = text(1).with_mask(torch.ones(1, 8, 8), 1.0, set_area_to_bounds=True)
-    assert placed(condition.with_area(Area(16, 16, 0, 0), 1.0)).area == Area(16, 16, 0, 0)
+    assert fitted(condition.with_area(Area(16, 16, 0, 0), 1.0)).area == Area(16, 16, 0, 0)
 
 
 def test_cond_and_uncond_have_conditions_for_each_others_areas() -> None:
     left, top = Area(32, 32, 0, 0), Area(16, 32, 0, 0)
-    cond, uncond = placed_conditionings(
+    cond, uncond = fitted_conditionings(
         (text(1), text(2, area=left, strength=3.0), text(3, area=top)),
         (text(8), text(9, area=left)),
         LATENT,
@@ -142,7 +142,7 @@ def test_cond_and_uncond_have_conditions_for_each_others_areas() -> None:
     assert areas(cond) == [(1, None), (2, left), (3, top)]
     # `left` is there on both sides; of what covers `top`, `left` is the closest.
     assert areas(uncond) == [(8, None), (9, left), (9, top)]
-    cond, uncond = placed_conditionings(
+    cond, uncond = fitted_conditionings(
         (text(1),), (text(8, area=top, strength=2.0),), LATENT, LEVELS
     )
     assert areas(cond) == [(1, None), (1, top)]
@@ -152,8 +152,8 @@ def test_cond_and_uncond_have_conditions_for_each_others_areas() -> None:
 
 
 def test_a_percent_range_is_a_range_of_sigmas() -> None:
-    early = placed(text(1).with_percent_range(0.0, 0.25))
-    late = placed(text(1).with_percent_range(0.25, 1.0))
+    early = fitted(text(1).with_percent_range(0.0, 0.25))
+    late = fitted(text(1).with_percent_range(0.25, 1.0))
     border = LEVELS.percent_to_sigma(0.25)
     assert early.sigma_range == (float("inf"), border)
     assert late.sigma_range == (border, 0.0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.diffusion.conditioning.condition import Conditioning, controlled
 from engine.diffusion.conditioning.control_net import Control, residuals
-from engine.diffusion.conditioning.placement import placed_conditionings
+from engine.diffusion.conditioning.fitting import fitted_conditionings
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.loading.checkpoints import Checkpoint
 from engine.diffusion.model import Model
@@ -108,7 +108,7 @@ def sampled(model: Model, positive: Conditioning, negative: Conditioning) -> Ten
     sigmas = sigmas_for(model.levels, "normal", STEPS)
     sampling = euler(noise() * (1 + sigmas[0] ** 2).sqrt(), sigmas)
     x, sigma = next(sampling)
-    conditionings = placed_conditionings(positive, negative, x, model.levels)
+    conditionings = fitted_conditionings(positive, negative, x, model.levels)
     while True:
         (x0,) = Denoise.run_batch([Denoise(model, x, sigma, *conditionings, CFG)])
         try:
@@ -205,7 +205,7 @@ def test_rows_with_and_without_share_calls_and_get_what_they_get_alone(
     )
     asked = []
     for each, sigma in zip(conditionings, (9.0, 7.0, 3.0, 1.0), strict=True):
-        both = placed_conditionings(each, text(5), x, model.levels)
+        both = fitted_conditionings(each, text(5), x, model.levels)
         asked.append(Denoise(model, x * sigma, torch.tensor(sigma), *both, 3.0))
     calls = Counter[Any]()
     with ExitStack() as hooks:

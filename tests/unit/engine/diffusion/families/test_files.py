@@ -132,7 +132,9 @@ def test_a_clip_of_another_vocabulary_is_refused(root: Path, store: ModelStore) 
     key = "text_model.embeddings.token_embedding.weight"
     path = root / "clip/tiny-clip-l.safetensors"
     _change(path, lambda state: {**state, key: state[key][:100].clone()})
-    with pytest.raises(CheckpointUnavailable, match="not CLIP-L: it knows 100 tokens"):
+    with pytest.raises(
+        CheckpointUnavailable, match="not CLIP-L: it has a vocabulary of 100 tokens"
+    ):
         load_texts(store, Family.FLUX, ["tiny-clip-l.safetensors", "tiny-t5xxl.safetensors"])
 
 

@@ -49,7 +49,7 @@ def store(root: Path) -> ModelStore:
 
 
 def applied(store: ModelStore, tensors: Mapping[str, Tensor], model: Model) -> Networks:
-    path = store.models.at_top("loras") / "own.safetensors"
+    path = store.models.top_level_path("loras") / "own.safetensors"
     save_file({key: each.clone().contiguous() for key, each in tensors.items()}, path)
     networks = Networks(model.unet, model.family)
     return with_lora(store, path.name, networks, unet_strength=0.5, text_strength=0.0)
@@ -195,7 +195,7 @@ def texts_changed(
     store: ModelStore, network: str, texts: Any, tensors: Mapping[str, Tensor]
 ) -> Any:
     model = load_diffusion_model(store, network, "default")
-    path = store.models.at_top("loras") / "texts.safetensors"
+    path = store.models.top_level_path("loras") / "texts.safetensors"
     save_file(dict(tensors), path)
     networks = Networks(model.unet, model.family, texts.networks)
     found = with_lora(store, path.name, networks, unet_strength=0.0, text_strength=0.5)

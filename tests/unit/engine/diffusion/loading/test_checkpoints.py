@@ -22,7 +22,7 @@ from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.checkpoint_info import CONFIGS, inspect
 from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint, load_vae
-from engine.diffusion.loading.networks import dtype_of
+from engine.diffusion.loading.networks import unet_dtype
 from engine.diffusion.text.text_encoders import CLIP_G, made_on_meta
 from engine.errors import CheckpointUnavailable, EngineError
 from engine.families.family import Family
@@ -347,7 +347,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 )
 def test_precision(precision: Any, on_cpu: torch.dtype, on_gpu: torch.dtype) -> None:
     options = UnetOptions(precision=precision)
-    assert (dtype_of(options, CPU), dtype_of(options, GPU)) == (on_cpu, on_gpu)
+    assert (unet_dtype(options, CPU), unet_dtype(options, GPU)) == (on_cpu, on_gpu)
 
 
 def test_a_unet_is_kept_as_the_options_say_and_the_rest_in_float32(tiny_root: Path) -> None:

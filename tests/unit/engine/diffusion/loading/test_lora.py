@@ -44,7 +44,7 @@ class Rig:
 
     def write(self, tensors: Mapping[str, Tensor], name: str = "l") -> None:
         own = {key: tensor.clone().contiguous() for key, tensor in tensors.items()}
-        save_file(own, self.store.models.at_top("loras") / f"{name}.safetensors")
+        save_file(own, self.store.models.top_level_path("loras") / f"{name}.safetensors")
 
     def merged(
         self, networks: Networks | None = None, name: str = "l", unet: float = 1, text: float = 1

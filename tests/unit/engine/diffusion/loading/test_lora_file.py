@@ -17,8 +17,8 @@ from torch import Tensor
 
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.lora import Networks, with_lora
-from engine.diffusion.loading.lora_file import Change, LoraFile, Unfit, row_size
-from engine.diffusion.loading.lora_layers import Place
+from engine.diffusion.loading.lora_file import Change, LoraFile, TensorsDoNotFit, row_size
+from engine.diffusion.loading.lora_layers import LayerRows
 from engine.errors import CheckpointUnavailable
 from tests.support.engine.stores import store_of
 from tests.support.engine.workflows import TINY
@@ -239,7 +239,7 @@ def test_a_difference_is_added_as_it_is(name: str) -> None:
 )
 def test_tensors_of_wrong_sizes_are_unfit(shapes: Mapping[str, Any]) -> None:
     tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
-    with pytest.raises((Unfit, RuntimeError)):
+    with pytest.raises((TensorsDoNotFit, RuntimeError)):
         difference(tensors, drawn(OUT, IN))
 
 
@@ -257,7 +257,7 @@ def test_tensors_of_wrong_sizes_are_unfit(shapes: Mapping[str, Any]) -> None:
 )
 def test_no_core_has_larger_ranks_than_the_weight_has_sides(shapes: Mapping[str, Any]) -> None:
     tensors = {name: torch.ones(1).expand(shape) for name, shape in shapes.items()}
-    with pytest.raises(Unfit):
+    with pytest.raises(TensorsDoNotFit):
         difference(tensors, drawn(OUT, IN, *KERNEL))
 
 
@@ -266,7 +266,7 @@ LINEAR, CONVOLUTION = torch.Size((64, 32)), torch.Size((64, 32, 3, 3))
 
 def size_of(shapes: Mapping[str, tuple[int, ...]], weight: torch.Size) -> int | None:
     change = Change("layer", {name: f"layer.{name}" for name in shapes})
-    return row_size(change, shapes, weight, (Place("layer"),))
+    return row_size(change, shapes, weight, (LayerRows("layer"),))
 
 
 @pytest.mark.parametrize(

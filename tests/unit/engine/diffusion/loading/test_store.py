@@ -73,7 +73,7 @@ def test_room_is_made_before_anything_is_read(store: ModelStore) -> None:
     sizes: list[int] = []
 
     def create() -> nn.Module:
-        store.make_room(SIZE_BYTES)
+        store.free_for(SIZE_BYTES)
         sizes.append(store.size_bytes)
         return layer()
 

@@ -19,7 +19,7 @@ from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.families.family_lookup import transformer_family
 from engine.diffusion.loading.checkpoints import load_diffusion_model, load_texts
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.streaming import Room, stream, streamed
+from engine.diffusion.loading.streaming import FreeMemory, stream, streamed
 from engine.diffusion.patches.variants import sharing_copy
 from engine.diffusion.text.encoding import FamilyTexts
 from engine.errors import OutOfMemory
@@ -91,8 +91,8 @@ def residents(monkeypatch: pytest.MonkeyPatch) -> Residents:
 
 def store_in(root: Path, device: int | None = PLENTY, host: int = PLENTY) -> ModelStore:
     """A store with so much room on the device, or as much as it likes, and on the machine."""
-    room = None if device is None else Room(lambda: device, lambda: host)
-    return store_of(root, PLENTY, room=room)
+    free_memory_of = None if device is None else FreeMemory(lambda: device, lambda: host)
+    return store_of(root, PLENTY, free_memory_of=free_memory_of)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_a_language_model_is_streamed_too(root: Path, residents: Residents) -> N
 
 def test_models_that_no_run_uses_go_before_anything_is_streamed(root: Path, size: int) -> None:
     store = store_in(root, None)
-    store.room = Room(lambda: 2 * size - store.size_bytes, lambda: PLENTY)
+    store.free_memory_of = FreeMemory(lambda: 2 * size - store.size_bytes, lambda: PLENTY)
     store.get_or_create("unused", lambda: nn.Linear(size // 4, 1, bias=False))
     assert streamed(network_of(store)) is None
     assert store.use.evicted == 1

@@ -18,8 +18,8 @@ from engine.diffusion.patches.attention_reduction import (
     Match,
     TiledAttention,
     TokenMerging,
-    kept_places,
     sides_of,
+    target_positions,
 )
 from engine.diffusion.patches.variants import variant_of
 from engine.graph.catalogue import Catalogue
@@ -68,7 +68,9 @@ def test_each_query_sees_the_part_of_the_keys_that_its_tile_is(unet: Any) -> Non
     for tile in range(4):
         rows, columns = (slice(4 * side, 4 * side + 4) for side in divmod(tile, 2))
         part = slice(16 * tile, 16 * tile + 16)
-        own = layer.compared(picture[rows, columns].reshape(1, 16, 8), key[:, part], value[:, part])
+        own = layer.attended_values(
+            picture[rows, columns].reshape(1, 16, 8), key[:, part], value[:, part]
+        )
         found[rows, columns] = own.view(4, 4, 8)
     assert torch.allclose(layer(hidden), layer.output(found.view(1, 64, 8)), atol=1e-6)
 
@@ -129,7 +131,7 @@ def merging(unet: Any, ratio: float, x: Tensor, seeds: list[int]) -> Any:
 def test_one_place_of_each_square_is_kept() -> None:
     drawn = torch.tensor([[0, 1], [2, 3]])
     # A picture of 4 x 5: what is over at the edge is merged into others as well.
-    assert kept_places(drawn, 5).tolist() == [0, 3, 15, 18]
+    assert target_positions(drawn, 5).tolist() == [0, 3, 15, 18]
 
 
 def test_those_that_are_most_alike_become_their_mean_and_get_it_back() -> None:
@@ -151,8 +153,8 @@ def test_places_are_compared_some_at_a_time_so_that_a_large_image_fits(
     monkeypatch.setattr(attention_reduction, "_LIKENESS_BYTES", 2 * 75 * 4 * 10)
     with LargestTensor() as largest:
         parts = Match.of(hidden, targets, 90)
-    assert torch.equal(whole.gone, parts.gone)
-    assert torch.equal(whole.into, parts.into)
+    assert torch.equal(whole.merged_sources, parts.merged_sources)
+    assert torch.equal(whole.merge_targets, parts.merge_targets)
     assert largest.elements == hidden.numel()
 
 

@@ -115,8 +115,8 @@ def test_keys_and_values_get_what_the_networks_make_of_them(tmp_path: Path) -> N
     name = "mid_block.attentions.0.transformer_blocks.0.attn2"
     layer, hidden, texts = changed.get_submodule(name), torch.randn(1, 5, 32), torch.randn(1, 7, 16)
     keys, values = (texts + 0.5 * each(texts) for each in network.by_width[16])
-    assert torch.allclose(layer.sources(texts)[0], keys)
-    assert torch.allclose(layer.sources(texts)[1], values)
+    assert torch.allclose(layer.key_and_value_inputs(texts)[0], keys)
+    assert torch.allclose(layer.key_and_value_inputs(texts)[1], values)
     assert not torch.allclose(layer(hidden, texts), unet.get_submodule(name)(hidden, texts))
     assert layer.to_k.weight is unet.get_submodule(name).to_k.weight
     x = torch.randn(2, 4, 8, 8)

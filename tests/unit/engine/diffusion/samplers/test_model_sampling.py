@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.conditioning.fitting import fitted_conditionings
 from engine.diffusion.conditioning.guidance import rescaled_cfg
-from engine.diffusion.conditioning.placement import placed_conditionings
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.families.stable_diffusion import SD1
 from engine.diffusion.model import Model, Prediction
@@ -177,7 +177,7 @@ def test_guidance_is_rescaled_for_the_patched_model_alone() -> None:
     (patched,) = rescale_cfg.body(None, model, 0.7)
     x = torch.randn((1, 4, 4, 4), generator=torch.Generator().manual_seed(1))
     texts = [(Condition(torch.full((1, 77, 4), value)),) for value in (1.0, 0.0)]
-    conditionings = placed_conditionings(*texts, x, model.levels)
+    conditionings = fitted_conditionings(*texts, x, model.levels)
     sigma = torch.tensor(2.0)
     requests = [Denoise(each, x, sigma, *conditionings, 7.0) for each in (model, patched)]
     assert requests[0].key == requests[1].key

@@ -58,7 +58,7 @@ def in_webui(prompt: str, store: ModelStore) -> list[list[Token | str]]:
     found = webui_texts.chunks_of(part.stretches[0].sections, load_tokenizer(), Embeddings(store))
     assert all(len(chunk) == 77 for chunk in found)
     inner = [[token for token, _ in chunk if token not in (START, END)] for chunk in found]
-    return [[str(t.row) if isinstance(t, EmbeddingToken) else t for t in each] for each in inner]
+    return [[str(t.index) if isinstance(t, EmbeddingToken) else t for t in each] for each in inner]
 
 
 def rows(count: int, width: int = 16) -> Tensor:

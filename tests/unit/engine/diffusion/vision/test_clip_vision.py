@@ -24,7 +24,7 @@ from engine.diffusion.vision.clip_vision import (
     load_clip_vision,
     preprocessed,
 )
-from engine.diffusion.vision.row_prompts import PlacedPrompt, RowPrompts
+from engine.diffusion.vision.row_prompts import FittedPrompt, RowPrompts
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import CLIP_VISIONS
 from tests.support.engine.control_nets import picture
@@ -136,9 +136,9 @@ def test_all_layers_of_a_call_share_a_mask() -> None:
     network = use_plain_attention(nn.ModuleDict({"a": nn.ModuleList(blocks)}))
     names = [name for name, _ in network.named_modules() if name.endswith("attn2")]
     pairs = {name: KeysValues(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)) for name in names}
-    masked = PlacedPrompt(pairs, torch.rand(1, 1, 64, 64), (4, 4))
-    other = PlacedPrompt(pairs, torch.rand(2, 1, 64, 64), (4, 4))
-    with RowPrompts(network).of([[masked], [], [other]], [2, 1, 3]):
+    masked = FittedPrompt(pairs, torch.rand(1, 1, 64, 64), (4, 4))
+    other = FittedPrompt(pairs, torch.rand(2, 1, 64, 64), (4, 4))
+    with RowPrompts(network).applied([[masked], [], [other]], [2, 1, 3]):
         given = [layer.added for name, layer in network.named_modules() if name in names]
         masks = [each.mask for added in given for each in added]
         assert len(masks) == len(names)

@@ -30,7 +30,7 @@ _MIN_SIDE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedCondition:
+class FittedCondition:
     """A condition, fitted to latents of a known size."""
 
     condition: Condition
@@ -52,17 +52,17 @@ class PlacedCondition:
         return whole if self.area is None else _window(whole, self.area)
 
 
-PlacedConditioning: TypeAlias = tuple[PlacedCondition, ...]
+FittedConditioning: TypeAlias = tuple[FittedCondition, ...]
 
 
-def placed_conditionings(
+def fitted_conditionings(
     positive: Conditioning,
     negative: Conditioning,
     like: Tensor,
     levels: NoiseLevels,
     *,
     more: Sequence[Conditioning] = (),
-) -> tuple[PlacedConditioning, ...]:
+) -> tuple[FittedConditioning, ...]:
     """Fit conditionings to latents of the shape of `like` (batch, channels, h, w).
 
     For each area of a conditioning, the other conditionings get a condition with the same area,
@@ -70,19 +70,19 @@ def placed_conditionings(
     the latent.
     """
     negative = with_shared_controls(positive, negative)
-    found = [[_placed(each, like, levels) for each in one] for one in (positive, negative, *more)]
+    found = [[_fitted(each, like, levels) for each in one] for one in (positive, negative, *more)]
     found[1] = [replace(each, is_negative=True) for each in found[1]]
     for ones, others in permutations(found, 2):
         _add_counterparts(ones, others)
     return tuple(map(tuple, found))
 
 
-def _placed(condition: Condition, like: Tensor, levels: NoiseLevels) -> PlacedCondition:
+def _fitted(condition: Condition, like: Tensor, levels: NoiseLevels) -> FittedCondition:
     mask = None if condition.mask is None else fitted_mask(condition.mask, like)
     area = _area_of(condition, mask, like)
     start, end = (levels.percent_to_sigma(percent) for percent in condition.percent_range)
     sigma_max, sigma_min = condition.sigma_range
-    return PlacedCondition(
+    return FittedCondition(
         condition,
         area,
         _weight(condition, mask, area, like),
@@ -145,7 +145,7 @@ def _window(whole: Tensor, area: Area) -> Tensor:
     return whole[..., area.y : area.y + area.height, area.x : area.x + area.width]
 
 
-def _add_counterparts(ones: Sequence[PlacedCondition], others: list[PlacedCondition]) -> None:
+def _add_counterparts(ones: Sequence[FittedCondition], others: list[FittedCondition]) -> None:
     """Add a condition to `others` for each area in `ones` that `others` does not have.
 
     The new condition has the text of the smallest area in `others` that covers its area.

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
-from engine.patient_reads import PatientReads, without_waiting
+from engine.timed_reads import TimedReads, without_waiting
 
 TIMEOUT_S = 0.5
 
@@ -43,8 +43,8 @@ def files() -> Iterator[Files]:
     files.answer()
 
 
-def reads(*, ttl_s: float = 0) -> PatientReads:
-    return PatientReads(ttl_s=ttl_s, timeout_s=TIMEOUT_S)
+def reads(*, ttl_s: float = 0) -> TimedReads:
+    return TimedReads(ttl_s=ttl_s, timeout_s=TIMEOUT_S)
 
 
 def threads() -> list[threading.Thread]:

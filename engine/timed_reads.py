@@ -1,6 +1,6 @@
 """Reads files with a time-out, because a read of a network mount hangs while its server is down.
 
-A hanging thread cannot be ended, so each PatientReads makes all reads in one thread.
+A hanging thread cannot be ended, so each TimedReads makes all reads in one thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Read:
     done: Future[Any]
 
 
-class PatientReads:
+class TimedReads:
     """Calls functions that read files, one after the other, in a thread that ends when idle."""
 
     def __init__(
