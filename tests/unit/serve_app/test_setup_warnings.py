@@ -60,7 +60,7 @@ async def test_a_folder_that_hangs_holds_nobody_up(
     released = threading.Event()
 
     class Hung(ModelsFolder):
-        def is_there(self) -> bool:
+        def exists(self) -> bool:
             released.wait(30)
             return False
 
