@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 V = TypeVar("V")
 
 _MOST_SECRETS = constant("CALLBACK_SECRETS", 3)
-"""Largest number of signatures of a delivery. The key of the job signs first, then the newest other
-keys of the owner.
+"""Largest number of signatures of a callback: first that of the job's key, then those of the
+owner's newest other keys.
 """
 _TTL_S = 5.0
 _MOST_REMEMBERED = 10_000
 _PATIENCE_S = 1.0
-"""Longest wait of a delivery for the database, in seconds."""
+"""Longest time in seconds for which a delivery waits for the database."""
 
 
 class Remembered(Generic[V]):
@@ -40,39 +40,38 @@ class Remembered(Generic[V]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`ask` may raise ServiceError. Before the first result, the value is `unknown`."""
-        self._ask_for = ask
+        self._query = ask
         self._unknown = unknown
         self._clock = clock
         self._values: dict[str, tuple[float, V]] = {}
-        """By name, the time until which the value is used without a query, and the value."""
-        self._asking: dict[str, asyncio.Task[V]] = {}
-        """By name, the running query, for which all deliveries that need its value wait."""
+        """By name, the value, after the time until which it is used without a query."""
+        self._queries: dict[str, asyncio.Task[V]] = {}
+        """The running queries by name. All deliveries that need a value wait for the same query."""
 
     async def get(self, name: str) -> V:
         until, known = self._values.get(name, (0.0, self._unknown))
         if self._clock() < until:
             return known
-        asking = self._asking.get(name)
-        if asking is None:
-            asking = self._asking[name] = asyncio.create_task(self._ask(name, known))
-        await asyncio.wait([asking], timeout=_PATIENCE_S)
-        return asking.result() if asking.done() else known
+        query = self._queries.get(name)
+        if query is None:
+            query = self._queries[name] = asyncio.create_task(self._refresh(name, known))
+        await asyncio.wait([query], timeout=_PATIENCE_S)
+        return query.result() if query.done() else known
 
-    async def _ask(self, name: str, known: V) -> V:
+    async def _refresh(self, name: str, known: V) -> V:
         value = known
         try:
-            value = await self._ask_for(name)
+            value = await self._query(name)
         except ServiceError:
             pass
-        # Any error is only logged, and the known value is used. An error here must not end a
-        # delivery.
+        # No error of a query may end a delivery, so the known value is used.
         except Exception:
             logger.exception("not known", extra={"action": "remember"})
         finally:
-            del self._asking[name]
+            del self._queries[name]
         self._values.pop(name, None)
-        # Only one value is removed. While the database is unavailable, a removed value cannot be
-        # read again.
+        # Only one value is removed, because a removed value cannot be read again while the database
+        # is unavailable.
         if len(self._values) >= _MOST_REMEMBERED:
             del self._values[next(iter(self._values))]
         self._values[name] = (self._clock() + _TTL_S, value)
@@ -82,9 +81,8 @@ class Remembered(Generic[V]):
 class SigningSecrets:
     """Derives up to `most` signing secrets for a delivery.
 
-    The ids of keys are cached for 5 s, and for longer while the database is not available. The
-    secret of a key is derived from its id, so a delivery can be signed without the database. The
-    secrets of keys whose ids are not cached are then left out.
+    The secret of a key is derived from its id, so a delivery can be signed without the database. If
+    the ids of the owner's other keys are not cached then, only the secret of the job's key signs.
     """
 
     def __init__(
@@ -95,17 +93,14 @@ class SigningSecrets:
         most: int = _MOST_SECRETS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`secret` is the service's secret. The secret of each key is derived from it."""
+        """`secret` is the secret of the service, from which the secret of each key is derived."""
         self._keys = keys
         self._secret = secret
         self._most = most
         self._live = Remembered[list[str]](self._ask, unknown=[], clock=clock)
 
     async def of(self, owner: str, key_id: str) -> list[str]:
-        """The secret of `key_id`, then the secrets of the owner's newest other keys.
-
-        `key_id` need not be live.
-        """
+        """Return the secret of `key_id`, then the secrets of the owner's newest other live keys."""
         others = [id for id in await self._live.get(owner) if id != key_id]
         ids = [key_id, *others][: self._most]
         return [webhook_secret(self._secret, id) for id in ids]
@@ -117,10 +112,10 @@ class SigningSecrets:
 class AllowedHosts:
     """Checks a host against the current list of a key.
 
-    If a host is removed from the list, open deliveries to this host are refused, too. If a key is
-    revoked or expires, its deliveries continue, because a revocation refuses only new requests. If
-    the database has not answered yet, the delivery is made, because the host was allowed when the
-    job was accepted.
+    So if a host is removed from the list, open deliveries to this host are refused. If a key is
+    revoked or expires, its deliveries continue, because a revocation refuses only new requests.
+    Before the first answer of the database every host is allowed, because the host was allowed when
+    the job was accepted.
     """
 
     def __init__(
@@ -130,13 +125,13 @@ class AllowedHosts:
         default: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`default` is the list for keys that have no list."""
+        """`default` is the list of a key without a list of its own."""
         self._keys = keys
         self._default = KeyLimits(callback_hosts=tuple(default))
         self._limits = Remembered(self._ask, unknown=KeyLimits(), clock=clock)
 
     async def allow(self, key_id: str, host: str) -> bool:
-        """Whether the key may use `host`, which has the form of `callback_address.Target.host`."""
+        """Return whether the key may use `host` (in the form of `callback_address.Target.host`)."""
         return (await self._limits.get(key_id)).allow_callback_host(host)
 
     async def _ask(self, key_id: str) -> KeyLimits:

@@ -3,15 +3,14 @@
 The next step follows from the events of the job and of the delivery. A step begins after the
 previous step was delivered or given up.
 
-Callbacks before the end are given up `before_end_s` seconds after the end of the job. Neither a
-pause between attempts nor an open breaker extends this time. So callbacks before the end delay the
-callback of the end by at most `before_end_s` seconds. No event records that this time has passed:
-the first event about the callback of the end shows it. An event records a callback before the end
-that is given up because of errors of the service.
+Callbacks before the end are given up `before_end_s` seconds after the end of the job, even during a
+pause between attempts or while a breaker is open. So they delay the callback of the end by at most
+`before_end_s` seconds. No event records that they were given up for this reason. An event records a
+callback before the end that is given up because of errors of the service.
 
-Directly before the callback of the end, images are sent to their presigned URLs. These uploads
-delay the callback of the end until at most ten minutes (`UPLOADS_S`) after the end of the job or
-after the start of this process, whichever is later. An event records each image that is given up.
+Directly before the callback of the end, images are sent to their presigned URLs. These uploads are
+given up ten minutes (`UPLOADS_S`) after the end of the job or the start of this process, whichever
+is later. An event records each upload that is given up.
 """
 
 from __future__ import annotations
@@ -61,16 +60,15 @@ from telemetry.logs import job_log_fields
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An entry, and the time by which the clock of the queue's server is ahead of this machine's
-    clock.
+    """An entry that has arrived, with the difference between the clocks of NATS and this machine.
 
-    The server decides by its own clock when a parked entry becomes due.
+    A parked entry becomes due by the clock of NATS.
     """
 
     entry: QueueEntry
     ahead: timedelta
-    """A lower bound of this time, because the entry was stored before it arrived. The value is
-    never negative.
+    """Lower bound of the time by which the clock of NATS is ahead, at least 0. The bound is known
+    because the entry was stored before it arrived.
     """
 
     @classmethod
@@ -78,8 +76,8 @@ class Arrival:
         return cls(entry, max(entry.stored_at - utc_now(), timedelta()))
 
     def is_early(self, time: datetime) -> bool:
-        """Whether `time` is in the future: later than now by this machine's clock, and later than
-        `entry.stored_at`, which is by the server's clock.
+        """Return whether `time` is in the future by the clock of this machine, and later than the
+        time on the clock of NATS at which the entry was stored.
         """
         return time > max(utc_now(), self.entry.stored_at)
 
@@ -114,12 +112,12 @@ class DeliveryLimits:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The delivery must wait, because its next step is not allowed before `until`."""
+    """A wait before the next step of a delivery. The next step is not allowed before `until`."""
 
     step: DeliveryStep
     until: datetime
     receiver: str | None = None
-    """The receiver in whose line the callback waits; None if it waits for a time only."""
+    """The receiver whose waiting list contains the callback, or None."""
 
 
 class Deliverer:
@@ -157,7 +155,7 @@ class Deliverer:
     async def deliver_due(self, arrival: Arrival) -> Wait | None:
         """Make the callbacks and uploads that are due.
 
-        Returns what the delivery waits for, or None if nothing is left to do now.
+        Returns the wait before the next step, or None if nothing is left to do now.
         """
         job_id = arrival.entry.job_id
         while True:
@@ -180,17 +178,18 @@ class Deliverer:
                 return wait
 
     async def has_changed(self, wait: Wait) -> bool:
-        """Whether the delivery must continue at once, because of an event after its step was
-        decided. Call this after the entry was parked.
+        """Return whether a new event requires that the delivery continues at once. Call this after
+        the entry was parked.
 
-        After the end of a job the router makes its entry due, and a request for another delivery
-        does the same. If this happened before the entry was parked, the time is overwritten.
+        The end of a job, or a request for another delivery, makes the entry due. If this happened
+        just before the entry was parked, the due time was overwritten.
         """
         job, delivery = wait.step.job, wait.step.delivery
         if wait.step.about is None:
-            is_in_line = wait.receiver is not None
+            waits_for_receiver = wait.receiver is not None
             return (
-                not is_in_line and (await self._writer.load(job.id)).position != delivery.position
+                not waits_for_receiver
+                and (await self._writer.load(job.id)).position != delivery.position
             )
         if job.end is not None:
             return False
@@ -198,8 +197,9 @@ class Deliverer:
         return now is not None and now.end is not None
 
     async def give_up(self, job_id: str, why: str) -> bool:
-        """Give up the current step. Returns whether further steps may follow. Raises the errors of
-        reading the events.
+        """Give up the current step. Returns whether further steps may follow.
+
+        Raises an error if the events cannot be read.
         """
         step = await self._next_step(job_id)
         if not isinstance(step, DeliveryStep):
@@ -232,7 +232,7 @@ class Deliverer:
         )
 
     async def _attempt(self, step: DeliveryStep) -> Wait | None:
-        """Make the callback or upload of a step. Returns None if it was delivered or given up."""
+        """Make one attempt at the step. Returns None if the step was delivered or given up."""
         owner, key_id = step.job.submitted.owner, step.job.submitted.key_id
         url = self._url(step)
         if url is None:
@@ -240,35 +240,34 @@ class Deliverer:
         target = self._sender.target(url)
         if target and not await self._allowed_hosts.allow(key_id, target.host):
             return await self._record(step, _NOT_ALLOWED)
-        # For a refused URL, to which no connection is made, the job's id is used as the name of the
-        # receiver. The URL itself may contain a secret.
+        # No connection is made to a refused URL. The job's id is then the name of the receiver,
+        # because the URL may contain a secret.
         receiver = _receiver(target) if target else step.job.id
         if not isinstance(step.what, PresignedUpload):
             return await self._send_with_permit(step, url, receiver)
         permits = self._presigned_uploads.permits
         with permits.take(owner) as is_taken:
             if is_taken:
-                # A host serves the buckets of many owners. If the host fails for one of these
-                # owners only, the breaker must not stop the uploads of the other owners.
+                # A host can serve the buckets of many owners and fail for one of them only. So each
+                # owner has a breaker of its own.
                 return await self._send_with_permit(step, url, f"{receiver} of {owner}")
         pause = timedelta(seconds=permits.retry_after_s(owner))
         return Wait(step, step.no_later(utc_now() + pause))
 
     async def _send_with_permit(self, step: DeliveryStep, url: str, receiver: str) -> Wait | None:
-        """Send a callback or upload, if the receiver permits one now. See `_attempt`."""
         job = step.job
         secrets = await self._secrets.of(job.submitted.owner, job.submitted.key_id)
         async with self.receivers.permit(receiver, job.id) as permit:
             result = None if permit.wait_s else await self._send(step, url, secrets)
             permit.answered = None if result is None else result.answered
         if result is None:
-            return await self._wait_in_line(step, permit, receiver)
+            return await self._wait_for_receiver(step, permit, receiver)
         wait = await self._record(step, result)
         await self.receivers.make_due(receiver)
         return wait
 
     def _url(self, step: DeliveryStep) -> str | None:
-        """The URL, or None if the secret of the service has changed since the URL was encrypted."""
+        """Return the URL, or None if it was encrypted with another secret of the service."""
         if isinstance(step.what, PresignedUpload):
             return self._presigned_uploads.url(step.what)
         return step.job.submitted.callback_url
@@ -287,11 +286,11 @@ class Deliverer:
         )
         return await self._sender.send(url, body, headers)
 
-    async def _wait_in_line(
+    async def _wait_for_receiver(
         self, step: DeliveryStep, permit: SendPermit, receiver: str
     ) -> Wait | None:
-        """Return the wait for the receiver. If its breaker withholds the callback of the end, this
-        is recorded, and the result is None if the delivery is given up.
+        """Return the wait for the receiver, or None if the delivery has waited too long for an open
+        breaker and is given up.
         """
         until = utc_now() + timedelta(seconds=permit.wait_s)
         if permit.is_withheld and step.about is None:
@@ -304,7 +303,7 @@ class Deliverer:
         return Wait(step, step.no_later(until), receiver)
 
     async def _record(self, step: DeliveryStep, result: SendResult) -> Wait | None:
-        """Record an attempt. Returns the wait for the next attempt, or None if none follows."""
+        """Record an attempt. Returns the wait for the next attempt at the step, or None."""
         if result.stalled:
             return Wait(step, AT_ONCE)
         if isinstance(step.what, PresignedUpload):
@@ -363,5 +362,5 @@ def _log_attempt(
 
 
 def _receiver(target: Target) -> str:
-    """The name of a receiver, which is the same for all spellings of its URL."""
+    """Return the name of a receiver, which is the same for all spellings of its URL."""
     return f"{target.scheme}://{target.host}:{target.port}"

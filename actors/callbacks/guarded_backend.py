@@ -20,11 +20,10 @@ _RESOLVER_THREADS = 32
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to one receiver. For each connection, it resolves the name once and checks all
-    addresses.
+    """Connects to one receiver, through the proxy if `proxy` is set.
 
-    If `proxy` is set, the connection goes through the proxy. httpcore adds TLS, and verifies the
-    certificate against the name.
+    For each connection the name is resolved once, and all its addresses are checked. httpcore adds
+    TLS, and verifies the certificate against the name.
     """
 
     def __init__(
@@ -76,7 +75,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectTimeout from error
 
     async def _resolved(self, host: str) -> Sequence[str]:
-        """Resolve a name. A failure is a connection error, because the name may resolve later."""
+        """Resolve a name. A failure raises ConnectError and not AddressNotAllowed, so the callback
+        is sent again later.
+        """
         try:
             return await self._resolve(host)
         except OSError as error:
@@ -84,9 +85,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
 
 class Resolver:
-    """The system's resolver, in its own threads. So a name server that hangs blocks no other
-    work.
-    """
+    """The system's resolver, in threads of its own, so a slow name server blocks nothing else."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="resolve")
@@ -95,7 +94,7 @@ class Resolver:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def resolve(self, host: str) -> Sequence[str]:
-        """The addresses of a host. Raises OSError, often its subclass socket.gaierror."""
+        """Return the addresses of a host. Raises OSError, often its subclass socket.gaierror."""
         answers = await asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         )
@@ -103,7 +102,7 @@ class Resolver:
 
 
 def _one_per_family(addresses: Sequence[Address]) -> list[Address]:
-    """The first IPv4 address and the first IPv6 address, in the resolver's order."""
+    """Return the first IPv4 address and the first IPv6 address, in the resolver's order."""
     first: dict[int, Address] = {}
     for address in addresses:
         first.setdefault(address.version, address)
@@ -116,11 +115,11 @@ _HEAD_END = b"\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """An outbound proxy. Connections through it are opened with CONNECT (RFC 9110).
+    """An outbound proxy that opens connections with CONNECT (RFC 9110).
 
-    The proxy receives the checked address and not the name, because the proxy could resolve the
-    name to another address. TLS is between this service and the receiver, so the proxy cannot read
-    an https request.
+    The proxy gets the checked address and not the name, because it could resolve the name to
+    another address. It cannot read an https request, because TLS is between this service and the
+    receiver.
     """
 
     host: str

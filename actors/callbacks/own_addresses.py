@@ -1,4 +1,4 @@
-"""The rule for callback addresses, and the addresses of this service."""
+"""Makes the rule for callback addresses. It contains the addresses of this service."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def address_rule(
 def own_services(
     http: HttpSettings, log: LogSettings, stores: StoreSettings, callbacks: CallbackSettings
 ) -> Generator[tuple[str, int]]:
-    """Host and port of the API, of NATS, of the database and of the callbacks' proxy.
+    """Yield host and port of the API, of NATS, of the database, and of the proxy for callbacks.
 
-    The public URL is included only if its host is an address. A host name may also be the name of
-    other services, to which callbacks are allowed.
+    The public URL is included only if its host is an IP address, because other services with
+    allowed addresses may have the same host name.
     """
     yield http.host, http.port
     public = _host_and_port(http.effective_public_url)
@@ -55,7 +55,7 @@ def interface_addresses() -> set[Address]:
     found = set()
     for interface in psutil.net_if_addrs().values():
         for each in interface:
-            with suppress(ValueError):  # A link-layer address is no IP address.
+            with suppress(ValueError):  # A link-layer address is not an IP address.
                 found.add(ip_address(each.address.partition("%")[0]))
     return found
 
@@ -66,7 +66,7 @@ def _nats_url(url: str) -> str:
 
 
 def _host_and_port(url: str) -> tuple[str, int] | None:
-    """Host and port, or None if the URL has no host. The URL of a database in a file has none."""
+    """Return host and port, or None if the URL has no host, as the URL of a database file."""
     parts = urlsplit(url)
     if not parts.hostname:
         return None

@@ -1,6 +1,6 @@
 """Sends images to presigned URLs. Each request sends one image.
 
-An image is read from the store in parts while it is sent, so only one part is in memory.
+An image is read from the store in parts during the request, so only one part is in memory.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ _PNG = "image/png"
 _AZURE = ".blob.core.windows.net"
 _SOONEST_S = 1.0
 _RETRIES_PER_S = 100.0
-"""Largest number of an owner's deliveries per second that become due again after they found no
-permit.
+"""Largest number of an owner's deliveries per second that become due again after a missing permit.
 """
 
 
 class UploadPermits:
-    """Limits concurrent uploads. An owner may take a permit if more permits are free than the owner
-    has taken.
+    """Limits concurrent uploads. An owner gets a permit if more permits are free than it holds.
 
     So an owner gets at most half of the permits, and slow buckets of one owner do not stop the
     uploads of other owners.
@@ -48,13 +46,13 @@ class UploadPermits:
         self._most = most
         self._clock = clock
         self._taken = Counter[str]()
-        """The number of taken permits by owner. Owners without a permit are left out."""
+        """The number of permits in use, by owner."""
         self._retries_until: dict[str, float] = {}
-        """By owner, the earliest time for the next delivery that found no permit."""
+        """By owner, the earliest time at which the next delivery without a permit becomes due."""
 
     @contextmanager
     def take(self, owner: str) -> Generator[bool]:
-        """Take a permit if the owner may take one now. Yields whether a permit was taken."""
+        """Acquire a permit, if possible without a wait. Yields whether this succeeded."""
         left = self._most - self._taken.total()
         if left <= 0 or self._taken[owner] >= max(1, left):
             yield False
@@ -67,7 +65,7 @@ class UploadPermits:
             self._taken = +self._taken
 
     def retry_after_s(self, owner: str) -> float:
-        """Return the seconds after which a delivery that found no permit becomes due again."""
+        """Return the seconds after which a delivery without a permit becomes due again."""
         now = self._clock()
         self._retries_until = {k: each for k, each in self._retries_until.items() if each > now}
         at = max(self._retries_until.get(owner, 0.0), now + _SOONEST_S)
@@ -99,7 +97,7 @@ class PresignedUploads:
         self.permits = UploadPermits(in_flight)
 
     def url(self, put: PresignedUpload) -> str | None:
-        """The URL, or None if the secret of the service has changed since the URL was sealed."""
+        """Return the URL, or None if it was sealed with another secret of the service."""
         try:
             return unsealed(self._secret, put.sealed)
         except SealBroken:

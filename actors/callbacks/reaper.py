@@ -2,9 +2,9 @@
 settled.
 
 It reads the unsettled jobs (`events.store.ended_jobs`) in log order. Each round reads a limited
-number of jobs, so a round costs the same for small and large tables. The position is stored in the
-database, so a new process continues at the same position. After the last job the reaper starts
-again at the first job, so it also finds rows that were written later at an earlier position.
+number of jobs, whatever the size of the table. The position is stored in the database, so a new
+process continues at the same position. After the last job the reaper starts again at the first job,
+and so finds database rows that were written at an earlier position.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ _AT_ONCE = 16
 
 
 class CallbackReaper:
-    """Repairs the callback queue.
-
-    Two reapers may run at the same time, because every step may be repeated.
-    """
+    """Repairs the callback queue. Two reapers may run at once, because every step is repeatable."""
 
     def __init__(
         self,
@@ -47,7 +44,7 @@ class CallbackReaper:
         batch: int = _REPAIR_BATCH,
         period_s: float = REQUEUE_PERIOD_S,
     ) -> None:
-        """A round runs every `period_s` seconds and checks up to `batch` jobs."""
+        """A round begins about `period_s` seconds after the last, and checks up to `batch` jobs."""
         self._queue = queue
         self._unsettled = unsettled
         self._deliveries = deliveries
@@ -73,20 +70,20 @@ class CallbackReaper:
                 logger.exception("callbacks could not be queued again", extra=fields)
 
     async def put_back(self) -> int:
-        """Run one round. Returns the number of entries that were put back.
+        """Run one round. Returns the number of deliveries that were re-queued.
 
         Raises DatabaseUnavailable, LogUnavailable, LogFull, ReadTimeout. Raises
         ImageStoreUnavailable if no delivery of a page can be read. The next round then begins after
         this page.
         """
-        count, looked_at = 0, 0
+        count, checked = 0, 0
         place = before = await self._unsettled.stored_position()
-        while looked_at < self._batch:
-            limit = min(_PAGE, self._batch - looked_at)
+        while checked < self._batch:
+            limit = min(_PAGE, self._batch - checked)
             page = await self._unsettled.page(after=place, limit=limit)
-            lost, outage = await self._look_at(page)
+            lost, outage = await self._repair_page(page)
             count += lost
-            looked_at += len(page)
+            checked += len(page)
             place = page[-1].position if len(page) == limit else 0
             if place != before:
                 await self._unsettled.store_position(place)
@@ -97,11 +94,11 @@ class CallbackReaper:
                 break
         return count
 
-    async def _look_at(
+    async def _repair_page(
         self, page: Sequence[UnsettledJob]
     ) -> tuple[int, ImageStoreUnavailable | None]:
-        """Put lost entries back, and mark jobs as settled. Returns the number of lost entries, and
-        the error if no delivery could be read.
+        """Re-queue deliveries without an entry, and mark jobs as settled. Returns the number of
+        re-queued deliveries, and an error if no delivery could be read.
         """
         ended = {job: job.ended_at for job in page if not job.has_delivery}
         called = {job.id: job for job in page if job.has_delivery}
@@ -120,15 +117,15 @@ class CallbackReaper:
                     await self._queue.add(job_id)
                     lost += 1
         await self._unsettled.settle(ended)
-        # Reopen jobs whose callback was requested again while this page was handled.
+        # A job has an entry again if its callback was requested again since the queue was read.
         settled = {job.id for job in ended}
         for job_id in await self._queue.waiting(settled & set(idle)):
             await self._unsettled.reopen(job_id)
         return lost, outages[0] if outages and len(outages) == len(idle) else None
 
     async def _end(self, job_id: str) -> datetime | ImageStoreUnavailable | None:
-        """The time at which the delivery ended. None if the delivery has not ended or cannot be
-        read. An error if a later round may be able to read the delivery.
+        """Return the time at which the delivery ended, None if it has not ended or cannot be read,
+        or an error if a later round may be able to read it.
         """
         try:
             events = await self._deliveries.read(job_id)
@@ -139,7 +136,7 @@ class CallbackReaper:
             fields = {"action": "requeue", "job_id": job_id, "error": str(error)}
             logger.warning("a delivery is read again later", extra=fields)
             return error
-        # These errors are logged and not raised, so that the other deliveries are handled.
+        # One unreadable delivery must not stop the repair of the others.
         except (JobDamaged, HistoryBroken, ImageNotFound):
             if job_id not in self._unreadable:
                 fields = {"action": "requeue", "job_id": job_id}

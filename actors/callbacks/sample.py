@@ -35,7 +35,7 @@ class SampleCallback:
         return tried(RecordTry(result, delays_s=(0,), now=utc_now()), attempt=1)
 
     def _result(self, job_id: str) -> ResultResponse:
-        """A sample result. Neither the job nor its image exists."""
+        """Make a sample result of a job that does not exist."""
         now = utc_now()
         image = ImageResult(
             status=Status.COMPLETED,

@@ -1,8 +1,8 @@
 """Sends one HTTP request to an address that a caller chose, and returns its outcome.
 
-It uses httpcore, the base of httpx. httpcore does not handle cookies, redirects, decompression, or
-proxies from the environment, which are not wanted here. A network backend of httpcore can check the
-address before it connects (`guarded_backend.py`).
+It uses httpcore instead of httpx, so it handles no cookies, redirects, decompression, or proxies of
+the environment. A network backend of httpcore checks the address before it connects
+(`guarded_backend.py`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ from settings.constant import constant
 from settings.version import VERSION
 
 TIMEOUT_S = constant("CALLBACK_TIMEOUT_S", 15.0)
-"""Seconds within which a receiver must answer, from the start of an attempt."""
+"""Seconds from the start of an attempt within which the receiver must answer."""
 _MAX_ANSWER_BYTES = constant("CALLBACK_MAX_ANSWER_BYTES", 16 * 1024)
 """Largest number of bytes of an answer that are read."""
 _MOST_IDLE_POOLS = 128
 _KEEP_ALIVE_S = 10.0
 _LONGEST_ERROR = 200
 _STALLED = 2.0
-"""If an attempt took longer than its time-out times this factor, the process was stalled."""
+"""An attempt that takes longer than its time-out times this factor shows that this process was
+stalled.
+"""
 _SECONDS = re.compile(r"[0-9]{1,9}")
 
 FAILURES = (
@@ -62,11 +64,11 @@ def webhook_headers(
     traceparent: str | None = None,
     about: str | None = None,
 ) -> dict[str, str]:
-    """The headers of Standard Webhooks, signed with each of `secrets` (`whsec_...`) at `now` (UTC).
+    """Make the headers of Standard Webhooks, signed with each of `secrets` (`whsec_...`).
 
-    `webhook-id` names the end of the job, or the event before the end (`about`). The id is the same
-    for every attempt by any process, so a receiver can recognise repeats. If the caller sent no
-    trace (https://www.w3.org/TR/trace-context), the trace id is the job's id.
+    `webhook-id` names the end of the job, or the event before the end (`about`). It is the same in
+    all attempts, so a receiver can recognise repeats. If the caller sent no trace
+    (https://www.w3.org/TR/trace-context), the trace id is the job's id.
 
     https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
     """
@@ -99,8 +101,8 @@ class _Request:
 class Sender:
     """Sends to addresses that the rule allows, with a small connection pool per receiver.
 
-    A single pool for all receivers was 30 times slower with 256 requests in flight, because
-    httpcore scans the pool at each request.
+    One pool for all receivers was 30 times slower with 256 requests in flight, because httpcore
+    scans the pool at each request.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Sender:
         self._resolver.close()
 
     def target(self, url: str) -> Target | None:
-        """The target of the URL, or None if the URL is refused."""
+        """Return the target of the URL, or None if the URL is refused."""
         try:
             return self._rule.check_url(url, longest=LONGEST_PUT_URL)
         except AddressNotAllowed:
@@ -149,15 +151,14 @@ class Sender:
         *,
         timeout_s: float,
     ) -> SendResult:
-        """Send `content` with PUT. See `_request`. The headers contain the length."""
+        """Send `content` with PUT. `headers` must contain the length. See `_request`."""
         request = _Request("PUT", url, headers, content, timeout_s=timeout_s)
         return await self._request(request)
 
     async def _request(self, request: _Request) -> SendResult:
-        """Send a request. Failures are returned, not raised.
+        """Send a request. Failures are returned and not raised.
 
-        Redirects are not followed. After the status has arrived, a failure to read the rest of the
-        answer is ignored.
+        Redirects are not followed. After the status has arrived, further failures are ignored.
         """
         url = request.url
         began = time.monotonic()
@@ -207,8 +208,8 @@ class Sender:
         return _Pool(
             httpcore.AsyncConnectionPool(
                 ssl_context=self._ssl_context,
-                # `hosts.py` limits the connections. A wait for a connection in this pool would
-                # count as time of the receiver.
+                # `receivers.py` limits the connections. A wait for a connection in this pool would
+                # count as a slow answer of the receiver.
                 max_connections=None,
                 max_keepalive_connections=PER_HOST,
                 keepalive_expiry=_KEEP_ALIVE_S,
@@ -237,10 +238,7 @@ class Sender:
 
 
 async def _skim(answer: httpcore.Response, most_bytes: int) -> None:
-    """Read an answer up to `most_bytes`.
-
-    A short answer is read completely, so that its connection can be reused.
-    """
+    """Read up to `most_bytes`. The connection can be reused if this is the whole answer."""
     size = 0
     async for chunk in answer.aiter_stream():
         size += len(chunk)
@@ -259,16 +257,14 @@ def own_headers(url: str) -> list[tuple[str, str]]:
 
 
 def path_of(url: str) -> str:
-    """Path and query as given. Characters that are not ASCII are escaped."""
+    """Return path and query as given, except that characters outside ASCII are escaped."""
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return quote(path, safe=string.punctuation)
 
 
 def _retry_after_s(answer: httpcore.Response) -> float | None:
-    """The value of a Retry-After header (RFC 9110, section 10.2.3), which is a number or a date, in
-    seconds.
-    """
+    """Return the seconds until the time in the header Retry-After (RFC 9110, section 10.2.3)."""
     text = next((v.decode("latin-1") for k, v in answer.headers if k.lower() == b"retry-after"), "")
     if _SECONDS.fullmatch(text):
         return float(text)

@@ -1,4 +1,4 @@
-"""The roles. Each module has the wiring of one role, and the coroutine that its process runs."""
+"""The roles. Each module assembles one role, and has the coroutine that its process runs."""
 
 ROLES = {
     "router": "actors.roles.router:run",

@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 class RoleProcess:
     """A role in its own process.
 
-    The constructor only starts a thread. It makes no connection and raises nothing, because Serve
-    replaces no replica of a deployment while one of its replicas fails to start. If the role ends
-    for any reason, the process ends, and Serve starts a new process.
+    The constructor only starts a thread and raises nothing, because Serve replaces no replica of a
+    deployment while one of its replicas fails to start. If the role ends for any reason, the
+    process ends, and Serve starts a new process.
     """
 
     def __init__(self, main: str, settings: str) -> None:
-        """Run the coroutine function with the import path `main` (`module:name`) on the settings.
+        """Call the coroutine function with the import path `main` (`module:name`).
 
-        `settings` is a pickle in base64. If the application comes from a configuration file, for
-        example of a RayService, Serve converts a pydantic model among the arguments to a dict, and
-        shows this dict in the state of the application. The pickle prevents both.
+        Its argument is `settings`, a pickle in base64. Serve would convert a pydantic model to a
+        dict, if the application comes from a configuration file, and show it in the state of the
+        application. The pickle prevents both.
         """
         set_up_logging()
         self._main = main

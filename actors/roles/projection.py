@@ -1,12 +1,12 @@
 """The projection: folds the log into the SQL read model.
 
-The offset of the projection is stored in the same transaction as the rows. So each event is folded
-once and in order, also while two projections run during a deploy.
+The offset of the projection is stored in the same transaction as the database rows. So each event
+is folded once and in order, even while two projections run during a deploy.
 
-If the projection cannot project an event, it blocks the job of the event and continues with the
-other jobs. Blocked jobs are recorded (`events.store.read_model`). Their events are read from the
-log again at each start and periodically. A version that can project the event then continues the
-job.
+If the projection cannot project an event, it records the job of the event as blocked
+(`events.store.read_model`), and continues with the other jobs. At each start, and periodically, the
+events of blocked jobs are read from the log again. A version that can project them then unblocks
+the job.
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 5.0
 _GATHER_S = 0.1
-"""Seconds for which the projection waits for further events, to write them in the same transaction.
-"""
+"""Seconds for which the projection waits for further events of the same transaction."""
 _FULL = 400
-"""Number of events from which the projection does not wait for further events."""
+"""With this many events, the projection does not wait for further events."""
 _PAGE = 500
 _PASSING = (DatabaseUnavailable, LogUnavailable, ReadTimeout)
 """Errors that say nothing about a job."""
 
 
 class Projection:
-    """Folds the log into the rows. It needs no durable consumer, because the database stores the
+    """Folds the log into the read model. It has no durable consumer, as the database stores the
     offset.
     """
 
@@ -83,9 +82,7 @@ class Projection:
             )
 
     async def _project(self) -> None:
-        """Project events. Returns if another process has projected them. The caller then calls this
-        again.
-        """
+        """Project events from the stored offset on, until another process has moved the offset."""
         offset = await self._read_model.offset()
         async with self._log.reader(after=offset) as reader:
             while True:
@@ -97,9 +94,7 @@ class Projection:
                 offset = events[-1].position
 
     async def _next(self, reader: EventReader) -> list[Event]:
-        """The next events in log order. The list is empty if no event came within `_POLL_S`
-        seconds.
-        """
+        """Return the next events in log order, or none if no event arrived in `_POLL_S` seconds."""
         events = await reader.next(_POLL_S)
         if 0 < len(events) < _FULL:
             await asyncio.sleep(_GATHER_S)
@@ -109,8 +104,8 @@ class Projection:
     async def _apply(self, events: Sequence[Event], *, expected: int) -> bool:
         """Project some events. An event that cannot be projected blocks only its job.
 
-        Returns False if another process has moved the offset. Raises DatabaseUnavailable, also if
-        the machine failed.
+        Returns False if another process has moved the offset. Raises DatabaseUnavailable, also
+        after an error of the machine.
         """
         try:
             return await self._read_model.apply(events, expected=expected)

@@ -4,25 +4,24 @@ For each `Submitted` the router adds an entry to the queue of the endpoint. For 
 with a delivery it adds an entry to the callback queue. An entry is added only if its subject is
 empty, so a repeated step adds no second entry.
 
-If the job has `callback_events`, the router also adds an entry to the callback queue for `Started`
-and for each stored image, if the caller requested these events. For such a job, each new entry
-replaces the present entry and is due at once. The holder of the present entry may have read the job
-before the event, and would then miss the callback.
+If the caller requested callbacks for `Started` or for each stored image (`callback_events`), the
+router also adds an entry for each of these events. For a job with `callback_events`, each new entry
+replaces the present entry and is due at once, because the holder of the present entry may have read
+the job before the event.
 
 Both queues are projections of the log. So every step may be repeated, also by two routers at the
 same time.
 
-Most jobs are routed from the events that arrive, in one round trip for all events that arrive
-together. The log is read only if these events do not have all data that a step needs.
+Most jobs are routed without reading the log, from the events that the router receives. The log is
+read only if these events lack data that a step needs.
 
-While two routers follow the log during a deploy, NATS sends each event to one of them. Each router
-then receives only some events of a job, and may receive a later event first. So the routers read
-the log more often, and a job that has ended may get an entry. The first reader of such an entry
-acknowledges it.
+While two routers run during a deploy, NATS sends each event to one of them. A router then receives
+only some events of a job, possibly in another order. So the routers read the log more often, and an
+ended job may get an entry. The first reader of such an entry acknowledges it.
 
-The router skips an event that this version cannot read, and every job that has such an event. The
-projection records these jobs (`projection.py`). After a later version has projected them, their
-missing entries are put back like any lost entry.
+The router skips a job with an event that this version cannot read. The projection records these
+jobs (`projection.py`). After a later version has projected such a job, its missing entry is added
+like any lost entry.
 """
 
 from __future__ import annotations
@@ -62,15 +61,15 @@ logger = logging.getLogger(__name__)
 _PASSING = (LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout)
 """Errors that say nothing about a job. After such an error the step is repeated."""
 _RECENT = timedelta(seconds=10)
-"""Largest age of a first event for which the log is not read. An older first event may be a replay,
-and later events of its job may be in the log.
+"""Largest age of a `Submitted` whose job is queued without reading the log. An older event may have
+been delivered before, so later events of its job may be in the log.
 """
 _MOST_REMEMBERED = 20_000
 """Largest number of open jobs whose callback events are kept in memory."""
 
 
 class SeenJobs:
-    """Keeps data from recent events in memory, so that the log need not be read for their jobs."""
+    """Data from recent events, in memory, so that the log need not be read for their jobs."""
 
     def __init__(self, *, now: Callable[[], datetime] = utc_now) -> None:
         self._now = now
@@ -78,7 +77,7 @@ class SeenJobs:
         self._asked: dict[str, frozenset[str]] = {}
 
     def note(self, event: Event) -> None:
-        """Record an event. Must be called for each event, in log order."""
+        """Record an event. Call this for each event, in log order."""
         self._first.pop(event.job_id, None)
         if not isinstance(event.data, Submitted):
             return
@@ -95,23 +94,18 @@ class SeenJobs:
         return asked
 
     def take_first(self, job_id: str) -> Event | None:
-        """Return the first event of a job if it is recent and no other event has followed.
-
-        The second call for the same job returns None.
+        """Return and forget the first event of a job, if it is recent and no other event of the job
+        has been noted.
         """
         return self._first.pop(job_id, None)
 
     def forget_if_no_callback(self, job_id: str) -> bool:
-        """Whether an ended job is known to have no delivery. Removes the data of the job from
-        memory.
-        """
+        """Forget an ended job. Returns whether the job is known to have no callbacks."""
         asked = self._asked.pop(job_id, None)
         return asked is not None and not asked
 
     def asked(self, job_id: str) -> frozenset[str] | None:
-        """The events of an open job for which there are callbacks, or None if the job is not in
-        memory.
-        """
+        """Return the requested callback events of an open job, or None if they are unknown."""
         return self._asked.get(job_id)
 
 
@@ -129,7 +123,7 @@ class Router:
     ) -> None:
         """Only images with an index below `most_notified_images` have callbacks.
 
-        Lost entries are put back every `requeue_period_s` seconds.
+        Missing entries are added about every `requeue_period_s` seconds.
         """
         self._events = events
         self._writer = writer
@@ -137,10 +131,10 @@ class Router:
         self._callbacks = callbacks
         self._read_model = read_model
         self._requeue_period_s = requeue_period_s
-        self._most_images_told = most_notified_images
+        self._most_notified_images = most_notified_images
         self._seen = SeenJobs()
         self._damaged: set[str] = set()
-        """Jobs with a stored message that is no event. Each such job is logged once."""
+        """Ids of the damaged jobs that have been logged."""
 
     async def run(self) -> None:
         """Route until cancelled."""
@@ -160,12 +154,12 @@ class Router:
             case Started():
                 step = partial(self._queue_before_end, CallbackEvent.STARTED)
             case ImageStored(index=index):
-                if index >= self._most_images_told:
+                if index >= self._most_notified_images:
                     return
                 step = partial(self._queue_before_end, CallbackEvent.IMAGE)
             case _:
                 return
-        # If the step takes long, the event is delivered again. A repeated step does no harm.
+        # If the step takes long, NATS delivers the event again, and the step is repeated.
         await keep_trying(
             lambda: self._do(step, event.job_id),
             on=_PASSING,
@@ -173,7 +167,7 @@ class Router:
         )
 
     async def _do(self, step: Callable[[str], Awaitable[None]], job_id: str) -> None:
-        """Do one step for one job. An error about the job ends that job only."""
+        """Do one step for one job. An error about the job ends this job only."""
         if job_id in self._damaged:
             return
         try:
@@ -186,12 +180,11 @@ class Router:
             await give_up_after_error(job_id, error, writer=self._writer, action="route")
 
     async def _queue_new(self, job_id: str) -> None:
-        """Queue a job from its first event, without reading the log.
+        """Queue a job from its first event, if possible without reading the log.
 
-        If the log has later events of the job, the reader of the entry finds them.
+        The job may have ended since. The reader of the entry then finds its later events.
         """
-        # The pause lets the other events of the same batch be recorded first.
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # The other events of the same batch are noted first.
         if (event := self._seen.take_first(job_id)) and (job := fold([event])):
             await self._add(job)
         else:
@@ -212,10 +205,7 @@ class Router:
             await self._callbacks.add(job_id)
 
     async def _queue_before_end(self, event: CallbackEvent, job_id: str) -> None:
-        """Queue a callback before the end.
-
-        For most jobs the log is not read, because their `Submitted` has just arrived.
-        """
+        """Queue a callback before the end, if the caller requested it."""
         asked = self._seen.asked(job_id)
         if asked is None:
             job = await self._writer.load(job_id)
@@ -230,7 +220,7 @@ class Router:
         await self._queue.add(submitted.endpoint, submitted.lane, job.id, deadline=job.due_at)
 
     async def _requeue(self) -> None:
-        """Add an entry for each open job that has none, and repeat this periodically."""
+        """Periodically add an entry for each open job without an entry."""
         while True:
             await asyncio.sleep(self._requeue_period_s * random.uniform(0.8, 1.2))
             try:
@@ -267,7 +257,7 @@ async def run(settings: Settings) -> None:
         callbacks=connections.callback_queue,
         read_model=read_model,
     )
-    lost_callbacks = CallbackReaper(
+    callback_reaper = CallbackReaper(
         queue=connections.callback_queue,
         unsettled=read_model.unsettled,
         deliveries=history.delivery_log,
@@ -276,4 +266,4 @@ async def run(settings: Settings) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(router.run())
         group.create_task(connections.answer_metrics(ProcessMetrics("router").encoded))
-        group.create_task(lost_callbacks.run())
+        group.create_task(callback_reaper.run())
