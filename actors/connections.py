@@ -1,7 +1,7 @@
-"""Connections of a process: the logs and the queues on NATS, and the image store.
+"""Connections of a process: the logs and the queues on NATS, the database, and the image store.
 
-Job actors import this module, so it must not load SQLAlchemy, which needs memory in each actor.
-`actors.database` opens the database.
+Job actors import this module, so SQLAlchemy, which needs memory in each actor, is imported only by
+the functions that use the database.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from events.bus.bus import Bus
 from events.bus.health import stored_after, stream_states, warn_if_size_differs
@@ -26,6 +26,12 @@ from settings.log import LogSettings
 from settings.stores import StoreSettings
 from storage.images import ImageStore
 from storage.service_secret import url_for
+
+if TYPE_CHECKING:
+    from events.history import History
+    from events.store.database import Database
+    from events.store.read_model import ReadModel
+    from events.store.removal import Removal
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +127,47 @@ def open_images(stores: StoreSettings) -> ImageStore:
 def image_urls(http: HttpSettings, stores: StoreSettings) -> UrlFor:
     """A function that makes URLs of images. Raises ValueError if the settings have no secret."""
     return url_for(http.effective_public_url, stores.secret_bytes, ttl_s=http.image_url_ttl_s)
+
+
+def open_database(settings: StoreSettings) -> Database:
+    from events.store.database import Database
+
+    url = settings.effective_database_url
+    return Database(url, connections=settings.database_connections)
+
+
+async def open_prepared_database(settings: StoreSettings) -> Database:
+    """Open the database. Returns when it is available and has its tables."""
+    database = open_database(settings)
+    await database.prepare_with_retries()
+    return database
+
+
+def open_history(
+    database: Database, images: ImageStore, *, log: EventLog, deliveries: EventLog
+) -> History:
+    from events.history import History
+    from events.store.ended_jobs import EndedJobs
+
+    find = EndedJobs(database).find_history
+    return History(log=log, deliveries=deliveries, images=images, find=find)
+
+
+def open_removal(
+    database: Database,
+    images: ImageStore,
+    read_model: ReadModel,
+    *,
+    log: EventLog,
+    deliveries: EventLog,
+) -> Removal:
+    from events.store.removal import Removal
+    from events.store.uploads import Uploads
+
+    return Removal(
+        log=log,
+        deliveries=deliveries,
+        images=images,
+        read_model=read_model,
+        uploads=Uploads(database),
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 
 from engine.interface import is_machine_error
+from events.bus.queues import QueueEntry
 from events.decisions import WHAT_TO_DO, GiveUp
 from events.errors import HistoryGone, JobOfLaterVersion, JobUnreadable
 from events.log import JobWriter
@@ -51,3 +52,15 @@ async def give_up_after_error(
         logger.warning("a job could not be ended", extra={**fields, "error": str(unreadable)})
         return not isinstance(unreadable, JobOfLaterVersion)
     return True
+
+
+async def drop_entry(
+    entry: QueueEntry, error: Exception, *, writer: JobWriter, action: str
+) -> bool:
+    """Call `give_up_after_error` for the job of an entry. If nothing is left to do for the job,
+    acknowledge the entry.
+    """
+    is_done = await give_up_after_error(entry.job_id, error, writer=writer, action=action)
+    if is_done:
+        await entry.ack()
+    return is_done

@@ -21,8 +21,15 @@ from actors.callbacks.guarded_backend import Proxy, Resolver
 from actors.callbacks.own_addresses import address_rule
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.sender import Sender
-from actors.connections import Connections, image_urls, open_connections, open_images
-from actors.database import open_database, open_history, open_removal
+from actors.connections import (
+    Connections,
+    image_urls,
+    open_connections,
+    open_database,
+    open_history,
+    open_images,
+    open_removal,
+)
 from actors.fetcher import Fetcher
 from actors.roles import ROLES
 from actors.worker.config import default_endpoint

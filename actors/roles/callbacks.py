@@ -50,8 +50,7 @@ from actors.callbacks.deliverer import Arrival, Deliverer, DeliveryLimits
 from actors.callbacks.own_addresses import address_rule
 from actors.callbacks.presigned_uploads import PresignedUploads
 from actors.callbacks.sender import Sender
-from actors.connections import connect, image_urls, open_images
-from actors.database import open_database, open_history
+from actors.connections import connect, image_urls, open_database, open_history, open_images
 from events.bus.queues import AT_ONCE, CallbackQueue, QueueEntry
 from events.delivery import SendResult
 from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable, ServiceError

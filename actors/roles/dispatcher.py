@@ -15,10 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from actors.connections import Connections, connect
-from actors.database import open_prepared_database
+from actors.connections import connect, open_prepared_database
 from actors.scheduler.cluster import Cluster
 from actors.scheduler.endpoint_dispatcher import DISPATCHER_LEASE_S, EndpointDispatcher
 from actors.scheduler.endpoint_removal import DeletedEndpoints, GoneEndpoints
@@ -27,7 +26,7 @@ from actors.scheduler.names import worker_prefix
 from actors.scheduler.pool import WorkerPool
 from actors.scheduler.ray_cluster import RayCalls, RayCluster
 from actors.scheduler.slots import SlotNumbers
-from actors.scheduler.status import EndpointStatus, Pace
+from actors.scheduler.status import EndRate
 from actors.scheduler.worker_reaper import keep_workers
 from actors.worker.config import WorkerConfig, default_endpoint, worker_config
 from actors.worker.engine_process import EngineState
@@ -35,7 +34,6 @@ from engine.interface import Engine
 from events.bus.queues import JobQueue
 from events.errors import DatabaseUnavailable
 from events.log import JobWriter, RetryingLog
-from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases, answered, lease_holder
 from events.store.records import ENDPOINTS_PERIOD_S, Endpoint
@@ -46,8 +44,6 @@ from telemetry.exposition import EndpointLabels, ProcessMetrics
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-OpenCluster: TypeAlias = Callable[[WorkerConfig], Cluster]
 
 _REAPER_TIMEOUT_S = 10.0
 """Longest wait in seconds for the reaper of workers before the dispatcher starts. A running reaper
@@ -203,93 +199,6 @@ class Dispatcher:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def make_dispatcher(
-    settings: Settings,
-    connections: Connections,
-    database: Database,
-    *,
-    running_jobs: RunningJobs,
-    open_cluster: OpenCluster,
-    on_left: Callable[[str], None],
-) -> Dispatcher:
-    """Create a dispatcher with its parts. For `on_left` see `Dispatcher`."""
-    queue, writer = connections.queue, JobWriter(RetryingLog(connections.log))
-    endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
-    cluster = open_cluster(worker_config(settings, default))
-    return Dispatcher(
-        holder=lease_holder(),
-        leases=Leases(database),
-        endpoints=endpoints,
-        default_endpoint=default,
-        open_endpoint=_open_endpoint(
-            settings, queue, writer, running_jobs=running_jobs, open_cluster=open_cluster
-        ),
-        deleted_endpoints=DeletedEndpoints(
-            endpoints=endpoints, queue=queue, writer=writer, cluster=cluster
-        ),
-        gone_endpoints=GoneEndpoints(
-            endpoints=endpoints,
-            queue=queue,
-            writer=writer,
-            cluster=cluster,
-        ),
-        on_left=on_left,
-    )
-
-
-def in_ray(note_engine: Callable[[str, str, EngineState], None]) -> OpenCluster:
-    calls = RayCalls()
-
-    def open_cluster(config: WorkerConfig) -> Cluster:
-        on_engine = partial(note_engine, config.endpoint.id)
-        return RayCluster(config, calls=calls, on_engine=on_engine)
-
-    return open_cluster
-
-
-def _open_endpoint(
-    settings: Settings,
-    queue: JobQueue,
-    writer: JobWriter,
-    *,
-    running_jobs: RunningJobs,
-    open_cluster: OpenCluster,
-) -> Callable[[Endpoint], EndpointDispatcher]:
-    """A function that makes the dispatcher of an endpoint. It is called at the start and after each
-    change of the row.
-    """
-    paces = defaultdict[str, Pace](Pace)
-
-    def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
-        pool = _worker_pool(settings, endpoint, open_cluster)
-        pace = paces[endpoint.id]
-        return EndpointDispatcher(
-            endpoint,
-            queue=queue,
-            writer=writer,
-            pool=pool,
-            running_jobs=running_jobs,
-            status=EndpointStatus(endpoint.id, queue=queue, writer=writer, pool=pool, pace=pace),
-        )
-
-    return open_endpoint
-
-
-def _worker_pool(settings: Settings, endpoint: Endpoint, open_cluster: OpenCluster) -> WorkerPool:
-    config = worker_config(settings, endpoint)
-    return WorkerPool(
-        endpoint,
-        prefix=worker_prefix(config),
-        cluster=open_cluster(config),
-        idle_s=settings.dispatch.worker_idle_s,
-        slots=SlotNumbers(
-            most=endpoint.jobs_per_worker,
-            expected=Engine.suggested_concurrency_for(),
-            kept_free=settings.owners.slots_kept_free,
-        ),
-    )
-
-
 class DispatcherMetrics:
     def __init__(self) -> None:
         self.process = ProcessMetrics("dispatcher")
@@ -326,26 +235,60 @@ async def run(settings: Settings) -> None:
         group.create_task(run_dispatcher(settings))
 
 
-async def run_dispatcher(settings: Settings, *, open_cluster: OpenCluster | None = None) -> None:
+async def run_dispatcher(
+    settings: Settings, *, open_cluster: Callable[[WorkerConfig], Cluster] | None = None
+) -> None:
     """Run the dispatcher. `open_cluster` opens the cluster of an endpoint's workers. The default is
     Ray.
     """
     connections = connect(settings.log, "dispatcher")
+    queue, writer = connections.queue, JobWriter(RetryingLog(connections.log))
     database = await open_prepared_database(settings.stores)
-    metrics = DispatcherMetrics()
-    running_jobs = RunningJobs(settings.owners)
-    dispatcher = make_dispatcher(
-        settings,
-        connections,
-        database,
-        running_jobs=running_jobs,
-        open_cluster=open_cluster or in_ray(metrics.note_engine),
+    endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
+    metrics, running_jobs = DispatcherMetrics(), RunningJobs(settings.owners)
+    end_rates = defaultdict[str, EndRate](EndRate)
+    in_ray = partial(RayCluster, calls=RayCalls(), on_engine=metrics.note_engine)
+    cluster_for = open_cluster or in_ray
+    cluster = cluster_for(worker_config(settings, default))
+
+    def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
+        config = worker_config(settings, endpoint)
+        pool = WorkerPool(
+            endpoint,
+            prefix=worker_prefix(config),
+            cluster=cluster_for(config),
+            idle_s=settings.dispatch.worker_idle_s,
+            slots=SlotNumbers(
+                most=endpoint.jobs_per_worker,
+                expected=Engine.suggested_concurrency_for(),
+                kept_free=settings.owners.slots_kept_free,
+            ),
+        )
+        return EndpointDispatcher(
+            endpoint,
+            queue=queue,
+            writer=writer,
+            pool=pool,
+            running_jobs=running_jobs,
+            end_rate=end_rates[endpoint.id],
+        )
+
+    dispatcher = Dispatcher(
+        holder=lease_holder(),
+        leases=Leases(database),
+        endpoints=endpoints,
+        default_endpoint=default,
+        open_endpoint=open_endpoint,
+        deleted_endpoints=DeletedEndpoints(
+            endpoints=endpoints, queue=queue, writer=writer, cluster=cluster
+        ),
+        gone_endpoints=GoneEndpoints(
+            endpoints=endpoints, queue=queue, writer=writer, cluster=cluster
+        ),
         on_left=metrics.note_left,
     )
     await connections.connected()
     async with asyncio.TaskGroup() as group:
         group.create_task(dispatcher.run())
         group.create_task(connections.answer_status(dispatcher.status))
-        group.create_task(
-            connections.answer_metrics(metrics.watch(dispatcher, connections.queue).encoded)
-        )
+        group.create_task(connections.answer_metrics(metrics.watch(dispatcher, queue).encoded))

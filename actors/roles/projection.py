@@ -16,8 +16,14 @@ import logging
 import random
 from collections.abc import Sequence
 
-from actors.connections import Connections, connect, open_images
-from actors.database import open_history, open_prepared_database, open_removal
+from actors.connections import (
+    Connections,
+    connect,
+    open_history,
+    open_images,
+    open_prepared_database,
+    open_removal,
+)
 from actors.upkeep.historian import Historian
 from actors.upkeep.janitor import Janitor
 from engine.interface import is_machine_error

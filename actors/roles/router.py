@@ -34,8 +34,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from actors.callbacks.reaper import CallbackReaper
-from actors.connections import connect, open_images
-from actors.database import open_history, open_prepared_database
+from actors.connections import connect, open_history, open_images, open_prepared_database
 from actors.job_error import give_up_after_error
 from events.bus.queues import AT_ONCE, REQUEUE_PERIOD_S, CallbackQueue, JobQueue
 from events.delivery import has_delivery
@@ -69,7 +68,17 @@ _MOST_REMEMBERED = 20_000
 
 
 class SeenJobs:
-    """Data from recent events, in memory, so that the log need not be read for their jobs."""
+    """Data from recent events, in memory, so that the log need not be read for their jobs.
+
+    `note` must be called first for each event, in log order. Then the other methods answer from:
+
+    | data of a job                      | added by                  | removed by               |
+    |------------------------------------|---------------------------|--------------------------|
+    | `_first`: its `Submitted`          | a recent `Submitted`      | `take_first`, or a later |
+    |                                    |                           | event of the job         |
+    | `_asked`: the events for which it  | `Submitted`, or           | `forget_if_no_callback`, |
+    | has callbacks                      | `note_asked` after a read | or too many other jobs   |
+    """
 
     def __init__(self, *, now: Callable[[], datetime] = utc_now) -> None:
         self._now = now
@@ -77,7 +86,6 @@ class SeenJobs:
         self._asked: dict[str, frozenset[str]] = {}
 
     def note(self, event: Event) -> None:
-        """Record an event. Call this for each event, in log order."""
         self._first.pop(event.job_id, None)
         if not isinstance(event.data, Submitted):
             return

@@ -56,7 +56,13 @@ class JobActor(Protocol):
         """Wait until no job runs. Raises ActorUnavailable."""
 
     async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
-        """Run the job of an entry. `job` may be some seconds old. Raises ActorDied, ActorLost."""
+        """Run the job of an entry, and wait until the run has ended.
+
+        `job` is the job as the dispatcher has read it, perhaps some seconds ago. With Ray,
+        `JobRunner.run` (`actors/worker/job_actor.py`) runs the job in the process of the actor.
+
+        Raises ActorDied, ActorLost.
+        """
 
     async def retire(self) -> bool:
         """Refuse all further jobs. If a job runs, nothing is refused, and the result is False.

@@ -1,6 +1,13 @@
 """EndpointDispatcher: starts the waiting jobs of one endpoint on its workers, in fair order.
 
-A job passes these stages: prefetch -> waiting jobs -> placement -> slot -> outcome.
+`Prefetch` adds the jobs of the queue to the waiting jobs. `EndpointDispatcher` chooses the job that
+starts next and its worker, runs the job on a slot, and handles the outcome.
+
+A job prefers a worker that holds its checkpoint (delay scheduling: M. Zaharia et al., 2010). If all
+such workers are busy, the job waits for some seconds. The job keeps its position, but other jobs
+near the head of the order may start before it. After the wait the job takes any worker. Without the
+wait, jobs with different checkpoints would make each worker load again and again. If the wait were
+too long, slots would stay empty.
 """
 
 from __future__ import annotations
@@ -9,20 +16,20 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from enum import StrEnum
 from functools import partial
+from typing import TypeAlias
 
+from actors.job_error import drop_entry
 from actors.scheduler.cluster import ActorDied, ActorLost
 from actors.scheduler.expiry import EXPIRY_PERIOD_S, EntryReaper, Expiry
-from actors.scheduler.fairness import RunningJobs
-from actors.scheduler.placement import Placement, WorkerSlot, placer_for
+from actors.scheduler.fairness import RunningJobs, WaitingJob, WaitingJobs
 from actors.scheduler.pool import WorkerPool
-from actors.scheduler.prefetch import TRANSIENT, InFlight, Prefetch, Prefetched, drop_entry
+from actors.scheduler.prefetch import BUSY_S, TRANSIENT, Prefetch, Prefetched
 from actors.scheduler.slots import Slot
-from actors.scheduler.status import EndpointStatus
+from actors.scheduler.status import EndpointStatus, EndRate
 from actors.scheduler.worker import Worker
 from actors.worker.job_actor import RunOutcome
-from events.bus.queues import LEASE_S, JobQueue, QueueEntry
+from events.bus.queues import LEASE_S, JobQueue
 from events.decisions import FailAttempt, FailDispatch
 from events.errors import LogUnavailable
 from events.job import Job
@@ -42,10 +49,17 @@ _MAX_DISPATCH_FAILURES = constant("MAX_DISPATCH_FAILURES", 5)
 """Largest number of job actors that may die before they begin an attempt at a job. Then the job
 fails and is a dead letter.
 """
-_BUSY_S = 2.0
-"""Seconds until an entry is delivered again if its job may run on another worker, or if the actor
-of its slot runs another job.
+_FAIR_QUANTUM = constant("FAIR_QUANTUM", 10.0)
+"""Megapixel-steps that an owner of weight 1 may spend in a round of deficit round robin. A job with
+a higher cost delays the next job of its owner by several rounds.
 """
+_WARM_WAIT_S = constant("WARM_WAIT_S", 3.0)
+"""Seconds for which a job waits for a worker that holds its checkpoint, while other workers have
+room but would have to load the checkpoint. The best value is a fifth to a half of the time of a
+load.
+"""
+_CANDIDATES = 16
+"""Number of owners whose jobs are considered when a job is chosen."""
 _HOLD_LEASES = 2
 """A prefetched entry is held for this many times the duration of a dispatcher lease, but at most
 for a job lease. So the entries of a dead dispatcher are delivered again at about the time at which
@@ -55,6 +69,9 @@ _LOST_LEASES = 3
 """An entry that is not delivered for this many times the duration of a job lease is put on the
 queue again.
 """
+
+Placed: TypeAlias = tuple[Prefetched, Worker, Slot]
+"""A job that was given a slot, with the worker and the slot."""
 
 
 class EndpointDispatcher:
@@ -66,7 +83,7 @@ class EndpointDispatcher:
         writer: JobWriter,
         pool: WorkerPool,
         running_jobs: RunningJobs,
-        status: EndpointStatus,
+        end_rate: EndRate,
         lease_s: float = LEASE_S,
         expiry_period_s: float = EXPIRY_PERIOD_S,
         max_dispatch_failures: int = _MAX_DISPATCH_FAILURES,
@@ -74,45 +91,44 @@ class EndpointDispatcher:
         """Create the dispatcher of an endpoint.
 
         `writer` must use a log that waits until an outage is over. `running_jobs` counts the jobs
-        of all endpoints. An entry of a running job is delivered again `lease_s` seconds after its
-        last renewal.
+        of all endpoints. `end_rate` is kept when the row of the endpoint changes. An entry of a
+        running job is delivered again `lease_s` seconds after its last renewal.
         """
         self.endpoint = endpoint
-        self.status = status
+        self.status = EndpointStatus(
+            endpoint.id, queue=queue, writer=writer, pool=pool, end_rate=end_rate
+        )
         self._queue = queue
         self._writer = writer
         self._pool = pool
         self._running_jobs = running_jobs
-        self._answer_s = lease_s / 3
-        """Largest time in seconds until an actor answers that it runs a job."""
+        self._end_rate = end_rate
         self._max_dispatch_failures = max_dispatch_failures
-        self._placer = placer_for(endpoint, pool.slot_index, running_jobs)
-        self._waiting = self._placer.waiting
-        self._in_flight = InFlight()
+        self._waiting = WaitingJobs(
+            quantum=_FAIR_QUANTUM, runs_some=lambda owner: running_jobs.count(owner, endpoint) > 0
+        )
+        self._wake_at: float | None = None
+        """If the last `_choose` found no job, the time at which a job may start even without a
+        change. None if only a change can start a job.
+        """
         self._last_depth = 0
         self.prefetch = Prefetch(
             endpoint.id,
             queue=queue,
             writer=writer,
             waiting=self._waiting,
-            is_running=self._hand_to_running_actor,
-            on_new=pool.wake,
+            pool=pool,
             hold_s=min(_HOLD_LEASES * DISPATCHER_LEASE_S, lease_s),
+            lease_s=lease_s,
         )
         self._expiry = Expiry(
-            endpoint.id,
-            queue=queue,
-            writer=writer,
-            is_running=lambda job_id: pool.slot_index.slot_of(job_id) is not None,
-            why=pool.trouble,
-            period_s=expiry_period_s,
+            endpoint.id, queue=queue, writer=writer, pool=pool, period_s=expiry_period_s
         )
         self._entry_reaper = EntryReaper(
             endpoint.id,
             queue=queue,
             writer=writer,
-            is_known=self._is_known,
-            has_room=lambda: self.prefetch.has_room,
+            prefetch=self.prefetch,
             patience_s=_LOST_LEASES * lease_s,
         )
 
@@ -125,11 +141,10 @@ class EndpointDispatcher:
                 group.create_task(self._entry_reaper.run())
                 group.create_task(self.prefetch.run())
                 while True:
-                    placement = await self._place_next()
-                    taken = self._take(placement)
-                    run = self._run(taken, (placement.worker, placement.slot))
-                    task = group.create_task(run)
-                    task.add_done_callback(partial(self._note_done, taken))
+                    taken, worker, slot = await self._take_next()
+                    task = group.create_task(self._run(taken, worker, slot))
+                    # The callback is also called if the task is cancelled before it has begun.
+                    task.add_done_callback(partial(self._end_run, taken))
 
     async def _demand(self) -> int:
         """The number of jobs on the queue. While the queue cannot be read, the last known
@@ -139,80 +154,72 @@ class EndpointDispatcher:
             self._last_depth = await self._queue.depth(self.endpoint.id)
         return self._last_depth
 
-    async def _place_next(self) -> Placement:
-        """Wait until a job may start. Returns the job with its slot."""
-        while (placement := self._placer.next(now := time.monotonic())) is None:
-            wake_at = self._placer.wake_at
+    async def _take_next(self) -> Placed:
+        """Wait until a job may start. Then reserve a slot for the job and count the job, before any
+        other task can run.
+        """
+        while (chosen := self._choose(now := time.monotonic())) is None:
+            wait_s = None if self._wake_at is None else self._wake_at - now
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if wake_at is None else wake_at - now):
+                async with asyncio.timeout(wait_s):
                     await self._pool.changed()
-        return placement
+        job, number = chosen
+        worker, slot = self._pool.slot_index.pick_slot(number, job.checkpoint)
+        taken = self.prefetch.begin_flight(job.job_id)
+        slot.reserve(taken.entry)
+        self._running_jobs.add(job.owner, self.endpoint)
+        self._waiting.charge(job)
+        self._waiting.note_running(job.owner)
+        return taken, worker, slot
 
-    def _take(self, placement: Placement) -> Prefetched:
-        """Reserve the slot and count the job, before any other task can run."""
-        taken = self.prefetch.take(placement.job.job_id)
-        self._in_flight.add(taken)
-        placement.slot.reserve(taken.entry)
-        self._running_jobs.add(taken.waiting.owner, self.endpoint)
-        self._waiting.take(taken.waiting)
-        self._waiting.note_running(taken.waiting.owner)
-        return taken
-
-    def _is_known(self, job_id: str) -> bool:
-        """Whether the job is prefetched, in flight, or found to run on a worker."""
-        is_in_flight = bool(self._in_flight.of(job_id))
-        return (
-            is_in_flight
-            or job_id in self.prefetch
-            or self._pool.slot_index.slot_of(job_id) is not None
-        )
-
-    async def _hand_to_running_actor(self, job: Job, entry: QueueEntry) -> bool:
-        """Whether the job of a new delivery already runs. Its actor then continues with this
-        delivery.
-
-        The entry of a running job is delivered again if its lease has run out, because the log was
-        unavailable or because the actor hangs. An actor that does not accept the new delivery is
-        replaced, and the result is False. In two cases the actor is not checked, and the result is
-        True: another dispatcher may have started the job, or a slot was given the job just now.
+    def _choose(self, now: float) -> tuple[WaitingJob, int] | None:
+        """The job that starts next and the number of a worker with an idle slot, or None if no job
+        may start now.
         """
-        found = self._pool.slot_index.slot_of(job.id)
-        if found is None:
-            # After a take-over, an actor that has not reported yet may run the job.
-            if may_run := job.has_running_attempt and self._pool.may_run(job.actor):
-                await entry.redeliver_in(_BUSY_S)
-            return may_run
-        worker, slot = found
-        entry_before = slot.entry
-        if self._is_just_given(job) or await slot.take_delivery(entry, timeout_s=self._answer_s):
-            return True
-        with job_log_fields(job):
-            fields = {"action": "actor_replaced", "job_id": job.id}
-            logger.warning("a job actor does not answer and is replaced", extra=fields)
-        worker.mark_unready()  # The actor may hang because the engine hangs.
-        await worker.cancel_run(job.id, job.attempts)
-        # During `cancel_run`, another delivery of the job may have been handled and given to this
-        # slot.
-        if slot.job_id == job.id and slot.entry is entry_before:
-            slot.replace()
-        return False
+        self._wake_at = None
+        free = self._pool.slot_index
+        if free.lowest_idle() is None:
+            return None
+        # The last free slots are only for owners who run nothing. So an owner with a large backlog
+        # cannot occupy all slots with long jobs, and the first job of another owner starts at once.
+        only_idle = free.count <= self._running_jobs.slots_kept_free(self.endpoint)
+        while True:
+            held: list[str] = []
+            for job in self._waiting.candidates(_CANDIDATES, only_idle=only_idle):
+                if not self._running_jobs.may_start(job.owner):
+                    held.append(job.owner)
+                elif (number := self._choose_worker(job, now)) is not None:
+                    return job, number
+            for owner in held:
+                self._waiting.hold(owner)
+            if not held:
+                return None
+            # The held owners are no candidates in the next pass of this loop.
 
-    def _is_just_given(self, job: Job) -> bool:
-        """Whether a slot was given the job so recently that this delivery may be older than the
-        start.
-        """
-        since = time.monotonic() - self._answer_s
-        return any(
-            taken.attempts == job.attempts and taken.taken_at > since
-            for taken in self._in_flight.of(job.id)
-        )
+    def _choose_worker(self, job: WaitingJob, now: float) -> int | None:
+        """The number of a worker with an idle slot, or None if the job waits for a warm worker."""
+        free = self._pool.slot_index
+        if job.checkpoint is None:
+            return free.lowest_idle()
+        if (number := free.idle_holder_of(job.checkpoint)) is not None:
+            return number
+        if (number := free.idle_without_checkpoint()) is not None:
+            return number
+        if not free.is_warm(job.checkpoint):
+            # No worker has the checkpoint in memory, so a wait would be useless.
+            return free.least_recently_used()
+        if job.passed_at is None:
+            job.passed_at = now
+        if (wait_ends := job.passed_at + _WARM_WAIT_S) <= now:
+            return free.least_recently_used()
+        self._wake_at = min(wait_ends, self._wake_at or wait_ends)
+        return None
 
-    async def _run(self, taken: Prefetched, worker_slot: WorkerSlot) -> None:
-        worker, slot = worker_slot
+    async def _run(self, taken: Prefetched, worker: Worker, slot: Slot) -> None:
         try:
-            job = await self.prefetch.ready(taken)
-            if slot.entry is not taken.entry:
-                return  # The slot was replaced, because the entry was delivered again.
+            job = await self.prefetch.renew_and_read(taken)
+            if not slot.belongs_to(taken.entry):
+                return
             if job is None:
                 # The run ends before the refund, so that the job no longer counts as running.
                 self._end_run(taken)
@@ -223,18 +230,13 @@ class EndpointDispatcher:
                     await self._dispatch(taken, job, worker, slot)
         except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
             if not isinstance(error, TRANSIENT):
-                await drop_entry(taken.entry, error, writer=self._writer)
-            if slot.entry is taken.entry:
+                await drop_entry(taken.entry, error, writer=self._writer, action="dispatch")
+            if slot.belongs_to(taken.entry):
                 slot.recycle()
 
-    def _note_done(self, taken: Prefetched, _: asyncio.Task[None]) -> None:
-        """Call `_end_run`, also if the task was cancelled before it began."""
-        self._end_run(taken)
-
-    def _end_run(self, taken: Prefetched) -> None:
+    def _end_run(self, taken: Prefetched, _: object = None) -> None:
         """Count the end of a run. A second call for the same run changes nothing."""
-        if taken in self._in_flight:
-            self._in_flight.remove(taken)
+        if self.prefetch.end_flight(taken):
             self._running_jobs.remove(taken.waiting.owner, self.endpoint)
 
     def _note_end(self, owner: str) -> None:
@@ -244,71 +246,61 @@ class EndpointDispatcher:
         self._pool.wake()
 
     async def _dispatch(self, taken: Prefetched, job: Job, worker: Worker, slot: Slot) -> None:
-        death: ActorDied | None = None
-        outcome: RunOutcome | None = None
+        assert slot.actor is not None
+        slot.jobs_run += 1
         try:
-            outcome = await slot.run(taken.entry, job)
-        except ActorDied as error:
-            fields = {"action": "actor_died", "job_id": job.id, "error": str(error)}
+            outcome = await slot.actor.run(taken.entry, job)
+        except ActorDied as death:
+            fields = {"action": "actor_died", "job_id": job.id, "error": str(death)}
             logger.warning("a job actor died", extra=fields)
-            death = error
-        if slot.entry is not taken.entry:
-            return  # The slot was replaced, because the entry was delivered again during the run.
+            if slot.belongs_to(taken.entry):
+                await self._give_back(taken, worker, slot, death)
+            if slot.belongs_to(taken.entry):
+                slot.replace()
+            return
+        if not slot.belongs_to(taken.entry):
+            return
         if outcome is RunOutcome.BUSY:
             self._waiting.refund(taken.waiting)
-            await taken.entry.redeliver_in(_BUSY_S)
+            await taken.entry.redeliver_in(BUSY_S)
         elif outcome is RunOutcome.RETRY:
             worker.mark_unready()
         elif outcome in {RunOutcome.COMPLETED, RunOutcome.ENDED}:
-            self.status.note_end()
-        if death is not None:
-            await self._give_back(taken, worker, slot, death)
-            if slot.entry is not taken.entry:
-                return  # The slot was replaced while its job was read.
+            self._end_rate.note_end()
         # After a failed attempt (RETRY) the actor is kept: the engine has failed and not the actor,
         # and a new actor needs seconds to start.
-        if death is not None:
-            slot.replace()
-        elif outcome not in {RunOutcome.COMPLETED, RunOutcome.RETRY} or slot.is_expired:
-            slot.recycle()
-        else:
+        if outcome in {RunOutcome.COMPLETED, RunOutcome.RETRY} and not slot.is_expired:
             slot.release()
+        else:
+            slot.recycle()
 
     async def _give_back(
         self, taken: Prefetched, worker: Worker, slot: Slot, death: ActorDied
     ) -> None:
-        """Give the entry of a dead actor back.
+        """Append the events that follow from the death of a job actor, and give the entry back.
 
         If the dead actor was the writer of the job, the entry returns to the queue at once. If not,
-        another actor may run the job, so the entry is delivered again only after its lease.
+        another actor may run the job, so the entry is delivered again only after its lease. The
+        entry of an ended job is acknowledged.
         """
-        writer = slot.writer
+        actor_name = slot.actor_name
         job = await self._writer.load(taken.job_id)
-        if slot.entry is not taken.entry or job is None:
+        if job is None or not slot.belongs_to(taken.entry):
             return
-        match await self._record_death(job, death, worker=worker, actor=writer, taken=taken):
-            case AfterDeath.ENDED:
-                await taken.entry.ack()
-            case AfterDeath.ATTEMPT_FAILED:
-                await taken.entry.nak()
-            case AfterDeath.NOT_STARTED:
-                self._waiting.refund(taken.waiting)
-
-    async def _record_death(
-        self, job: Job, death: ActorDied, *, worker: Worker, actor: str | None, taken: Prefetched
-    ) -> AfterDeath:
-        """Append the events that follow from the death of the job actor that writes as `actor`."""
-        if job.end is not None:
-            return AfterDeath.ENDED
-        if job.actor is not None and job.actor == actor:
+        if job.end is None and job.actor is not None and job.actor == actor_name:
             blame = await _cancel_and_blame(job, worker, death)
             message = f"The job actor died: {death}"
             failed = FailAttempt(job.actor, message, final=False, blame=blame)
             job = (await self._writer.execute(failed, job)).job or job
-            return AfterDeath.ATTEMPT_FAILED if job.end is None else AfterDeath.ENDED
-        if not isinstance(death, ActorLost):
+            if job.end is None:
+                await taken.entry.nak()
+                return
+        elif job.end is None and not isinstance(death, ActorLost):
             job = await self._count_failure(job, taken.attempts)
-        return AfterDeath.NOT_STARTED if job.end is None else AfterDeath.ENDED
+        if job.end is None:
+            self._waiting.refund(taken.waiting)
+        else:
+            await taken.entry.ack()
 
     async def _count_failure(self, job: Job, attempts: int) -> Job:
         """Count the death of a job actor before an attempt. After too many such deaths the job
@@ -324,17 +316,6 @@ class EndpointDispatcher:
             fields = {"action": "dead_letter", "job_id": job.id}
             logger.warning("a job is given up, because its job actors die", extra=fields)
         return job
-
-
-class AfterDeath(StrEnum):
-    """The consequence of a job actor's death for its job."""
-
-    ENDED = "ended"
-    """The job has ended."""
-    ATTEMPT_FAILED = "attempt failed"
-    """The dead actor had started the job, and its attempt is recorded as failed."""
-    NOT_STARTED = "not started"
-    """The dead actor had not started the job. Another actor may have started it."""
 
 
 async def _cancel_and_blame(job: Job, worker: Worker, death: ActorDied) -> Blame:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from actors.job_error import give_up_after_error
+from actors.scheduler.pool import WorkerPool
+from actors.scheduler.prefetch import Prefetch
 from events.bus.queues import JobQueue, QueuedJob
 from events.decisions import Expire
 from events.errors import JobUnreadable, LogFull, LogUnavailable, ReadTimeout
@@ -65,22 +67,19 @@ class Expiry:
         *,
         queue: JobQueue,
         writer: JobWriter,
-        is_running: Callable[[str], bool],
-        why: Callable[[], str | None],
+        pool: WorkerPool,
         period_s: float = EXPIRY_PERIOD_S,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         """Create the expiry of an endpoint's queue.
 
-        `is_running` returns whether a job is on a worker. The worker then checks the deadline.
-        `why` returns the reason why jobs wait now, or None. A job ends at most `period_s` seconds
-        after its deadline.
+        If a job is on a worker of the pool, the worker checks the deadline. A job ends at most
+        `period_s` seconds after its deadline.
         """
         self._endpoint = endpoint
         self._queue = queue
         self._writer = writer
-        self._is_running = is_running
-        self._why = why
+        self._pool = pool
         self._period_s = period_s
         self._now = now
         self._stretches: list[_Stretch] = []
@@ -167,11 +166,11 @@ class Expiry:
         now = self._now()
         if entry.deadline > now:
             return entry.deadline
-        if self._is_running(entry.job_id):
+        if self._pool.slot_index.slot_of(entry.job_id) is not None:
             return now + _CHECK_AGAIN
         job = await self._writer.load(entry.job_id)
         if job is not None:
-            job = (await self._writer.execute(Expire(self._now(), self._why()), job)).job
+            job = (await self._writer.execute(Expire(self._now(), self._pool.trouble()), job)).job
         if job is not None and job.end is None:
             return max(job.due_at, self._now() + _CHECK_AGAIN)
         await self._queue.remove(self._endpoint, entry.lane, entry.job_id)
@@ -198,22 +197,19 @@ class EntryReaper:
         *,
         queue: JobQueue,
         writer: JobWriter,
-        is_known: Callable[[str], bool],
-        has_room: Callable[[], bool],
+        prefetch: Prefetch,
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the reaper of an endpoint's queue.
 
-        `is_known` returns whether a job is prefetched or on a worker. `has_room` returns whether
-        the prefetch has room for every entry. An entry counts as lost after `patience_s` seconds,
-        which must be longer than an entry may be held.
+        While `prefetch` has no room for every entry, no entry counts as lost. An entry counts as
+        lost after `patience_s` seconds, which must be longer than an entry may be held.
         """
         self._endpoint = endpoint
         self._queue = queue
         self._writer = writer
-        self._is_known = is_known
-        self._has_room = has_room
+        self._prefetch = prefetch
         self._patience_s = patience_s
         self._clock = clock
         self._missing_since: dict[str, float] = {}
@@ -226,7 +222,7 @@ class EntryReaper:
 
     async def look(self) -> None:
         """Put lost entries on the queue again. Raises LogUnavailable, LogFull, ReadTimeout."""
-        missing = await self._missing() if self._has_room() else []
+        missing = await self._missing() if self._prefetch.has_room else []
         now = self._clock()
         self._missing_since = {
             entry.job_id: self._missing_since.get(entry.job_id, now) for entry in missing
@@ -240,7 +236,7 @@ class EntryReaper:
         found: list[QueuedJob] = []
         after = 0
         while page := await self._queue.queued(self._endpoint, after=after, most=_PAGE):
-            found += [entry for entry in page if not self._is_known(entry.job_id)]
+            found += [entry for entry in page if not self._prefetch.knows(entry.job_id)]
             after = page[-1].position
         return found
 

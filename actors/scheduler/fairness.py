@@ -146,16 +146,16 @@ class WaitingJobs:
         for each in self._in_order():
             yield from each.owners.candidates(most, only_idle=only_idle)
 
-    def take(self, job: WaitingJob) -> None:
-        """Start a candidate. Its owner and its class pay for the job."""
+    def charge(self, job: WaitingJob) -> None:
+        """Remove a candidate that starts. Its owner and its class pay for the job."""
         its_class = self._classes[job.priority]
-        its_class.owners.take(job)
+        its_class.owners.charge(job)
         assert job.cost is not None
         self._virtual_time = max(self._virtual_time, its_class.spent)
         its_class.spent += job.cost / its_class.share
 
     def refund(self, job: WaitingJob) -> None:
-        """Refund the cost of a job that was taken but did not start."""
+        """Refund the cost of a job that was charged but did not start."""
         its_class = self._classes[job.priority]
         its_class.owners.refund(job)
         assert job.cost is not None
@@ -198,7 +198,7 @@ class WaitingJobs:
 class _Owner:
     name: str
     spent: float
-    """The virtual time up to which the owner has paid. See `take`."""
+    """The virtual time up to which the owner has paid. See `charge`."""
     jobs: deque[WaitingJob] = field(default_factory=deque)
     """The first job waits. Later jobs in the deque may have been removed from the queue."""
     is_held: bool = False
@@ -272,8 +272,10 @@ class DeficitRoundRobin:
             found = list(merge(found, self._busy.first(most), key=lambda each: each[0]))
         return [owner.jobs[0] for _, owner in islice(found, most)]
 
-    def take(self, job: WaitingJob) -> None:
-        """Start a candidate. Its owner pays for the job and may move to a later round."""
+    def charge(self, job: WaitingJob) -> None:
+        """Remove a candidate that starts. Its owner pays for the job and may move to a later
+        round.
+        """
         owner, price = self._owners[job.owner], self._price(job)
         # An owner whose `spent` is below the virtual time pays from the virtual time on. So a time
         # without jobs gives the owner no credit.

@@ -14,7 +14,7 @@ from typing import Any
 
 from actors.scheduler.cluster import ActorUnavailable, Cluster
 from actors.scheduler.names import endpoint_prefix, index_of, release_of, worker_name
-from actors.scheduler.placement import SlotIndex
+from actors.scheduler.slot_index import SlotIndex
 from actors.scheduler.slots import SlotNumbers
 from actors.scheduler.worker import JOBS_PER_ACTOR, Startup, Worker
 from actors.worker.engine_process import ENGINE_ANSWER_TIMEOUT_S
@@ -252,9 +252,9 @@ class WorkerPool:
             self._leave_surplus(max(wanted, self._endpoint.max_workers))
         rollout = Rollout(old, [each for each in self._workers.values() if not self._is_old(each)])
         step = rollout.step(wanted, room_wait_s=room_wait_s)
-        if step is Step.LEAVE:
+        if step is RolloutStep.LEAVE:
             rollout.leaves_next.leave()
-        elif step is Step.OPEN:
+        elif step is RolloutStep.OPEN:
             self._open_needed(self._lasting + 1)
 
     def _leave_surplus(self, most: int) -> None:
@@ -363,7 +363,7 @@ class WorkerPool:
         logger.info("a worker is closed", extra={"action": "worker_close", "worker": worker.name})
 
 
-class Step(StrEnum):
+class RolloutStep(StrEnum):
     OPEN = "open"
     """Open one more worker."""
     LEAVE = "leave"
@@ -385,21 +385,21 @@ class Rollout:
     """Workers that are not made from the present config."""
     new: Collection[Worker]
 
-    def step(self, wanted: int, *, room_wait_s: float) -> Step:
+    def step(self, wanted: int, *, room_wait_s: float) -> RolloutStep:
         """The next step while `wanted` workers are needed.
 
         If a new worker has waited `room_wait_s` seconds for room, an old worker leaves.
         """
         if not self._staying or len(self._staying) < len(self.old):
-            return Step.WAIT  # No old worker stays, or an old worker is already leaving.
+            return RolloutStep.WAIT  # No old worker stays, or an old worker is already leaving.
         starting = [worker for worker in self.new if not worker.is_ready]
         if any(worker.startup.is_placed for worker in starting):
-            return Step.WAIT
+            return RolloutStep.WAIT
         if any(worker.startup.waits_for_room_s > room_wait_s for worker in starting):
-            return Step.LEAVE
+            return RolloutStep.LEAVE
         if starting:
-            return Step.WAIT
-        return Step.OPEN if len(self.old) + len(self.new) <= wanted else Step.LEAVE
+            return RolloutStep.WAIT
+        return RolloutStep.OPEN if len(self.old) + len(self.new) <= wanted else RolloutStep.LEAVE
 
     @property
     def leaves_next(self) -> Worker:

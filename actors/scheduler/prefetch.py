@@ -1,5 +1,8 @@
 """Prefetch: pulls the queue entries of an endpoint and holds them until their jobs start.
 
+A pulled entry may also be a new delivery of a job that runs. The actor of the job then continues
+with this delivery, or is replaced.
+
 The scheduler chooses among all waiting jobs, so each entry is pulled when it arrives, up to a
 bound. Each entry is held for some seconds, and the hold is renewed. The entries of a dead
 dispatcher are therefore delivered again at about the time at which another dispatcher takes over.
@@ -10,14 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from actors.job_error import give_up_after_error
+from actors.job_error import drop_entry
 from actors.scheduler.fairness import WaitingJob, WaitingJobs, waiting_job
+from actors.scheduler.pool import WorkerPool
 from events.bus.queues import JobQueue, QueueEntry
 from events.decisions import Expire
 from events.errors import LogUnavailable, ReadTimeout
@@ -26,6 +31,14 @@ from events.job import Job
 from events.log import JobWriter, utc_now
 from events.retry import keep_trying
 from settings.constant import constant
+from telemetry.logs import job_log_fields
+
+logger = logging.getLogger(__name__)
+
+BUSY_S = 2.0
+"""Seconds until an entry is delivered again if its job may run on another worker, or if the actor
+of its slot runs another job.
+"""
 
 _PREFETCHED_JOBS = constant("PREFETCHED_JOBS", 20_000)
 """Largest number of waiting jobs of an endpoint that are prefetched. Owners share the endpoint
@@ -66,7 +79,8 @@ class Prefetched:
     job are large.
     """
     read_at: float
-    taken_at: float = 0.0
+    given_at: float = 0.0
+    """Time at which a slot was given the job."""
 
     @property
     def job_id(self) -> str:
@@ -81,38 +95,39 @@ class Prefetch:
         queue: JobQueue,
         writer: JobWriter,
         waiting: WaitingJobs,
-        is_running: Callable[[Job, QueueEntry], Awaitable[bool]],
-        on_new: Callable[[], None],
+        pool: WorkerPool,
         hold_s: float,
+        lease_s: float,
         most: int = _PREFETCHED_JOBS,
     ) -> None:
         """Create the prefetch of an endpoint. It adds the jobs of the endpoint to `waiting`.
 
-        `is_running` returns whether a job runs already, and passes the new delivery of its entry to
-        its actor. `on_new` is called for each job that begins to wait. At most `most` jobs are
-        held, plus one for each consumer. A hold lasts `hold_s` seconds.
+        At most `most` jobs are held, plus one for each consumer. A hold lasts `hold_s` seconds. An
+        entry of a running job is delivered again `lease_s` seconds after its last renewal.
         """
         self._endpoint = endpoint
         self._queue = queue
         self._writer = writer
         self._waiting = waiting
-        self._is_running = is_running
-        self._on_new = on_new
+        self._pool = pool
         self._most = most
         self._hold_s = hold_s
         self._period_s = hold_s / 3
+        self._answer_s = lease_s / 3
+        """Largest time in seconds until an actor answers that it runs a job."""
         self._jobs: dict[str, Prefetched] = {}
         """Held jobs by id, in the order of arrival."""
         self._of_consumer: Counter[int] = Counter()
         self._arriving: dict[str, QueueEntry] = {}
         """Pulled entries whose jobs have not been read, by token."""
+        self._in_flight: dict[str, list[Prefetched]] = {}
+        """Jobs that were given to slots and have not ended, by id. A job may be in flight twice, if
+        its entry was delivered again before its first slot has answered.
+        """
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
 
     def __len__(self) -> int:
         return len(self._jobs)
-
-    def __contains__(self, job_id: str) -> bool:
-        return job_id in self._jobs
 
     @property
     def has_room(self) -> bool:
@@ -120,6 +135,14 @@ class Prefetch:
         arrives.
         """
         return len(self._jobs) < self._most
+
+    def knows(self, job_id: str) -> bool:
+        """Whether the job is prefetched, in flight, or found to run on a worker."""
+        return (
+            job_id in self._jobs
+            or job_id in self._in_flight
+            or self._pool.slot_index.slot_of(job_id) is not None
+        )
 
     async def run(self) -> None:
         """Prefetch until cancelled. At the end all entries are returned to the queue."""
@@ -133,15 +156,27 @@ class Prefetch:
             for entry in [*(each.entry for each in self._jobs.values()), *self._arriving.values()]:
                 await entry.nak()
 
-    def take(self, job_id: str) -> Prefetched:
-        """Remove a job that was given a slot. The caller must then renew the entry of the job."""
+    def begin_flight(self, job_id: str) -> Prefetched:
+        """Note that a slot was given the job. The caller must then call `renew_and_read`."""
         taken = self._jobs[job_id]
         self._remove(taken)
-        taken.taken_at = time.monotonic()
+        self._in_flight.setdefault(job_id, []).append(taken)
+        taken.given_at = time.monotonic()
         return taken
 
-    async def ready(self, taken: Prefetched) -> Job | None:
-        """Renew the entry of a taken job. Returns the job, or None if it has ended or runs already.
+    def end_flight(self, taken: Prefetched) -> bool:
+        """Note that the run of a job has ended. Returns False if this was noted before."""
+        runs = self._in_flight.get(taken.job_id, [])
+        if taken not in runs:
+            return False
+        runs.remove(taken)
+        if not runs:
+            del self._in_flight[taken.job_id]
+        return True
+
+    async def renew_and_read(self, taken: Prefetched) -> Job | None:
+        """Renew the entry of a job in flight. Returns the job, or None if it has ended or runs
+        already.
 
         Raises the errors of reading the job.
         """
@@ -173,7 +208,8 @@ class Prefetch:
     ) -> None:
         """Read the jobs of some entries, then handle the entries.
 
-        Each entry is handled in its own task, because `_sort` may wait for the answer of an actor.
+        Each entry is handled in its own task, because `_handle_entry` may wait for the answer of an
+        actor.
         """
         self._arriving |= {entry.ack_subject: entry for entry in entries}
         found = await asyncio.gather(*map(self._load, entries), return_exceptions=True)
@@ -191,19 +227,19 @@ class Prefetch:
             try:
                 if isinstance(found, BaseException):
                     raise found
-                await self._sort(entry, found, consumer)
+                await self._handle_entry(entry, found, consumer)
             except TRANSIENT:
                 raise
             except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
-                await drop_entry(entry, error, writer=self._writer)
+                await drop_entry(entry, error, writer=self._writer, action="dispatch")
         self._arriving.pop(entry.ack_subject, None)
 
-    async def _sort(self, entry: QueueEntry, job: Job | None, consumer: int) -> None:
+    async def _handle_entry(self, entry: QueueEntry, job: Job | None, consumer: int) -> None:
         """Handle an entry. Its job has ended, runs, is held already, or is new."""
         if job is None or job.end is not None:
             self._let_go(self._jobs.get(entry.job_id))
             await entry.ack()
-        elif await self._is_running(job, entry):
+        elif await self._hand_to_running_actor(job, entry):
             self._let_go(self._jobs.get(entry.job_id))
         elif (known := self._jobs.get(job.id)) is not None:
             # The entry was delivered again, because its hold could not be renewed in time, for
@@ -214,13 +250,56 @@ class Prefetch:
         else:
             self._add(entry, job, consumer)
 
+    async def _hand_to_running_actor(self, job: Job, entry: QueueEntry) -> bool:
+        """If the job of an entry runs already, let its actor continue with this delivery. Returns
+        whether nothing else is to be done with the entry.
+
+        The entry of a running job is delivered again if its lease has run out, because the log was
+        unavailable or because the actor hangs. An actor that does not accept the new delivery is
+        replaced, and the result is False. In two cases the actor is not checked, and the result is
+        True: another dispatcher may have started the job, or a slot was given the job just now.
+        """
+        found = self._pool.slot_index.slot_of(job.id)
+        if found is None:
+            # After a take-over, an actor that has not reported yet may run the job.
+            if may_run := job.has_running_attempt and self._pool.may_run(job.actor):
+                await entry.redeliver_in(BUSY_S)
+            return may_run
+        worker, slot = found
+        entry_before = slot.entry
+        if self._is_just_given(job) or (
+            slot.actor is not None
+            and await slot.actor.take_delivery(entry, timeout_s=self._answer_s)
+        ):
+            return True
+        with job_log_fields(job):
+            fields = {"action": "actor_replaced", "job_id": job.id}
+            logger.warning("a job actor does not answer and is replaced", extra=fields)
+        worker.mark_unready()  # The actor may hang because the engine hangs.
+        await worker.cancel_run(job.id, job.attempts)
+        # During `cancel_run`, another delivery of the job may have been handled and given to this
+        # slot.
+        if slot.job_id == job.id and slot.belongs_to(entry_before):
+            slot.replace()
+        return False
+
+    def _is_just_given(self, job: Job) -> bool:
+        """Whether a slot was given the job so recently that this delivery may be older than the
+        start.
+        """
+        since = time.monotonic() - self._answer_s
+        return any(
+            taken.attempts == job.attempts and taken.given_at > since
+            for taken in self._in_flight.get(job.id, ())
+        )
+
     def _add(self, entry: QueueEntry, job: Job, consumer: int) -> None:
         waiting, now = waiting_job(job), time.monotonic()
         kept = job if job.log_bytes <= _MOST_KEPT_BYTES else None
         self._jobs[job.id] = Prefetched(entry, waiting, consumer, job.attempts, kept, now)
         self._of_consumer[consumer] += 1
         self._waiting.put(waiting, first=job.attempts > 0)
-        self._on_new()
+        self._pool.wake()
 
     async def _renew_holds(self) -> None:
         """Renew the hold of every entry three times in its duration.
@@ -254,7 +333,7 @@ class Prefetch:
                 raise
             except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
                 self._let_go(prefetched)
-                await drop_entry(prefetched.entry, error, writer=self._writer)
+                await drop_entry(prefetched.entry, error, writer=self._writer, action="dispatch")
 
     async def _read_waiting(self, prefetched: Prefetched) -> Job | None:
         """The job if it still waits, or None.
@@ -282,39 +361,3 @@ class Prefetch:
     def _remove(self, prefetched: Prefetched) -> None:
         del self._jobs[prefetched.job_id]
         self._of_consumer[prefetched.consumer] -= 1
-
-
-async def drop_entry(entry: QueueEntry, error: Exception, *, writer: JobWriter) -> None:
-    """End the job of an entry after an error about the job, and remove the entry from the queue.
-
-    If only a later version can read the job, the entry stays and is delivered again after its
-    lease.
-    """
-    if await give_up_after_error(entry.job_id, error, writer=writer, action="dispatch"):
-        await entry.ack()
-
-
-class InFlight:
-    """The jobs that were given to slots and have not ended.
-
-    A job may be in flight twice, if its entry was delivered again before its first slot has
-    answered.
-    """
-
-    def __init__(self) -> None:
-        self._by_job: dict[str, set[Prefetched]] = {}
-
-    def __contains__(self, taken: Prefetched) -> bool:
-        return taken in self.of(taken.job_id)
-
-    def add(self, taken: Prefetched) -> None:
-        self._by_job.setdefault(taken.job_id, set()).add(taken)
-
-    def remove(self, taken: Prefetched) -> None:
-        left = self._by_job[taken.job_id]
-        left.remove(taken)
-        if not left:
-            del self._by_job[taken.job_id]
-
-    def of(self, job_id: str) -> Collection[Prefetched]:
-        return self._by_job.get(job_id, ())

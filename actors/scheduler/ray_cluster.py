@@ -86,9 +86,11 @@ class RayCluster:
         config: WorkerConfig,
         *,
         calls: RayCalls,
-        on_engine: Callable[[str, EngineState], None] = lambda _worker, _state: None,
+        on_engine: Callable[[str, str, EngineState], None] = lambda *_: None,
     ) -> None:
-        """`on_engine` is called with each state that the engine of a worker reports."""
+        """`on_engine` is called with the endpoint, the worker, and each state that the engine of
+        the worker reports.
+        """
         self._on_engine = on_engine
         self._config = config
         self._run = calls.run
@@ -121,7 +123,7 @@ class RayCluster:
             *handles,
             add_standby=partial(self._add_standby, worker),
             end=self._end_process,
-            on_state=partial(self._on_engine, worker),
+            on_state=partial(self._on_engine, self._config.endpoint.id, worker),
         )
 
     async def _add_standby(self, worker: str, engine: Any) -> None:

@@ -14,9 +14,7 @@ from functools import partial
 from typing import Any
 
 from actors.scheduler.cluster import ActorUnavailable, Cluster, JobActor
-from actors.worker.job_actor import RunOutcome
 from events.bus.queues import QueueEntry
-from events.job import Job
 from events.retry import keep_trying
 from settings.constant import constant
 
@@ -272,15 +270,17 @@ class Slot:
         self.entry: QueueEntry | None = None
         """The entry that the slot was given, or None after the end of its job or after `replace`.
         """
-        self.writer: str | None = None
+        self.actor: JobActor | None = None
+        """The actor, or None until the first one is found or made."""
+        self.actor_name: str | None = None
         """Name under which the actor writes events."""
+        self.jobs_run = 0
+        """Number of jobs that the actor was given."""
         self._worker = worker
         self._cluster = cluster
         self._jobs_per_actor = jobs_per_actor
         self._on_change = on_change
         self._retry_s = retry_s
-        self._actor: JobActor | None = None
-        self._jobs_run = 0
         self._must_kill = False
         """Whether the actor of this name has to be killed before another actor is made."""
         self._task: asyncio.Task[None] | None = None
@@ -288,7 +288,7 @@ class Slot:
     @property
     def is_expired(self) -> bool:
         """Whether the actor has run as many jobs as one actor may."""
-        return self._jobs_run >= self._jobs_per_actor
+        return self.jobs_run >= self._jobs_per_actor
 
     def open(self) -> None:
         """Begin to find or make the actor."""
@@ -321,6 +321,14 @@ class Slot:
             await asyncio.wait({self._task})
         self.state = SlotState.STARTING
 
+    def belongs_to(self, entry: QueueEntry | None) -> bool:
+        """Whether the slot is still reserved for this delivery of an entry.
+
+        If the entry is delivered again, the slot may be replaced. The run of the old delivery must
+        then change nothing more.
+        """
+        return self.entry is entry
+
     def reserve(self, entry: QueueEntry) -> None:
         self.job_id, self.entry = entry.job_id, entry
         self._set_state(SlotState.BUSY)
@@ -329,18 +337,6 @@ class Slot:
         self.job_id = self.entry = None
         self._set_state(SlotState.IDLE)
 
-    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
-        """Run the job of an entry. `job` may be some seconds old. Raises ActorDied, ActorLost."""
-        assert self._actor is not None
-        self._jobs_run += 1
-        return await self._actor.run(entry, job)
-
-    async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
-        """See `JobActor.take_delivery`."""
-        return self._actor is not None and await self._actor.take_delivery(
-            entry, timeout_s=timeout_s
-        )
-
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -348,7 +344,7 @@ class Slot:
         self._task = asyncio.create_task(work, name=self.name)
 
     async def _retire_and_bring_up(self) -> None:
-        if (actor := self._actor) is not None:
+        if (actor := self.actor) is not None:
             with suppress(ActorUnavailable):  # If the actor does not answer, it is killed below.
                 while not await actor.retire():
                     await self._wait_idle(actor)
@@ -378,8 +374,8 @@ class Slot:
         """Find or make the actor. If the actor runs a job of another dispatcher, wait for the end
         of the job.
         """
-        self._actor = actor = await self._cluster.job_actor(self._worker, self.name)
-        self.writer = await actor.ready()
+        self.actor = actor = await self._cluster.job_actor(self._worker, self.name)
+        self.actor_name = await actor.ready()
         await self._wait_idle(actor)
         self._set_state(SlotState.IDLE)
 
@@ -387,11 +383,11 @@ class Slot:
         """Wait until the actor runs no job. During the wait the slot is busy. Raises
         ActorUnavailable.
         """
-        self.job_id, self._jobs_run = await actor.state()
+        self.job_id, self.jobs_run = await actor.state()
         while self.job_id is not None:
             self._set_state(SlotState.BUSY)
             await actor.wait_idle()
-            self.job_id, self._jobs_run = await actor.state()
+            self.job_id, self.jobs_run = await actor.state()
 
     def _set_state(self, state: SlotState) -> None:
         self.state = state

@@ -36,19 +36,16 @@ class EndpointStatus:
         queue: JobQueue,
         writer: JobWriter,
         pool: WorkerPool,
-        pace: Pace,
+        end_rate: EndRate,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`pace` is the rate of the endpoint. It is kept when the row of the endpoint changes."""
+        """`end_rate` is kept when the row of the endpoint changes."""
         self._endpoint = endpoint
         self._queue = queue
         self._writer = writer
         self._pool = pool
-        self._pace = pace
+        self._end_rate = end_rate
         self._now = now
-
-    def note_end(self) -> None:
-        self._pace.note_end()
 
     async def describe(self) -> dict[str, Any]:
         """The status as JSON. Raises LogUnavailable, ReadTimeout.
@@ -60,7 +57,7 @@ class EndpointStatus:
         return {
             "workers": self._pool.describe(),
             "oldest_waiting_s": await self._oldest_waiting_s(),
-            "rate_per_s": self._pace.per_s(),
+            "rate_per_s": self._end_rate.per_s(),
         }
 
     async def _oldest_waiting_s(self) -> float | None:
@@ -88,7 +85,7 @@ class EndpointStatus:
         return None if job is None or job.end is not None else job
 
 
-class Pace:
+class EndRate:
     """The rate at which jobs of an endpoint end.
 
     Ends are counted for each second, so the size of the counter does not depend on the rate.

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from actors.callbacks.api_key_data import SigningSecrets
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.sender import Sender
-from actors.database import open_history, open_removal
+from actors.connections import open_history, open_removal
 from actors.worker.config import default_endpoint
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import NodeType

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from actors.database import open_history, open_removal
+from actors.connections import open_history, open_removal
 from actors.upkeep.historian import Historian
 from actors.upkeep.janitor import PERIOD_S, UPKEEP_LEASE_S, Janitor
 from events.decisions import Cancel, Start, StoreImage, Submit

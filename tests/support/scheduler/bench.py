@@ -10,7 +10,7 @@ from actors.scheduler.endpoint_dispatcher import EndpointDispatcher
 from actors.scheduler.fairness import RunningJobs
 from actors.scheduler.pool import PoolLimits, WorkerPool
 from actors.scheduler.slots import SlotNumbers
-from actors.scheduler.status import EndpointStatus, Pace
+from actors.scheduler.status import EndRate
 from actors.worker.job_actor import RunOutcome
 from events.decisions import Start
 from events.job import Job
@@ -45,6 +45,7 @@ class Bench(JobsBench):
         slots_kept_free: int = 0,
         max_running_jobs: int = 0,
         max_dispatch_failures: int = 5,
+        jobs_per_actor: int = 100,
     ) -> AsyncIterator[EndpointDispatcher]:
         owners = OwnerSettings(slots_kept_free=slots_kept_free, max_running_jobs=max_running_jobs)
         endpoint = Endpoint("default", jobs_per_worker=slots)
@@ -54,7 +55,7 @@ class Bench(JobsBench):
             cluster=self.cluster,
             idle_s=1000,
             limits=PoolLimits(period_s=0.01),
-            jobs_per_actor=100,
+            jobs_per_actor=jobs_per_actor,
             engine_silence_s=1000,
             slots=SlotNumbers(most=slots, kept_free=slots_kept_free),
             worker_period_s=0.01,
@@ -65,9 +66,7 @@ class Bench(JobsBench):
             writer=self.writer,
             pool=pool,
             running_jobs=RunningJobs(owners),
-            status=EndpointStatus(
-                endpoint.id, queue=self.queue, writer=self.writer, pool=pool, pace=Pace()
-            ),
+            end_rate=EndRate(),
             lease_s=self._lease_s,
             expiry_period_s=0.02,
             max_dispatch_failures=max_dispatch_failures,

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from actors.scheduler.placement import WorkerSlot
 from actors.scheduler.pool import PoolLimits, WorkerPool
+from actors.scheduler.slot_index import WorkerSlot
 from actors.scheduler.slots import SlotNumbers
 from events.store.records import Endpoint
 from tests.support.scheduler.bench import PREFIX
@@ -66,4 +66,4 @@ def idle_slot(pool: WorkerPool, checkpoint: str | None) -> WorkerSlot | None:
     """A free slot, on a worker that has the checkpoint if there is one."""
     number = None if checkpoint is None else pool.slot_index.idle_holder_of(checkpoint)
     number = pool.slot_index.lowest_idle() if number is None else number
-    return None if number is None else pool.slot_index.take(number, checkpoint)
+    return None if number is None else pool.slot_index.pick_slot(number, checkpoint)

@@ -10,9 +10,8 @@ from itertools import pairwise
 import pytest
 
 from actors.scheduler.cluster import ActorDied, ActorLost
-from actors.scheduler.endpoint_dispatcher import EndpointDispatcher
+from actors.scheduler.endpoint_dispatcher import EndpointDispatcher, Placed
 from actors.scheduler.names import slot_name
-from actors.scheduler.placement import Placement
 from actors.worker.job_actor import RunOutcome
 from events.bus.queues import QueueEntry
 from events.decisions import Cancel, GiveUp, Start
@@ -138,6 +137,17 @@ async def test_an_actor_is_replaced_unless_its_job_completed_or_is_tried_again(
         await bench.finish(first, outcome)
         assert ((await bench.running(second)).writer == writer) is is_kept
     assert bench.cluster.killed == ([] if is_kept else [slot_name(WORKER, 0)])
+
+
+async def test_an_actor_is_replaced_after_its_number_of_jobs(bench: Bench) -> None:
+    writers: list[str] = []
+    async with bench.dispatching(jobs_per_actor=2):
+        for _ in range(3):
+            job_id = await bench.submit()
+            writers.append((await bench.running(job_id)).writer)
+            await bench.finish(job_id)
+    name = slot_name(WORKER, 0)
+    assert writers == [f"{name}@1", f"{name}@1", f"{name}@2"]
 
 
 async def test_a_job_that_another_dispatcher_gave_to_an_actor_goes_on(bench: Bench) -> None:
@@ -269,7 +279,7 @@ async def test_an_entry_that_was_on_its_way_when_its_job_was_given_out_ends_no_a
     bench: Bench,
 ) -> None:
     async with bench.dispatching() as dispatcher:
-        dispatcher._answer_s = 1000  # longer than the machine may take for this test
+        dispatcher.prefetch._answer_s = 1000  # longer than the machine may take for this test
         job_id = await bench.submit()
         actor = await bench.running(job_id)
         actor.hangs = True  # as one that connects first
@@ -385,15 +395,15 @@ async def test_a_run_that_is_cancelled_before_it_began_counts_no_more(
 ) -> None:
     ended = asyncio.Event()
 
-    place_next = EndpointDispatcher._place_next
+    take_next = EndpointDispatcher._take_next
 
-    async def once(self: EndpointDispatcher) -> Placement:
+    async def once(self: EndpointDispatcher) -> Placed:
         if self._running_jobs.count("alice", self.endpoint):
             ended.set()
             raise RuntimeError("the loop ends right behind the start of a run")
-        return await place_next(self)
+        return await take_next(self)
 
-    monkeypatch.setattr(EndpointDispatcher, "_place_next", once)
+    monkeypatch.setattr(EndpointDispatcher, "_take_next", once)
     await bench.submit()
     with suppress(AssertionError):  # the bench sees that its dispatcher has ended
         async with bench.dispatching() as dispatcher:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta
+from typing import cast
 
 import pytest
 
 from actors.scheduler.expiry import EntryReaper, Expiry
+from actors.scheduler.pool import WorkerPool
+from actors.scheduler.prefetch import Prefetch
 from events.bus.queues import QueuedJob
 from events.decisions import Command, Start, Submit
 from events.errors import JobDamaged, JobOfLaterVersion, LogFull, LogUnavailable
@@ -40,6 +43,18 @@ class CountingQueue(MemoryJobQueue):
         return found
 
 
+class FakePool:
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.slot_index = self
+
+    def slot_of(self, job_id: str) -> str | None:
+        return job_id if job_id in self._bench.running else None
+
+    def trouble(self) -> str | None:
+        return self._bench.trouble
+
+
 class Bench(JobsBench):
     def __init__(self) -> None:
         self.now = utc_now()
@@ -58,8 +73,7 @@ class Bench(JobsBench):
             "default",
             queue=self.queue,
             writer=self.writer,
-            is_running=lambda job_id: job_id in self.running,
-            why=lambda: self.trouble,
+            pool=cast(WorkerPool, FakePool(self)),
             period_s=1,
             now=self.clock,
         )
@@ -178,11 +192,14 @@ class LostEntryBench(JobsBench):
             "default",
             queue=self.queue,
             writer=self.writer,
-            is_known=lambda job_id: job_id in self.known,
-            has_room=lambda: self.has_room,
+            prefetch=cast(Prefetch, self),
             patience_s=patience_s,
             clock=lambda: self.time,
         )
+
+    def knows(self, job_id: str) -> bool:
+        """As a prefetch does, which this bench stands for."""
+        return job_id in self.known
 
     async def submit(self) -> str:
         """A job whose entry is held for good by nobody."""

@@ -47,7 +47,7 @@ class Line:
     def start(self, job: WaitingJob | None = None) -> WaitingJob:
         job = job or self.turns.candidates(1)[0]
         self.running[job.owner] += 1
-        self.turns.take(job)
+        self.turns.charge(job)
         self.turns.note_running(job.owner)
         assert job.cost is not None
         self.served[job.owner] += job.cost
@@ -315,7 +315,7 @@ def serve(jobs: WaitingJobs, count: int) -> Counter[Priority]:
     served: Counter[Priority] = Counter()
     for _ in range(count):
         job = next(jobs.candidates(1))
-        jobs.take(job)
+        jobs.charge(job)
         served[job.priority] += 1
     return served
 
@@ -362,7 +362,7 @@ def test_a_refund_counts_for_owner_and_class(jobs: WaitingJobs) -> None:
     put(jobs, LOW, 2)
     put(jobs, NORMAL, 100)
     first = next(job for job in jobs.candidates(1) if job.priority is LOW)
-    jobs.take(first)
+    jobs.charge(first)
     jobs.refund(first)
     assert serve(jobs, 5)[LOW] >= 1
 

@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from actors.scheduler.fairness import WaitingJob, WaitingJobs
-from actors.scheduler.prefetch import Prefetch, Prefetched
+from actors.scheduler.fairness import WaitingJobs
+from actors.scheduler.pool import WorkerPool
+from actors.scheduler.prefetch import Prefetch
 from events.bus.queues import QueueEntry
 from events.decisions import Cancel, Start
 from events.job import Job
@@ -19,11 +21,35 @@ from events.log import utc_now
 from events.types import Cancelled
 from tests.support.memory.queues import MemoryJobQueue
 from tests.support.polling import eventually
+from tests.support.scheduler.cluster import FakeJobActor
 from tests.support.scheduler.jobs import JobsBench
 
 LEASE_S = 30.0
 HOLD_S = 1.0
 LANE = 3
+
+
+class FakePool:
+    """The pool of one dispatcher, and its slots."""
+
+    def __init__(self) -> None:
+        self.slot_index = self
+        self.running: set[str] = set()
+        self.asked: list[str] = []
+        """Of which jobs it was asked whether they run."""
+
+    def slot_of(self, job_id: str) -> tuple[None, SimpleNamespace] | None:
+        self.asked.append(job_id)
+        if job_id not in self.running:
+            return None
+        actor = FakeJobActor("slot", 1)
+        actor.job_id = job_id
+        return None, SimpleNamespace(entry=None, actor=actor)
+
+    def may_run(self, actor: str | None) -> bool:
+        return False
+
+    def wake(self) -> None: ...
 
 
 class PrefetchBench(JobsBench):
@@ -32,9 +58,7 @@ class PrefetchBench(JobsBench):
     def __init__(self) -> None:
         super().__init__(queue=MemoryJobQueue(lease_s=LEASE_S))
         self.waiting = WaitingJobs(quantum=10, runs_some=lambda _: False)
-        self.running: set[str] = set()
-        self.asked: list[str] = []
-        """Of which jobs it was asked whether they run."""
+        self.pool = FakePool()
 
     @asynccontextmanager
     async def open(self, *, most: int = 1000) -> AsyncGenerator[Prefetch]:
@@ -44,10 +68,10 @@ class PrefetchBench(JobsBench):
             queue=self.queue,
             writer=self.writer,
             waiting=self.waiting,
-            is_running=self._is_running,
-            on_new=lambda: None,
+            pool=cast(WorkerPool, self.pool),
             most=most,
             hold_s=HOLD_S,
+            lease_s=LEASE_S,
         )
         task = asyncio.create_task(prefetch.run())
         try:
@@ -56,10 +80,6 @@ class PrefetchBench(JobsBench):
         finally:
             task.cancel()
             await asyncio.wait({task})
-
-    async def _is_running(self, job: Job, _: QueueEntry) -> bool:
-        self.asked.append(job.id)
-        return job.id in self.running
 
     async def cancel(self, job_id: str) -> None:
         await self.writer.execute(Cancel(), await self.job(job_id))
@@ -87,7 +107,7 @@ class PrefetchBench(JobsBench):
         """The jobs that wait, in their turns."""
         found: list[str] = []
         while job := next(self.waiting.candidates(1), None):
-            self.waiting.take(job)
+            self.waiting.charge(job)
             found.append(job.job_id)
         return found
 
@@ -105,20 +125,20 @@ async def test_beyond_the_bound_each_lane_offers_one(bench: PrefetchBench) -> No
         await bench.is_held_on(*prefetch._jobs)
         assert 3 <= len(prefetch) <= 5
         for job_id in bench.order():
-            await prefetch.take(job_id).entry.ack()
+            await prefetch.begin_flight(job_id).entry.ack()
         await eventually(lambda: len(prefetch) > 1)
 
 
 async def test_a_full_prefetch_hears_of_a_job_that_comes_again(bench: PrefetchBench) -> None:
     runs = await bench.submit()
-    bench.running.add(runs)
+    bench.pool.running.add(runs)
     async with bench.queue.consume("default", LANE) as entries:
         [entry] = await entries.next(most=1, timeout_s=1)
     waits = [await bench.submit() for _ in range(3)]
     async with bench.open(most=1) as prefetch:
         await eventually(lambda: prefetch)
         await entry.nak()  # its actor hangs
-        await eventually(lambda: runs in bench.asked)
+        await eventually(lambda: runs in bench.pool.asked)
         assert bench.order() == waits[:1]
 
 
@@ -143,9 +163,9 @@ async def test_a_large_job_is_read_again_and_not_kept(bench: PrefetchBench) -> N
     small = await bench.submit()
     async with bench.open() as prefetch:
         await eventually(lambda: len(prefetch) == 2)
-        held = [prefetch.take(job_id) for job_id in (large, small)]
+        held = [prefetch.begin_flight(job_id) for job_id in (large, small)]
         assert [each.job is None for each in held] == [True, False]
-        job = await prefetch.ready(held[0])
+        job = await prefetch.renew_and_read(held[0])
         assert job is not None
         assert job.id == large
         for each in held:
@@ -169,7 +189,7 @@ async def test_prefetched_entries_are_given_back_at_the_end(bench: PrefetchBench
     jobs = [await bench.submit() for _ in range(3)]
     async with bench.open() as prefetch:
         await eventually(lambda: len(prefetch) == 3)
-        prefetch.take(jobs[0])
+        prefetch.begin_flight(jobs[0])
     async with bench.queue.consume("default", LANE) as successor:
         entries = await successor.next(most=3, timeout_s=1)
     assert [entry.job_id for entry in entries] == jobs[1:]
@@ -196,7 +216,7 @@ async def test_one_that_is_taken_has_a_full_lease(bench: PrefetchBench) -> None:
     async with bench.open() as prefetch:
         await eventually(lambda: prefetch)
         await bench.is_held_on(job_id)
-        job = await prefetch.ready(prefetch.take(job_id))
+        job = await prefetch.renew_and_read(prefetch.begin_flight(job_id))
         assert (job is not None and job.id, len(prefetch)) == (job_id, 0)
         assert bench.queue.held_until(job_id) > time.monotonic() + LEASE_S / 2
 
@@ -205,9 +225,9 @@ async def test_one_that_ended_meanwhile_leaves_the_queue(bench: PrefetchBench) -
     waits, taken = await bench.submit(), await bench.submit()
     async with bench.open() as prefetch:
         await eventually(lambda: len(prefetch) == 2)
-        held = prefetch.take(await bench.forgotten(prefetch, taken))
+        held = prefetch.begin_flight(await bench.forgotten(prefetch, taken))
         await bench.cancel(taken)
-        assert await prefetch.ready(held) is None
+        assert await prefetch.renew_and_read(held) is None
         await bench.cancel(waits)
         await eventually(lambda: not prefetch)
     assert await bench.queue.job_ids() == set()
@@ -218,9 +238,9 @@ async def test_one_that_another_has_started_is_left_to_it(bench: PrefetchBench) 
     waits, taken = await bench.submit(), await bench.submit()
     async with bench.open() as prefetch:
         await eventually(lambda: len(prefetch) == 2)
-        held = prefetch.take(await bench.forgotten(prefetch, taken))
+        held = prefetch.begin_flight(await bench.forgotten(prefetch, taken))
         await bench.start(taken)
-        assert await prefetch.ready(held) is None
+        assert await prefetch.renew_and_read(held) is None
         entry = prefetch._jobs[waits].entry
         await bench.start(waits)
         while prefetch:
@@ -228,7 +248,7 @@ async def test_one_that_another_has_started_is_left_to_it(bench: PrefetchBench) 
             await asyncio.sleep(0.05)
         await entry.nak()  # its actor is gone
         await eventually(lambda: prefetch)
-        job = await prefetch.ready(prefetch.take(waits))
+        job = await prefetch.renew_and_read(prefetch.begin_flight(waits))
         assert job is not None
         assert job.attempts == 1
     assert await bench.queue.job_ids() == {waits, taken}
@@ -243,12 +263,3 @@ async def test_one_that_comes_again_keeps_its_place(bench: PrefetchBench) -> Non
         await before.nak()
         await eventually(lambda: held.entry is not before)
         assert bench.order() == jobs
-
-
-NO_ENTRY = cast(QueueEntry, None)  # nobody asks for it here
-
-
-def held(job_id: str) -> Prefetched:
-    return Prefetched(
-        NO_ENTRY, WaitingJob(job_id, "alice"), consumer=0, attempts=0, job=None, read_at=0.0
-    )

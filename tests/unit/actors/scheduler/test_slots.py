@@ -9,12 +9,10 @@ import pytest
 
 from actors.scheduler.names import slot_name
 from actors.scheduler.slots import Slot, SlotNumbers, Slots, SlotState
-from actors.worker.job_actor import RunOutcome
 from events.bus.queues import QueueEntry
-from tests.support.events import folded, submitted
 from tests.support.memory.queues import MemoryJobQueue
 from tests.support.polling import eventually
-from tests.support.scheduler.cluster import FakeCluster, FakeJobActor
+from tests.support.scheduler.cluster import FakeCluster
 
 NAME = "worker:default:d1:0"
 
@@ -287,12 +285,6 @@ class SlotBench:
     def entry(self, job_id: str) -> QueueEntry:
         return MemoryJobQueue().entry(job_id, "1")
 
-    async def running(self, job_id: str) -> tuple[asyncio.Task[RunOutcome], FakeJobActor]:
-        run = asyncio.create_task(self.slot.run(self.entry(job_id), folded([submitted()])))
-        actor = self.cluster.actors[SLOT]
-        await eventually(lambda: actor.job_id == job_id)
-        return run, actor
-
 
 @pytest.fixture
 def one() -> SlotBench:
@@ -302,7 +294,7 @@ def one() -> SlotBench:
 async def test_a_slot_is_idle_once_its_actor_is_ready(one: SlotBench) -> None:
     assert one.slot.state is SlotState.STARTING
     await one.open()
-    assert one.slot.writer == f"{SLOT}@1"
+    assert one.slot.actor_name == f"{SLOT}@1"
     assert one.changes == [SlotState.STARTING, SlotState.IDLE]
 
 
@@ -330,7 +322,7 @@ async def test_a_replaced_actor_is_killed_and_another_made_under_its_name(
     assert one.slot.state is SlotState.STARTING
     await eventually(lambda: one.slot.state is SlotState.IDLE)
     assert one.cluster.killed == [SLOT]
-    assert one.slot.writer == f"{SLOT}@2"
+    assert one.slot.actor_name == f"{SLOT}@2"
 
 
 async def test_an_actor_that_could_not_be_killed_is_killed_later(one: SlotBench) -> None:
@@ -338,7 +330,7 @@ async def test_an_actor_that_could_not_be_killed_is_killed_later(one: SlotBench)
     one.cluster.failing_kills = 2
     one.slot.replace()
     await eventually(lambda: one.slot.state is SlotState.IDLE)
-    assert one.slot.writer == f"{SLOT}@2"
+    assert one.slot.actor_name == f"{SLOT}@2"
 
 
 async def test_a_replacement_ends_the_start_before_it(one: SlotBench) -> None:
@@ -354,17 +346,12 @@ async def test_a_replacement_ends_the_start_before_it(one: SlotBench) -> None:
 async def test_an_actor_expires_with_the_jobs_that_it_was_given_by_anybody(
     one: SlotBench,
 ) -> None:
-    (await one.cluster.job_actor(NAME, SLOT)).jobs_run = 1
+    (await one.cluster.job_actor(NAME, SLOT)).jobs_run = 2
     await one.open()
-    assert not one.slot.is_expired
-    run, actor = await one.running("a-job")
-    actor.finish()
-    await run
     assert one.slot.is_expired
-
-
-async def test_a_slot_without_an_actor_takes_no_delivery(one: SlotBench) -> None:
-    assert not await one.slot.take_delivery(one.entry("a-job"), timeout_s=1)
+    one.slot.recycle()
+    await eventually(lambda: one.slot.actor_name == f"{SLOT}@2")
+    assert not one.slot.is_expired
 
 
 async def test_an_actor_that_another_dispatcher_uses_is_not_ended(one: SlotBench) -> None:
@@ -376,7 +363,7 @@ async def test_an_actor_that_another_dispatcher_uses_is_not_ended(one: SlotBench
     assert one.slot.job_id == "a-job-of-another"
     assert one.cluster.killed == []
     actor.finish()
-    await eventually(lambda: one.slot.writer == f"{SLOT}@2")
+    await eventually(lambda: one.slot.actor_name == f"{SLOT}@2")
     assert actor.is_retired  # before its end: nobody could have given it a job meanwhile
 
 
@@ -384,4 +371,4 @@ async def test_an_actor_that_cannot_be_asked_is_ended_to_be_renewed(one: SlotBen
     await one.open()
     one.cluster.actors[SLOT].answers = False
     one.slot.recycle()
-    await eventually(lambda: one.slot.writer == f"{SLOT}@2")
+    await eventually(lambda: one.slot.actor_name == f"{SLOT}@2")

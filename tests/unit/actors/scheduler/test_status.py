@@ -1,4 +1,4 @@
-"""The status of an endpoint, and its pace."""
+"""The status of an endpoint, and its rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from actors.scheduler.status import EndpointStatus, Pace
+from actors.scheduler.status import EndpointStatus, EndRate
 from events.decisions import Cancel
 from events.errors import JobDamaged
 from events.job import Job
@@ -15,7 +15,7 @@ from tests.support.polling import eventually
 from tests.support.scheduler.bench import Bench
 
 
-async def test_it_tells_workers_what_waits_longest_and_the_pace(bench: Bench) -> None:
+async def test_it_tells_workers_what_waits_longest_and_the_rate(bench: Bench) -> None:
     async with bench.dispatching(slots=1) as dispatcher:
         await eventually(lambda: bench.cluster.actors)
         first = await bench.submit(lane=3)
@@ -83,21 +83,21 @@ async def test_it_does_not_read_a_whole_backlog_that_was_cancelled(
 
 def test_it_is_that_of_the_last_minute() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    rate = EndRate(clock)
     for _ in range(200):
         clock.now += 0.5
-        pace.note_end()
-    assert pace.per_s() == pytest.approx(2.0, rel=0.05)
+        rate.note_end()
+    assert rate.per_s() == pytest.approx(2.0, rel=0.05)
     clock.now += 30
-    assert pace.per_s() == pytest.approx(1.0, rel=0.05)
+    assert rate.per_s() == pytest.approx(1.0, rel=0.05)
     clock.now += 31
-    assert pace.per_s() is None
+    assert rate.per_s() is None
 
 
 def test_one_that_has_just_begun_counts_by_the_time_since_then() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    rate = EndRate(clock)
     clock.now += 10
     for _ in range(50):
-        pace.note_end()
-    assert pace.per_s() == 5.0
+        rate.note_end()
+    assert rate.per_s() == 5.0

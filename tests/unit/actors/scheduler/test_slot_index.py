@@ -7,10 +7,19 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduler.fairness import WaitingJob, WaitingJobs
-from actors.scheduler.placement import Placer, SlotIndex
-from actors.scheduler.slots import MinSet, Slot
+from actors.scheduler.endpoint_dispatcher import EndpointDispatcher
+from actors.scheduler.fairness import RunningJobs, WaitingJob
+from actors.scheduler.slot_index import SlotIndex
+from actors.scheduler.slots import MinSet
+from actors.scheduler.status import EndRate
 from actors.scheduler.worker import Worker
+from events.log import JobWriter
+from events.store.records import Endpoint
+from settings.keys import OwnerSettings
+from tests.support.memory.log import MemoryLog
+from tests.support.memory.queues import MemoryJobQueue
+from tests.support.scheduler.cluster import FakeCluster
+from tests.support.scheduler.pool import new_pool
 
 WAIT_S = 3.0
 
@@ -35,27 +44,30 @@ class FakeWorker:
         return sum(each.job_id is None for each in self.slots) if self.takes_jobs else 0
 
 
-class Endpoint:
-    """Its workers, its waiting jobs, and what is chosen of both."""
+class Bench:
+    """The workers and the waiting jobs of an endpoint, and what its dispatcher chooses of both."""
 
-    def __init__(self, *slots: int, kept_free: int = 0, most_running: int = 1000) -> None:
+    def __init__(self, *slots: int, kept_free: int = 0, most_running: int = 0) -> None:
         self.workers = [FakeWorker(number) for number in slots]
-        self.free = SlotIndex()
-        self.running: dict[str, str] = {}
-        """Owners by job."""
-        self.waiting = WaitingJobs(quantum=10.0, runs_some=self.runs_some)
-        self.choice = Placer(
-            self.waiting,
-            self.free,
-            may_start=lambda owner: list(self.running.values()).count(owner) < most_running,
-            kept_free=kept_free,
-            warm_wait_s=WAIT_S,
+        self.endpoint = Endpoint("default")
+        self.running_jobs = RunningJobs(
+            OwnerSettings(slots_kept_free=kept_free, max_running_jobs=most_running)
         )
+        self.owners: dict[str, str] = {}
+        """The owners of the running jobs."""
+        pool = new_pool(FakeCluster())
+        self.free = pool.slot_index
+        self.dispatcher = EndpointDispatcher(
+            self.endpoint,
+            queue=MemoryJobQueue(),
+            writer=JobWriter(MemoryLog()),
+            pool=pool,
+            running_jobs=self.running_jobs,
+            end_rate=EndRate(),
+        )
+        self.waiting = self.dispatcher._waiting
         for number in range(len(slots)):
             self.update(number)
-
-    def runs_some(self, owner: str) -> bool:
-        return owner in self.running.values()
 
     def update(self, number: int) -> None:
         self.free.update(number, cast(Worker, self.workers[number]))
@@ -65,14 +77,15 @@ class Endpoint:
 
     def start(self, now: float = 0.0) -> tuple[str, int] | None:
         """The next job and the number of its worker."""
-        chosen = self.choice.next(now)
+        chosen = self.dispatcher._choose(now)
         if chosen is None:
             return None
-        job = chosen.job
-        number = self.workers.index(cast(FakeWorker, chosen.worker))
-        cast(Slot, chosen.slot).job_id = job.job_id
-        self.running[job.job_id] = job.owner
-        self.waiting.take(job)
+        job, number = chosen
+        _, slot = self.free.pick_slot(number, job.checkpoint)
+        slot.job_id = job.job_id
+        self.owners[job.job_id] = job.owner
+        self.running_jobs.add(job.owner, self.endpoint)
+        self.waiting.charge(job)
         self.waiting.note_running(job.owner)
         self.update(number)
         return job.job_id, number
@@ -81,14 +94,15 @@ class Endpoint:
         found = self.free.slot_of(job_id)
         assert found is not None
         found[1].job_id = None
-        owner = self.running.pop(job_id)
+        owner = self.owners.pop(job_id)
         self.update(self.workers.index(cast(FakeWorker, found[0])))
+        self.running_jobs.remove(owner, self.endpoint)
         self.waiting.release(owner)
         self.waiting.note_running(owner)
 
 
 def test_a_job_goes_where_its_checkpoint_is_and_else_to_a_worker_without_any() -> None:
-    here = Endpoint(2, 2, 2)
+    here = Bench(2, 2, 2)
     for number, checkpoint in enumerate(["a", "b", "a", "b", "c"]):
         here.put(f"j{number}", checkpoint)
     assert [here.start() for _ in range(5)] == [
@@ -97,7 +111,7 @@ def test_a_job_goes_where_its_checkpoint_is_and_else_to_a_worker_without_any() -
 
 
 def test_a_job_whose_checkpoint_nobody_has_takes_the_worker_that_was_used_least_lately() -> None:
-    here = Endpoint(1, 1)
+    here = Bench(1, 1)
     for number, checkpoint in enumerate("ab"):
         here.put(f"j{number}", checkpoint)
         here.start()
@@ -108,14 +122,14 @@ def test_a_job_whose_checkpoint_nobody_has_takes_the_worker_that_was_used_least_
 
 
 def test_a_job_waits_for_a_warm_worker_while_others_pass_and_then_takes_any() -> None:
-    here = Endpoint(1, 1)
+    here = Bench(1, 1)
     for number, checkpoint in enumerate("ab"):
         here.put(f"j{number}", checkpoint)
         here.start()
     here.put("wants-a", "a")
     here.end("j1")
     assert here.start(now=5.0) is None
-    assert here.choice.wake_at == 5.0 + WAIT_S
+    assert here.dispatcher._wake_at == 5.0 + WAIT_S
     here.put("wants-b", "b")
     assert here.start(now=6.0) == ("wants-b", 1)
     here.end("wants-b")
@@ -124,7 +138,7 @@ def test_a_job_waits_for_a_warm_worker_while_others_pass_and_then_takes_any() ->
 
 
 def test_a_warm_worker_that_gets_room_ends_the_wait() -> None:
-    here = Endpoint(1, 1)
+    here = Bench(1, 1)
     for number, checkpoint in enumerate("ab"):
         here.put(f"j{number}", checkpoint)
         here.start()
@@ -136,7 +150,7 @@ def test_a_warm_worker_that_gets_room_ends_the_wait() -> None:
 
 
 def test_nobody_waits_for_a_worker_that_takes_no_jobs() -> None:
-    here = Endpoint(1, 1)
+    here = Bench(1, 1)
     for number, checkpoint in enumerate("ab"):
         here.put(f"j{number}", checkpoint)
         here.start()
@@ -148,7 +162,7 @@ def test_nobody_waits_for_a_worker_that_takes_no_jobs() -> None:
 
 
 def test_the_last_free_slots_are_for_owners_who_run_nothing() -> None:
-    here = Endpoint(3, kept_free=1)
+    here = Bench(3, kept_free=1)
     for number in range(4):
         here.put(f"a{number}", owner="a")
     assert [here.start(), here.start(), here.start()] == [("a0", 0), ("a1", 0), None]
@@ -157,7 +171,7 @@ def test_the_last_free_slots_are_for_owners_who_run_nothing() -> None:
 
 
 def test_an_owner_at_their_number_is_passed_however_many_there_are() -> None:
-    here = Endpoint(100, most_running=1)
+    here = Bench(100, most_running=1)
     for number in range(50):
         here.put(f"first-{number}", owner=f"o{number}")
         here.put(f"second-{number}", owner=f"o{number}")
