@@ -18,7 +18,7 @@ from enum import StrEnum
 import ray
 
 from actors.connections import connect
-from actors.job_error import give_up_after_error
+from actors.job_error import drop_entry
 from actors.location import Location, location
 from actors.worker.attempt import Attempt, AttemptLimits, ReportProgress
 from actors.worker.config import WorkerConfig
@@ -121,7 +121,7 @@ class JobRunner:
         expected sequence of `Started` conflicts, and the job is read again. The dispatcher gave the
         job to this actor at `given_at`, after `after_attempts` earlier attempts.
 
-        Raises ServiceError. `give_up_after_error` handles JobUnreadable and all other errors.
+        Raises ServiceError. `drop_entry` handles JobUnreadable and all other errors.
         """
         if self._job_id is not None or self._is_retired:
             return RunOutcome.BUSY  # Two jobs at once would write events under the same name.
@@ -152,10 +152,8 @@ class JobRunner:
         except Exception as error:
             if isinstance(error, ServiceError) and not isinstance(error, JobUnreadable):
                 raise
-            if not await give_up_after_error(job_id, error, writer=self._writer, action="run"):
-                return RunOutcome.LOST
-            await entry.ack()
-            return RunOutcome.ENDED
+            is_done = await drop_entry(entry, error, writer=self._writer, action="run")
+            return RunOutcome.ENDED if is_done else RunOutcome.LOST
         finally:
             self._job_id = None
             self._idle.set()
