@@ -3,35 +3,36 @@
 A job is over when three conditions hold:
 
 - The job has ended, and so has the delivery of its callback.
-- The row of the job has the last event of the job.
+- The database row of the job contains the last event of the job.
 - `DARKROOM_LOG_HOT_S` seconds have passed since `hot_since`, and since the end of the delivery.
 
-For each such job a round takes these steps, each of which may be repeated:
+For each such job a round takes these steps. Each of them may be repeated, even by two historians at
+the same time:
 
-1. It stores one object in the folder of the job's images.
-2. It writes the key of the object into the row, and removes the object that the row named before.
+1. It stores one history object in the folder of the job's images.
+2. It writes the key of the object into the row, and removes the former object of the row.
 3. It purges the events from the log.
 4. It sets `hot_since` in the row to NULL.
 
-| the process dies after this step    | the next round                                          |
-|-------------------------------------|---------------------------------------------------------|
-| it read the events                  | begins again with the same jobs                         |
-| it stored an object                 | stores the same object again                            |
-| it wrote the keys into the rows     | purges the events, because the objects have all of them |
-| it removed a former object          | purges the events, because the objects have all of them |
-| it purged some of the events        | purges the other events                                 |
-| it purged all events                | finds no event to purge, and sets `hot_since` to NULL   |
-| it set `hot_since` to NULL          | does not find the jobs, because they are not due        |
+| the process dies after this step  | the next round                                       |
+|-----------------------------------|------------------------------------------------------|
+| it read the events                | begins again with the same jobs                      |
+| it stored an object               | stores the same object again                         |
+| it wrote the keys into the rows   | purges the events, which are all in the objects      |
+| it removed a former object        | purges the events, which are all in the objects      |
+| it purged some of the events      | purges the other events                              |
+| it purged all events              | finds nothing to purge, and sets `hot_since` to NULL |
+| it set `hot_since` to NULL        | does not select these jobs                           |
 
 If the process dies before it removes a former object, the janitor removes this object.
 
-A purge removes events up to the last event in the object, so later events stay in the log. If a job
-gets further events, a new object stores the events of the old object and the further events. The
-history of an erased job has only the event `Erased`.
+A purge removes events up to the last event in the object, so later events stay in the log. After
+later events, a new object stores all events of the job. The history of an erased job has only the
+event `Erased`.
 
 A job may be erased or removed while its object is written. Its row has then changed, so nothing is
 purged, and the object is removed again. If the process dies before it removes the object, the
-janitor removes the object: when it checks the erasure a second time, or as a file of no job
+janitor does so: when it checks the erasure a second time, or as a file that belongs to no job
 (`janitor.py`).
 """
 
@@ -65,26 +66,26 @@ R = TypeVar("R")
 
 _LEASE_NAME = "historian"
 _AT_ONCE = 8
-"""Largest number of objects that are written, or jobs that are purged, at the same time. The image
-store has 16 threads, and other work needs some of them.
+"""Largest number of jobs whose objects are written, or whose events are purged, at the same time.
+Other users of the image store need some of its 16 threads.
 """
 _BATCH_JOBS = 500
 _BATCH_BYTES = 32 * 1024**2
 """Approximate size of the events that are in memory at the same time."""
 _HISTORY_BYTES = 2**20
-"""Assumed size in bytes of a history object that is read again. The row does not have the size."""
+"""Assumed size in bytes of a history object, because the database row does not state it."""
 _LOOK_UP_S = 10.0
-"""The longest time in seconds for which a submission looks for the row of an earlier job, or reads
-the log if the database is unavailable.
+"""Longest time in seconds for which a submission looks for an earlier job with the same idempotency
+key.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The job is over and may leave the log."""
+    """The job is over, so its events may leave the log."""
 
     history: StoredHistory
-    """The content that the history object of the job must have."""
+    """The required content of the history object."""
     version: int
 
     @property
@@ -95,18 +96,13 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class HotUntil:
-    """The job still needs the log."""
+    """The job is not over, so its events stay in the log."""
 
     since: datetime
-    """The time from which the hot time is counted. The job is checked again after the hot time."""
+    """The new `hot_since` of the job. The job is checked again after the hot time."""
 
 
 class Historian:
-    """Moves the events of jobs to history objects.
-
-    Two historians may run at the same time, because every step may be repeated.
-    """
-
     def __init__(
         self,
         *,
@@ -124,8 +120,8 @@ class Historian:
     ) -> None:
         """The events of an ended job stay in the log for `hot_s` seconds.
 
-        Another process may take over `lease_s` seconds after the last renewal of the lease.
-        A round handles at most `batch` jobs.
+        The lease of this process ends `lease_s` seconds after its last renewal. A round handles at
+        most `batch` jobs.
         """
         self._holder = holder
         self._leases = leases
@@ -133,9 +129,9 @@ class Historian:
         self._deliveries = deliveries
         self._images = images
         self._ended_jobs = ended_jobs
-        # A submission with an idempotency key first looks for a row and then appends. If the events
-        # left the log between these two steps, the job would be created a second time. So the hot
-        # time is at least as long as both steps may take.
+        # A submission with an idempotency key first looks for the row of an earlier job, and then
+        # appends. If the events of the earlier job left the log between these two steps, a second
+        # job would be created. So the hot time is at least as long as both steps together.
         self._hot_time = timedelta(seconds=max(hot_s, _LOOK_UP_S + APPEND_TIMEOUT_S))
         self._lease_s = lease_s
         self._period_s = period_s
@@ -190,10 +186,8 @@ class Historian:
         outcomes = await _each(store, jobs)
         errors = [each for each in outcomes if isinstance(each, Exception)]
         if errors and len(errors) == len(outcomes):
-            # All jobs failed, so the store is probably unavailable, and all jobs stay due.
-            raise errors[0]
-        # A job whose object cannot be stored is postponed, so that it does not delay the other
-        # jobs.
+            raise errors[0]  # The store is probably unavailable, so the jobs are not postponed.
+        # Jobs whose objects cannot be stored are postponed, so that they do not delay other jobs.
         verdicts = [
             HotUntil(self._now()) if isinstance(each, Exception) else each for each in outcomes
         ]
@@ -216,12 +210,12 @@ class Historian:
             logger.info("histories stored", extra=fields)
 
     async def _store(self, job: EndedJob, in_log: StoredHistory) -> Over | HotUntil:
-        """Store the object of a job that is over, unless its row already names it."""
+        """Store the object of a job that is over, unless the row of the job already names it."""
         history = in_log
         if job.history is not None:
             try:
                 history = (await read_history(self._images, job.history)).joined(in_log)
-            # These errors are logged and not raised, so that the other jobs are handled.
+            # One unreadable history must not stop the round.
             except (HistoryBroken, ImageNotFound) as error:
                 fields = {"action": "keep_history", "job_id": job.id, "error": str(error)}
                 logger.error("a history cannot be read", extra=fields)
@@ -241,11 +235,10 @@ class Historian:
             await self._ended_jobs.postpone(jobs, since)
 
     async def _remove_unnamed(self, stored: Sequence[Over]) -> None:
-        """Remove objects that no row names, because their jobs were erased or removed in the
-        meantime.
+        """Remove the objects of jobs that were erased or removed while their objects were written.
 
-        No row can name them later, because the version of a job only grows, and a new job with the
-        id of a removed job is not over yet.
+        No row can name these objects later, because the version of a job only grows, and a new job
+        with the id of a removed job is not over yet.
         """
         rows = await self._ended_jobs.rows_of([over.history.job_id for over in stored])
         for over in stored:
@@ -257,7 +250,7 @@ class Historian:
 def judge(
     job: EndedJob, history: StoredHistory, *, now: datetime, hot_time: timedelta
 ) -> Over | HotUntil:
-    """Decide whether the job is over. Pure.
+    """Return whether the job is over.
 
     `history` has all events of the job, from the log and from its history object.
     """
@@ -280,15 +273,13 @@ def judge(
 
 
 def _is_whole(events: list[Event]) -> bool:
-    """Whether no event is missing and every event can be read."""
+    """Return whether no event is missing and every event can be read."""
     versions = [event.version for event in events if is_readable(event)]
     return versions == list(range(1, len(events) + 1))
 
 
 def _portions(jobs: Iterable[EndedJob], *, most_bytes: int) -> Iterator[list[EndedJob]]:
-    """Divide the jobs into lists. A list ends when the sizes of its jobs reach `most_bytes`. A job
-    with a history object counts with `_HISTORY_BYTES`.
-    """
+    """Divide the jobs into lists. A list ends when the sizes of its jobs reach `most_bytes`."""
     portion: list[EndedJob] = []
     size_bytes = 0
     for job in jobs:
@@ -307,10 +298,10 @@ def _ids(jobs: Iterable[EndedJob]) -> set[str]:
 
 async def _each(do: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[R]:
     """Apply `do` to all items, `_AT_ONCE` at a time. Raises the first error."""
-    turns = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(_AT_ONCE)
 
     async def one(item: T) -> R:
-        async with turns:
+        async with limit:
             return await do(item)
 
     try:

@@ -1,10 +1,11 @@
-"""Janitor: removes expired data in small batches. Every step may be repeated, also after a crash.
+"""Janitor: removes expired data in small batches.
+
+Each step may be repeated, even by two janitors at the same time.
 
 | data                                   | time of removal                          |
 |----------------------------------------|------------------------------------------|
-| a job that has ended, with its files   | after `retention_days`                   |
-| (images, history), deliveries, events  |                                          |
-| in the log and rows                    |                                          |
+| an ended job, with its files (images,  | after `retention_days`, but not before   |
+| history), events and database rows     | the delivery of its callback has ended   |
 | data that late writers store for an    | at once, and again after `SWEEP_GRACE_S` |
 | erased job                             |                                          |
 | an upload that no job names            | after `upload_retention_days`            |
@@ -12,8 +13,6 @@
 | the file of an upload without a row    | after the longest time of a job          |
 | any other file that belongs to no job  | when it is `SWEEP_GRACE_S` old           |
 | or upload                              |                                          |
-
-No job is removed before its callback's delivery has ended.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ logger = logging.getLogger(__name__)
 PERIOD_S = constant("JANITOR_PERIOD_S", 60.0)
 """Seconds between two rounds of the janitor, and between two rounds of the historian."""
 UPKEEP_LEASE_S = constant("UPKEEP_LEASE_S", 120.0)
-"""Seconds for which a process holds the lease of an upkeep loop without a renewal. After this time
-another process takes over.
-"""
+"""Seconds between the last renewal and the end of a lease of an upkeep loop."""
 
 
 class Orphans:
@@ -67,8 +64,8 @@ class Orphans:
     ) -> None:
         """Files may be removed when they are `grace_s` seconds old.
 
-        Every job ends within `longest_job_s` seconds. `retention` is the time for which a
-        job is kept after its end. If it is None, jobs are kept forever.
+        Every job ends within `longest_job_s` seconds. Ended jobs are kept for `retention`, or
+        forever if it is None.
         """
         self._writer = JobWriter(log)
         self._read_model = read_model
@@ -80,23 +77,19 @@ class Orphans:
         self._retention = retention
         self._now = now
         self._files: AsyncGenerator[list[StoredFile]] | None = None
-        """The current iteration over all files, or None before an iteration."""
+        """The current iteration over all files, or None between two iterations."""
         self._rowless_since: dict[str, datetime] = {}
-        """Files of uploads without a row, with the time at which each was first found without a
-        row.
-        """
+        """The time at which each upload without a database row was first found, by key."""
         self._lacks_rows = self._lacked_rows = False
-        """Whether this iteration (`_lacks_rows`), and the previous iteration (`_lacked_rows`),
-        found a history object of a job without a row.
+        """Whether the current iteration (`_lacks_rows`) or the previous iteration (`_lacked_rows`)
+        found a history object of a job without a database row.
 
         Such an object shows that the database was lost or is older than the files, and that the
-        read model has not been rebuilt since.
+        read model has not been rebuilt yet.
         """
 
     async def sweep(self, most: int) -> None:
-        """Remove the orphans among about `most` files. The next call continues with the next
-        files.
-        """
+        """Remove the orphans among about `most` files. Each call checks the next files."""
         if self._files is None:
             self._files = self._images.files(batch=most)
             self._lacks_rows, self._lacked_rows = False, self._lacks_rows
@@ -120,10 +113,9 @@ class Orphans:
             logger.info("orphan removed", extra={"action": "janitor", "key": key})
 
     async def _lost_uploads(self, keys: Iterable[str]) -> set[str]:
-        """The keys of upload files that have had no row for the longest time that a job may take.
+        """Return the keys of uploads that have had no row for the longest time of a job.
 
-        A job that was accepted before the row was removed has the key of the file, and still reads
-        the file.
+        Until then, a job that was accepted before the row was removed may read the file.
         """
         uploads = [key for key in keys if key.startswith(f"{UPLOADS}/")]
         known = await self._uploads.known(uploads)
@@ -137,11 +129,11 @@ class Orphans:
         return lost
 
     async def _orphans_of_jobs(self, old: Iterable[StoredFile]) -> list[str]:
-        """The keys of files in the folders of jobs that no row names.
+        """Return the keys of files in the folders of jobs that no row names.
 
-        A history object of a job without a row shows that the database was lost, so the object and
-        the images of the job stay for a rebuild. If the object is older than the retention time,
-        the job has expired, and its files are removed.
+        A history object of a job without a row shows that the database was lost, so the files of
+        the job stay for a rebuild of the read model. But if the object is older than the retention
+        time, the job has expired, and its files are removed.
         """
         files = {file.key: file for file in old if is_job_id(_job_of(file.key))}
         job_ids = {_job_of(key) for key in files}
@@ -159,21 +151,21 @@ class Orphans:
                     self._note_lost_row(job_id)
                     continue
             elif (row := rows[job_id])[0] is not None and not row[1]:
-                # `hot_since` is NULL, so the historian writes no object of this job now.
+                # The historian writes no object of this job now, because `hot_since` is NULL.
                 orphans += histories
             if images:
                 orphans += await self._orphaned_images(job_id, images)
         return orphans
 
     async def _orphaned_images(self, job_id: str, keys: list[str]) -> list[str]:
-        """The keys of image files that the events of their job do not name.
+        """Return the keys of image files that the events of their job do not name.
 
-        The events are read, because the read model may lag. The images of a running job are never
+        The events are read, because the read model may lag. The images of an open job are never
         orphans, because a later event may name them.
         """
         try:
             job = await self._writer.load(job_id)
-        except JobUnreadable:  # The unreadable events may name the files, so the files stay.
+        except JobUnreadable:  # The unreadable events may name the files.
             return []
         if job is not None and job.end is None:
             return []
@@ -181,11 +173,10 @@ class Orphans:
         return [key for key in keys if key not in named]
 
     def _is_expired(self, history: StoredFile) -> bool:
-        """Whether a history object is older than the retention time of its job."""
         return self._retention is not None and history.stored_at < self._now() - self._retention
 
     async def _has_history(self, job_id: str) -> bool:
-        """Whether the job has a history object that is not expired."""
+        """Return whether the job has a history object that has not expired."""
         async for files in self._images.files(job_id):
             for file in files:
                 if history_name(file.key) is not None and not self._is_expired(file):
@@ -209,11 +200,6 @@ _AT_ONCE = 16
 
 
 class Janitor:
-    """Removes expired data.
-
-    Two janitors may run at the same time, because every step may be repeated.
-    """
-
     def __init__(
         self,
         *,
@@ -235,10 +221,10 @@ class Janitor:
         period_s: float = PERIOD_S,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`deliveries` must also read the events in history objects.
+        """`deliveries` must also read history objects.
 
         Every job ends within `longest_job_s` seconds, and the delivery of its callback within
-        `longest_delivery_s` seconds. A round handles at most `batch` jobs, uploads and files each.
+        `longest_delivery_s` seconds. A round handles up to `batch` jobs, uploads and files each.
         """
         self._holder = holder
         self._leases = leases
@@ -268,9 +254,7 @@ class Janitor:
             now=now,
         )
         self._last_old_job: EndedJob | None = None
-        """The old job after which the next round continues, or None to begin with the first old
-        job.
-        """
+        """The job after which the next round continues, or None to begin with the first job."""
 
     async def run(self) -> None:
         """Repeat rounds until cancelled."""
@@ -287,7 +271,7 @@ class Janitor:
             await asyncio.sleep(0 if more else self._period_s * random.uniform(0.8, 1.2))
 
     async def round(self) -> bool:
-        """Process at most one batch of each kind of data. Returns whether more may be due."""
+        """Remove at most one batch of each kind of data. Returns whether more may be due."""
         most = self._batch
         counts = [
             await self._finish_erasures(most),
@@ -304,8 +288,8 @@ class Janitor:
             again_at: datetime | None = now  # After a failure, the job is due after all other jobs.
             try:
                 if await self._removal.erase(job_id):
-                    last_look = erased_at + grace
-                    again_at = None if now >= last_look else last_look
+                    last_check_at = erased_at + grace
+                    again_at = None if now >= last_check_at else last_check_at
                     settled += 1
             finally:
                 await self._read_model.settle_erasure(job_id, again_at=again_at)
@@ -318,13 +302,12 @@ class Janitor:
         jobs = await self._ended_jobs.ended_before(
             now - self._keep, after=self._last_old_job, limit=most
         )
-        # The next round continues after these jobs, also if some were not removed. After the last
-        # old job, the next round begins with the first old job.
+        # The next round continues after these jobs, even if some of them cannot be removed yet.
         self._last_old_job = jobs[-1] if len(jobs) == most else None
-        turns = asyncio.Semaphore(_AT_ONCE)
+        limit = asyncio.Semaphore(_AT_ONCE)
 
         async def remove(job: EndedJob) -> bool:
-            async with turns:
+            async with limit:
                 return await self._remove_old_job(job, found_at=now)
 
         return sum(await asyncio.gather(*map(remove, jobs)))
@@ -342,7 +325,7 @@ class Janitor:
         return True
 
     async def _has_been_called_back(self, job_id: str) -> bool:
-        """Whether the job has no delivery, or its delivery has ended."""
+        """Return whether the job has no delivery, or its delivery has ended or cannot end."""
         if not await self._read_model.unsettled.has(job_id):
             return True
         job = await self._read_model.job(job_id)
@@ -351,16 +334,13 @@ class Janitor:
         try:
             delivery = await self._deliveries.read(job_id)
         except (HistoryBroken, ImageNotFound):
-            return True  # The events of the delivery are lost, so it can never end.
-        # A delivery without its first event can never end.
+            return True  # The events of the delivery are lost, so it cannot end.
+        # A delivery without its first event cannot end.
         is_cut_off = bool(delivery) and delivery[0].version > 1
         return is_cut_off or fold_delivery(delivery).ended
 
     async def _remove_uploads(self, most: int) -> int:
-        """Remove expired uploads. Returns the number of removed uploads.
-
-        The row is removed before the file, so that no job is accepted whose file is removed.
-        """
+        """Remove expired uploads. Returns the number of removed uploads."""
         keep = self._settings.upload_retention(longest_job_s=self._longest_job_s)
         longest_job = timedelta(seconds=self._longest_job_s)
         keys = await self._uploads.forget(
@@ -368,6 +348,7 @@ class Janitor:
             replaced_before=self._now() - longest_job,
             limit=most,
         )
+        # The rows are removed before the files, so no job is accepted with an upload that is gone.
         for key in keys:
             await self._images.delete(key)
         return len(keys)
