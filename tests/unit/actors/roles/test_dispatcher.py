@@ -117,7 +117,7 @@ async def test_without_a_database_endpoints_are_dispatched_until_the_lease_runs_
         assert bench.running() == ["default"]
         await eventually(lambda: not bench.running())
         await eventually(lambda: (bench.deleted.running, bench.gone.running) == (0, 0))
-        assert bench.left == ["default"]
+        await eventually(lambda: bench.left == ["default"])
         bench.database_is_away(is_away=False)
         await eventually(lambda: bench.running() == ["default"])
 
