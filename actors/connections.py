@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from events.bus.bus import Bus
 from events.bus.health import stored_after, stream_states, warn_if_size_differs
-from events.bus.jetstream_log import JetStreamConsumer, JetStreamLog
+from events.bus.jetstream_log import EventConsumer, JetStreamLog
 from events.bus.progress import ProgressReporter
 from events.bus.queues import CallbackQueue, JobQueue
 from events.bus.request_reply import answer_metrics, answer_status
 from events.bus.streams import DELIVERIES, ROUTER_CONSUMER, delivery_subject
 from events.job_progress import JobProgress
-from events.log import EventConsumer, EventLog, StreamState
+from events.log import EventLog, StreamState
 from events.result import UrlFor
 from settings.http import HttpSettings
 from settings.log import LogSettings
@@ -50,7 +50,7 @@ class Connections:
 
     def routed_events(self) -> EventConsumer:
         """A consumer of all events of the log, for the router."""
-        return JetStreamConsumer(self.bus, ROUTER_CONSUMER)
+        return EventConsumer(self.bus, ROUTER_CONSUMER)
 
     async def report_progress(self, job_id: str, progress: JobProgress) -> None:
         await ProgressReporter(self.bus).report(job_id, progress)

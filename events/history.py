@@ -218,8 +218,8 @@ class JoinedLog:
     async def last(self, job_id: str) -> Event | None:
         return await self._log.last(job_id)
 
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
-        return await self._log.stored(job_ids)
+    async def read_raw(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        return await self._log.read_raw(job_ids)
 
     async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
         await self._log.purge(job_id, keep=keep, upto=upto)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Generic, Protocol, TypeVar, get_args
+from typing import Protocol, TypeVar
 
 from events.decisions import Command, Erase, Submit, decide
 from events.delivery import Delivery, DeliveryCommand, decide_delivery, fold_delivery
@@ -77,22 +77,11 @@ class EventReader(Protocol):
         """
 
 
-class EventConsumer(Protocol):
-    """A reader of all events, whose offset NATS stores. `JetStreamConsumer` implements it."""
-
-    async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
-        """Pass every event to `handle`, at least once, until cancelled.
-
-        Several calls run at the same time, and begin in log order. An event is acknowledged after
-        its call has returned.
-        """
-
-
 class EventLog(Protocol):
     """The events of every job, or of the delivery of every job.
 
     `JetStreamLog` stores the events, each job under its own subject. `JoinedLog` also reads the
-    events in history objects. `RetryingLog` repeats calls during an outage.
+    events in history objects.
     """
 
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
@@ -110,7 +99,7 @@ class EventLog(Protocol):
         Raises LogUnavailable, ReadTimeout.
         """
 
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+    async def read_raw(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         """Return the stored events of these jobs, in order. Jobs without events are left out.
 
         A replica of the stream may answer that lags, so the last events may be missing. Raises
@@ -136,28 +125,6 @@ class EventLog(Protocol):
         """Subscribe to the events of one job that are stored after the subscription."""
 
 
-class LogContents(Protocol):
-    """All stored messages of a log, even if they cannot be decoded.
-
-    `JetStreamLogContents` implements it. A read changes nothing, and counts as no delivery.
-    """
-
-    def job_ids(self) -> AsyncGenerator[list[str]]:
-        """Yield the ids of all jobs with messages, once each, in pages. Raises LogUnavailable."""
-
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
-        """See `EventLog.stored`."""
-
-    async def following(self, offset: int) -> list[StoredEvent]:
-        """Return the first messages after `offset`, in order; none if there is no later message.
-
-        Raises LogUnavailable.
-        """
-
-    async def last_sequence(self) -> int:
-        """Return the offset of the last message ever stored, or 0. Raises LogUnavailable."""
-
-
 def utc_now() -> datetime:
     return datetime.now(UTC)
 
@@ -176,7 +143,7 @@ S = TypeVar("S", bound=Folded | None)
 E = TypeVar("E", bound=EventData)
 
 
-class Writer(Generic[S]):
+class _Writer:
     """Appends the events that `decide` returns for a state, with optimistic concurrency.
 
     After a conflict, the writer folds the new events and decides again.
@@ -184,24 +151,23 @@ class Writer(Generic[S]):
 
     def __init__(
         self,
-        log: EventLog,
+        log: EventLog | RetryingLog,
         *,
-        fold: Callable[[Iterable[Event], S], S],
         now: Callable[[], datetime] = utc_now,
         new_id: Callable[[], str] = new_id,
     ) -> None:
         self._log = log
-        self._fold = fold
         self._now = now
         self._new_id = new_id
 
-    async def write(
+    async def _write(
         self,
         job_id: str,
         state: S,
         decide: Callable[[S], Sequence[E]],
+        fold: Callable[[Iterable[Event], S], S],
         *,
-        traceparent: str | None = None,
+        traceparent: str | None,
     ) -> tuple[S, tuple[E, ...]]:
         """Append events until `decide` returns none. Return the new state and the appended events.
 
@@ -222,27 +188,25 @@ class Writer(Generic[S]):
                 expected = previous.position if previous else 0
                 outcome = await self._log.append(event, expected=expected)
                 if isinstance(outcome, Conflict):
-                    state = self._fold_news(outcome, state, expected)
+                    state = fold(outcome.events, state)
+                    _require_progress(state, expected)
                     break
-                state = self._fold([outcome.event], state)
+                state = fold([outcome.event], state)
                 added.append(data)
             else:
                 break
         return state, tuple(added)
 
-    def _fold_news(self, conflict: Conflict, state: S, expected: int) -> S:
-        """Fold the events of a conflict.
 
-        Raises ReadTimeout if they are not new, because the same append would be repeated without
-        end.
-        """
-        folded = self._fold(conflict.events, state)
-        ahead: Folded | None = folded
-        if ahead is None or ahead.position <= expected:
-            raise ReadTimeout(
-                "the log refused an append because of newer events, but a read did not return them"
-            )
-        return folded
+def _require_progress(state: Folded | None, expected: int) -> None:
+    """Raise ReadTimeout if the events of a conflict are not after the position `expected`.
+
+    Otherwise the same append would be repeated without end.
+    """
+    if state is None or state.position <= expected:
+        raise ReadTimeout(
+            "the log refused an append because of newer events, but a read did not return them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,22 +217,8 @@ class Outcome:
     added: tuple[JobEvent, ...]
 
 
-class JobWriter:
+class JobWriter(_Writer):
     """Executes commands on jobs."""
-
-    def __init__(
-        self,
-        log: EventLog,
-        *,
-        now: Callable[[], datetime] = utc_now,
-        new_id: Callable[[], str] = new_id,
-    ) -> None:
-        self._log = log
-        folds = {Submit: fold_for_submission, Erase: fold_for_erasure}
-        self._writers: dict[type[Command], Writer[Job | None]] = {
-            command: Writer(log, fold=folds.get(command, fold), now=now, new_id=new_id)
-            for command in get_args(Command)
-        }
 
     async def load(self, job_id: str) -> Job | None:
         """Read and fold a job, or return None if the log has no events of the job.
@@ -294,21 +244,26 @@ class JobWriter:
         Raises JobUnreadable if an event cannot be read, unless the command submits or erases the
         job.
         """
-        state, added = await self._writers[type(command)].write(
-            job_id, job, partial(decide, command), traceparent=traceparent
-        )
-        return Outcome(job=state, added=added)
+        fold_news = fold
+        if isinstance(command, Submit):
+            fold_news = fold_for_submission
+        elif isinstance(command, Erase):
+            fold_news = fold_for_erasure
+        decided = partial(decide, command)
+        return Outcome(*await self._write(job_id, job, decided, fold_news, traceparent=traceparent))
 
 
-class DeliveryWriter:
+class DeliveryWriter(_Writer):
     """Executes commands on deliveries."""
 
     def __init__(
-        self, log: EventLog, *, on_added: Callable[[DeliveryEvent], None] = lambda _: None
+        self,
+        log: EventLog | RetryingLog,
+        *,
+        on_added: Callable[[DeliveryEvent], None] = lambda _: None,
     ) -> None:
         """`on_added` is called with each event that this writer has stored."""
-        self._log = log
-        self._writer: Writer[Delivery] = Writer(log, fold=fold_delivery)
+        super().__init__(log)
         self._on_added = on_added
 
     async def load(self, job_id: str) -> Delivery:
@@ -319,15 +274,15 @@ class DeliveryWriter:
     ) -> tuple[Delivery, tuple[DeliveryEvent, ...]]:
         """Return the delivery of `job` after the command, and the events that this call added."""
         decide = partial(decide_delivery, command)
-        delivery, added = await self._writer.write(
-            job.id, delivery, decide, traceparent=job.traceparent
+        delivery, added = await self._write(
+            job.id, delivery, decide, fold_delivery, traceparent=job.traceparent
         )
         for event in added:
             self._on_added(event)
         return delivery, added
 
 
-def stored(event: Event, position: int, *, size_bytes: int) -> Event:
+def at_position(event: Event, position: int, *, size_bytes: int) -> Event:
     return replace(event, position=position, size_bytes=size_bytes)
 
 
@@ -335,7 +290,7 @@ T = TypeVar("T")
 
 
 class RetryingLog:
-    """A log that repeats reads, appends and purges while the log is unavailable or full.
+    """Repeats reads and appends while the log is unavailable or full.
 
     The writers of accepted jobs use it. An append is repeated with the same event id and the same
     expected sequence, so no event is stored twice.
@@ -353,18 +308,6 @@ class RetryingLog:
 
     async def last(self, job_id: str) -> Event | None:
         return await self._persist(lambda: self._log.last(job_id))
-
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
-        return await self._persist(lambda: self._log.stored(job_ids))
-
-    async def purge(self, job_id: str, *, keep: int = 0, upto: int | None = None) -> None:
-        await self._persist(lambda: self._log.purge(job_id, keep=keep, upto=upto))
-
-    def reader(self, *, after: int) -> AbstractAsyncContextManager[EventReader]:
-        return self._log.reader(after=after)
-
-    def watch(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
-        return self._log.watch(job_id)
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         return await keep_trying(

@@ -92,7 +92,7 @@ def _state(job: Job | None) -> str:
 
 async def _kept_in(stores: Stores, job_id: str) -> list[str]:
     """Return where the events of the job are: `log`, the key of its history object, or both."""
-    kept_in = ["log"] if await stores.log.stored([job_id]) else []
+    kept_in = ["log"] if await stores.log.read_raw([job_id]) else []
     for key in (await stores.rows.histories([job_id])).values():
         try:
             await read_history(stores.images, key)

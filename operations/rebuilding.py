@@ -72,7 +72,7 @@ class Rebuilding:
             await log.purge(job_id, upto=upto)
         # The jobs in `surplus` were removed after they were read.
         async for job_ids in self._tables.surplus():
-            stored = await self._stores.log.stored(job_ids)
+            stored = await self._stores.log.read_raw(job_ids)
             await self._tables.remove([each for each in job_ids if each not in stored])
         await self._tables.finish()
 
@@ -97,7 +97,7 @@ class Rebuilding:
         return offset
 
     async def _read_log(self, job_ids: Collection[str]) -> None:
-        stored = await self._stores.log.stored(job_ids)
+        stored = await self._stores.log.read_raw(job_ids)
         await self._tables.put(_events(stored))
         self.rebuilt.from_log += len(stored)
         await self._on_batch()

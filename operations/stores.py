@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from events.bus.bus import Bus
-from events.bus.jetstream_log import JetStreamLog, delivery_contents, log_contents
+from events.bus.jetstream_log import JetStreamLog, LogContents, delivery_contents, log_contents
 from events.bus.queues import CallbackQueue, JobQueue
 from events.bus.streams import DELIVERIES, delivery_subject
 from events.errors import DatabaseUnavailable, HistoryBroken, LogUnavailable
 from events.history import StoredHistory, read_history
-from events.log import EventLog, LogContents
+from events.log import EventLog
 from events.store.database import Database
 from events.store.database_contents import DatabaseContents
 from events.store.read_model import ReadModel
@@ -119,8 +119,8 @@ async def stored_in_logs(stores: Stores, job_ids: Collection[str]) -> dict[str, 
 
     Raises LogUnavailable.
     """
-    events = await stores.log.stored(job_ids)
-    deliveries = await stores.deliveries.stored(job_ids)
+    events = await stores.log.read_raw(job_ids)
+    deliveries = await stores.deliveries.read_raw(job_ids)
     return {
         job_id: StoredHistory(job_id, events.get(job_id, ()), deliveries.get(job_id, ()))
         for job_id in {*events, *deliveries}

@@ -199,7 +199,7 @@ class Verification:
     async def _rows(self, job_ids: Sequence[str]) -> list[Disagreement]:
         """Check that each row has events, and check the jobs that have a history object."""
         offset = await self._stores.read_model.offset()
-        in_log = await self._stores.log.stored(job_ids)
+        in_log = await self._stores.log.read_raw(job_ids)
         # The keys are read after the log, because events may move from the log to an object.
         keys = await self._stores.rows.histories(job_ids)
         rows = await self._stores.rows.jobs([each for each in job_ids if each not in in_log])
@@ -315,7 +315,7 @@ class Verification:
 
     async def _unknown(self, job_ids: Sequence[str]) -> list[str]:
         """Return the jobs that have neither events nor a row."""
-        stored = await self._stores.log.stored(job_ids)
+        stored = await self._stores.log.read_raw(job_ids)
         rows = await self._stores.rows.jobs(job_ids)
         return [each for each in job_ids if each not in stored and each not in rows]
 
@@ -389,7 +389,7 @@ class Verification:
         """Return the `keys` that events name, or may name later. The read model may lag behind the
         log.
         """
-        stored = await self._stores.log.stored({_job_of(key) for key in keys})
+        stored = await self._stores.log.read_raw({_job_of(key) for key in keys})
         histories = {job_id: _job_history(job_id, events) for job_id, events in stored.items()}
         return {
             key

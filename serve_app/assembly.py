@@ -35,14 +35,14 @@ from actors.roles import ROLES
 from actors.worker.config import default_endpoint
 from engine.interface import Catalogue, ModelsFolder, installed_nodes
 from events.bus.health import JetStreamHealth
-from events.bus.jetstream_log import log_contents
+from events.bus.jetstream_log import LogContents, log_contents
 from events.bus.progress import ProgressBoard as BusProgressBoard
 from events.bus.queues import CallbackQueue, JobQueue
 from events.bus.request_reply import answer_metrics, ask_metrics, ask_status
 from events.callback_address import AddressRule, Resolve
 from events.errors import DatabaseUnavailable
 from events.history import History
-from events.log import JobWriter, LogContents
+from events.log import JobWriter
 from events.result import UrlFor
 from events.retry import keep_trying
 from events.store.database import Database

@@ -36,6 +36,7 @@ from functools import partial
 from actors.callbacks.reaper import CallbackReaper
 from actors.connections import connect, open_history, open_images, open_prepared_database
 from actors.job_error import give_up_after_error
+from events.bus.jetstream_log import EventConsumer
 from events.bus.queues import AT_ONCE, REQUEUE_PERIOD_S, CallbackQueue, JobQueue
 from events.delivery import has_delivery
 from events.delivery_steps import MOST_IMAGES, CallbackEvent, callback_events_of
@@ -48,7 +49,7 @@ from events.errors import (
     ReadTimeout,
 )
 from events.job import Job, fold
-from events.log import EventConsumer, JobWriter, utc_now
+from events.log import JobWriter, utc_now
 from events.retry import keep_trying
 from events.store.read_model import ReadModel
 from events.types import Cancelled, Completed, Event, Failed, ImageStored, Started, Submitted

@@ -164,7 +164,7 @@ class Historian:
 
     async def _move(self, jobs: Sequence[EndedJob]) -> None:
         ids = [job.id for job in jobs]
-        events, deliveries = await self._log.stored(ids), await self._deliveries.stored(ids)
+        events, deliveries = await self._log.read_raw(ids), await self._deliveries.read_raw(ids)
 
         async def store(job: EndedJob) -> Over | HotUntil | Exception:
             in_log = StoredHistory(job.id, events.get(job.id, ()), deliveries.get(job.id, ()))

@@ -51,7 +51,7 @@ from events.bus.queues import QueueEntry
 from events.decisions import Command, Complete, ConfirmCancel, FailAttempt, StoreImage
 from events.job import Job, sizes_of, timed_out_message
 from events.job_progress import JobProgress
-from events.log import EventLog, JobWriter
+from events.log import JobWriter, RetryingLog
 from events.result import FailureCode
 from events.retry import keep_trying
 from events.types import Blame, Compiled, Flavour, ImageStored, Infotext, Submitted, Timing
@@ -119,7 +119,7 @@ class Attempt:
         entry: QueueEntry,
         *,
         actor: str,
-        log: EventLog,
+        log: RetryingLog,
         engine: RemoteEngine,
         images: ImageStore,
         models: ModelsFolder,

@@ -33,7 +33,7 @@ from events.bus.queues import JobQueue, QueueEntry
 from events.decisions import Start
 from events.errors import JobUnreadable, ServiceError
 from events.job import Job
-from events.log import EventLog, JobWriter, RetryingLog, utc_now
+from events.log import JobWriter, RetryingLog, utc_now
 from events.types import Completed
 from settings.constant import constant
 from settings.settings import forget_secrets
@@ -71,7 +71,7 @@ class JobRunner:
         self,
         *,
         actor: str,
-        log: EventLog,
+        log: RetryingLog,
         queue: JobQueue,
         images: ImageStore,
         engine: RemoteEngine,
@@ -84,7 +84,7 @@ class JobRunner:
         now: Callable[[], datetime] = utc_now,
         is_traced: bool = False,
     ) -> None:
-        """`actor` is the name in `Started`. `log` must retry during an outage (`RetryingLog`)."""
+        """`actor` is the name in `Started`."""
         self._actor = actor
         self._log = log
         self._writer = JobWriter(log)

@@ -1,7 +1,7 @@
 """The event log on JetStream: one subject per job, and an expected sequence on every append.
 
-`JetStreamLog` appends and reads, `JetStreamConsumer` passes events to a handler, and
-`JetStreamLogContents` reads everything that is stored.
+`JetStreamLog` appends and reads, `EventConsumer` passes events to a handler, and
+`LogContents` reads everything that is stored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from events.log import (
     EventReader,
     StoredEvent,
     Subscription,
-    stored,
+    at_position,
 )
 from events.retry import keep_trying, pause
 from events.types import Erased, Event
@@ -86,7 +86,7 @@ class JetStreamLog:
                     )
                 except WrongLastSequence:
                     return await self._after_conflict(event, expected, give_up_at=give_up_at)
-                return Appended(stored(event, sequence, size_bytes=len(payload)))
+                return Appended(at_position(event, sequence, size_bytes=len(payload)))
             except NoAnswer:
                 sent = True
             except (LogUnavailable, LogFull, ReadTimeout):
@@ -153,7 +153,7 @@ class JetStreamLog:
         message = await self._bus.last(self._stream, self._subject_of(job_id))
         return event_in(message) if message else None
 
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+    async def read_raw(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         by_subject = {self._subject_of(job_id): job_id for job_id in job_ids}
         found = await self._bus.batches(
             self._stream, list(by_subject), timeout_s=self._append_timeout_s
@@ -260,8 +260,8 @@ _SPACING_S = 0.01
 """The shortest time in seconds between two pulls, so that one pull can receive several events."""
 
 
-class JetStreamConsumer:
-    """See `events.log.EventConsumer`."""
+class EventConsumer:
+    """A reader of all events, whose offset NATS stores."""
 
     def __init__(self, bus: Bus, spec: ConsumerSpec) -> None:
         self._bus = bus
@@ -272,6 +272,11 @@ class JetStreamConsumer:
         """The messages that wait until fewer events are in flight."""
 
     async def run(self, handle: Callable[[Event], Awaitable[None]]) -> None:
+        """Pass every event to `handle`, at least once, until cancelled.
+
+        Several calls run at the same time, and begin in log order. An event is acknowledged after
+        its call has returned.
+        """
         await keep_trying(lambda: self._consume(handle), on=LogUnavailable)
 
     async def _consume(self, handle: Callable[[Event], Awaitable[None]]) -> None:
@@ -327,8 +332,11 @@ _CONTENTS_BATCH = 64
 _CONTENTS_TIMEOUT_S = 2.0
 
 
-class JetStreamLogContents:
-    """See `events.log.LogContents`."""
+class LogContents:
+    """All stored messages of a log, even if they cannot be decoded.
+
+    A read changes nothing, and counts as no delivery.
+    """
 
     def __init__(self, bus: Bus, log: JetStreamLog, *, stream: str, subjects: str) -> None:
         """`subjects` is the pattern of the subjects of one partition."""
@@ -338,15 +346,21 @@ class JetStreamLogContents:
         self._log = log
 
     async def job_ids(self) -> AsyncGenerator[list[str]]:
+        """Yield the ids of all jobs with messages, once each, in pages. Raises LogUnavailable."""
         for partition in range(PARTITIONS):
             subjects = self._subjects.format(partition)
             async for page in self._bus.pages(self._stream, subjects):
                 yield [job_id_in(subject) for subject in page]
 
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
-        return await self._log.stored(job_ids)
+    async def read_raw(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        """See `EventLog.read_raw`."""
+        return await self._log.read_raw(job_ids)
 
     async def following(self, offset: int) -> list[StoredEvent]:
+        """Return the first messages after `offset`, in order; none if there is no later message.
+
+        Raises LogUnavailable.
+        """
         messages = await self._bus.batch(
             self._stream,
             self._subjects.format("*"),
@@ -362,13 +376,14 @@ class JetStreamLogContents:
         return [StoredEvent(each.sequence, each.data) for each in messages]
 
     async def last_sequence(self) -> int:
+        """Return the offset of the last message ever stored, or 0. Raises LogUnavailable."""
         return await self._bus.last_sequence(self._stream)
 
 
-def log_contents(bus: Bus) -> JetStreamLogContents:
-    return JetStreamLogContents(bus, JetStreamLog(bus), stream=JOBS, subjects="jobs.{}.*")
+def log_contents(bus: Bus) -> LogContents:
+    return LogContents(bus, JetStreamLog(bus), stream=JOBS, subjects="jobs.{}.*")
 
 
-def delivery_contents(bus: Bus) -> JetStreamLogContents:
+def delivery_contents(bus: Bus) -> LogContents:
     log = JetStreamLog(bus, stream=DELIVERIES, subject_of=delivery_subject)
-    return JetStreamLogContents(bus, log, stream=DELIVERIES, subjects="deliveries.{}.*")
+    return LogContents(bus, log, stream=DELIVERIES, subjects="deliveries.{}.*")

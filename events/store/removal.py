@@ -99,7 +99,7 @@ class Removal:
         # The delivery is read before the events of the job. If these events are still those of
         # `job`, the delivery is also that of `job`, and not of a new job with this id.
         last_delivery = await self._deliveries.last(job.id)
-        stored = (await self._log.stored([job.id])).get(job.id)
+        stored = (await self._log.read_raw([job.id])).get(job.id)
         if stored and stored[0].sequence <= job.position < stored[-1].sequence:
             return False
         if not stored or stored[-1].sequence <= job.position:

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from events.bus.jetstream_log import LogContents
 from events.cloud_events import decode_stored
 from events.errors import (
     DatabaseUnavailable,
@@ -26,7 +27,7 @@ from events.errors import (
 from events.history import History
 from events.job import Job
 from events.job_progress import JobProgress
-from events.log import EventLog, LogContents
+from events.log import EventLog
 from events.result import Status, UrlFor
 from events.retry import keep_trying
 from events.types import Erased, Event, Submitted

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
+from events.bus.jetstream_log import LogContents
 from events.history import History
 from events.job import Job
-from events.log import LogContents
 from events.result import UrlFor
 from events.types import Cancelled, Completed, Erased, Failed, Submitted
 from serve_app.fair_threads import FairSemaphore

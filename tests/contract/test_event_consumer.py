@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from events.bus.bus import Bus
-from events.bus.jetstream_log import JetStreamConsumer, JetStreamLog
+from events.bus.jetstream_log import EventConsumer, JetStreamLog
 from events.bus.streams import JOBS, ConsumerSpec, job_subject
 from events.ids import new_id
-from events.log import Appended, EventConsumer, EventLog, utc_now
+from events.log import Appended, EventLog, utc_now
 from events.types import Broken, Event
 from local.nats_server import NatsServer
 from tests.support.bus import connected, operator
@@ -50,7 +50,7 @@ def in_memory() -> Source:
 
 def on_jetstream(bus: Bus, *, ack_wait_s: float = SPEC.ack_wait_s) -> Source:
     spec = replace(SPEC, ack_wait_s=ack_wait_s)
-    return Source(JetStreamLog(bus), JetStreamConsumer(bus, spec))
+    return Source(JetStreamLog(bus), EventConsumer(bus, spec))
 
 
 @pytest.fixture(params=["memory", "jetstream"])

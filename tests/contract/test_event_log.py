@@ -190,8 +190,8 @@ async def test_the_events_of_many_jobs_are_read_as_they_were_stored(log: EventLo
         expected[job_id] = tuple(StoredEvent(each.position, encode(each)) for each in events)
     await log.purge(unknown := next(iter(expected)))
     del expected[unknown]
-    assert await log.stored([*expected, unknown]) == expected
-    assert await log.stored([]) == {}
+    assert await log.read_raw([*expected, unknown]) == expected
+    assert await log.read_raw([]) == {}
 
 
 async def test_a_job_of_more_events_than_one_answer_has_is_read_whole(
@@ -202,6 +202,6 @@ async def test_a_job_of_more_events_than_one_answer_has_is_read_whole(
     for version in range(2, 9):
         last = await appended(log, event(last.job_id, version, CancelRequested()), last.position)
     other = await appended(log, event(new_id(), 1), 0)
-    stored = await log.stored([last.job_id, other.job_id])
+    stored = await log.read_raw([last.job_id, other.job_id])
     assert [len(stored[each.job_id]) for each in (last, other)] == [8, 1]
     assert [known.version for known in await log.read(last.job_id)] == list(range(1, 9))

@@ -65,8 +65,8 @@ class FailingLog(MemoryLog):
             raise self.read_error
         return super().last_position
 
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
-        found = await super().stored(job_ids)
+    async def read_raw(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+        found = await super().read_raw(job_ids)
         for job_id in self.unreadable & found.keys():
             last = found[job_id][-1].sequence
             found[job_id] += (StoredEvent(last + 1, b"not an event"),)

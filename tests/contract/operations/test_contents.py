@@ -13,13 +13,13 @@ import nats.js.errors
 import pytest
 
 from events.bus.bus import Bus
-from events.bus.jetstream_log import JetStreamLog, log_contents
+from events.bus.jetstream_log import JetStreamLog, LogContents, log_contents
 from events.bus.puller import Message
 from events.bus.queues import CallbackQueue, JobQueue
 from events.cloud_events import encode
 from events.errors import LogUnavailable
 from events.ids import CONSUMERS, new_id
-from events.log import Appended, EventLog, LogContents, utc_now
+from events.log import Appended, EventLog, utc_now
 from events.types import Event
 from local.nats_server import NatsServer
 from tests.support.bus import connected, operator
@@ -78,7 +78,7 @@ async def test_every_job_of_a_log_is_seen_once(parts: Parts) -> None:
 async def test_what_is_stored_and_what_follows_is_seen_as_it_is(parts: Parts) -> None:
     assert await parts.log_contents.last_sequence() == 0
     first, second = await submit(parts.log), await submit(parts.log)
-    stored = await parts.log_contents.stored([first.job_id, new_id()])
+    stored = await parts.log_contents.read_raw([first.job_id, new_id()])
     [(sequence, payload)] = [(each.sequence, each.payload) for each in stored[first.job_id]]
     assert (list(stored), sequence, payload) == ([first.job_id], first.position, encode(first))
     following = await parts.log_contents.following(first.position)

@@ -46,7 +46,7 @@ async def test_entries_come_in_the_order_in_which_they_were_added(queue: JobQueu
     async with queue.consume("default", LANE) as entries:
         first = await entries.next(most=3, timeout_s=5)
         rest = await entries.next(most=5, timeout_s=5)
-    assert [entry.job_id for entry in first + rest] == jobs
+    assert [entry.job_id for entry in (*first, *rest)] == jobs
     assert len(first) == 3
 
 

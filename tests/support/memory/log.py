@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 
+from events.bus.jetstream_log import EventConsumer
 from events.cloud_events import encode
 from events.errors import HistoryGone
-from events.log import Appended, Conflict, StoredEvent, stored
+from events.log import Appended, Conflict, StoredEvent, at_position
 from events.types import Event
 
 _READ_TIMEOUT_S = 10.0
@@ -34,7 +35,7 @@ class MemoryLog:
         if (history[-1].position if history else 0) != expected:
             return Conflict(tuple(known for known in history if known.position > expected))
         position = len(self._events) + 1
-        appended = stored(event, position, size_bytes=len(encode(event)))
+        appended = at_position(event, position, size_bytes=len(encode(event)))
         self._events.append(appended)
         history.append(appended)
         async with self._changed:
@@ -48,7 +49,7 @@ class MemoryLog:
         history = self._by_job[job_id]
         return history[-1] if history else None
 
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+    async def read_raw(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         return {
             job_id: tuple(StoredEvent(event.position, encode(event)) for event in history)
             for job_id in job_ids
@@ -83,7 +84,7 @@ class MemoryLog:
         yield MemorySubscription(reader, job_id)
 
 
-class MemoryConsumer:
+class MemoryConsumer(EventConsumer):
     """A consumer of a whole `MemoryLog`, which begins at the start in each run."""
 
     def __init__(self, log: MemoryLog) -> None:

@@ -58,12 +58,12 @@ class PatchedContents(MemoryLogContents):
         super().__init__(log)
         self.instead: dict[str, tuple[StoredEvent, ...]] = {}
 
-    async def stored(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
+    async def read_raw(self, job_ids: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         patched = {each: self.instead[each] for each in job_ids if each in self.instead}
-        return await super().stored(job_ids) | patched
+        return await super().read_raw(job_ids) | patched
 
     async def of(self, job_id: str) -> list[StoredEvent]:
-        return [*(await self.stored([job_id]))[job_id]]
+        return [*(await self.read_raw([job_id]))[job_id]]
 
 
 @dataclass
@@ -172,8 +172,8 @@ class Installation:
 
     async def move(self, job_id: str) -> str:
         """Move an ended job to a history object as the historian does; return the object's key."""
-        events = (await self.log.stored([job_id]))[job_id]
-        deliveries = (await self.deliveries.stored([job_id])).get(job_id, ())
+        events = (await self.log.read_raw([job_id]))[job_id]
+        deliveries = (await self.deliveries.read_raw([job_id])).get(job_id, ())
         version = decode(events[-1].payload).version
         key = HistoryName(job_id, version, len(deliveries)).key
         await self.put_history(key, StoredHistory(job_id, events, deliveries))

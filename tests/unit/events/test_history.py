@@ -53,8 +53,8 @@ class Logs:
         return outcome.job
 
     async def move(self, job: Job, *, purges: bool = True) -> None:
-        events = (await self.log.stored([job.id]))[job.id]
-        deliveries = (await self.delivery_log.stored([job.id]))[job.id]
+        events = (await self.log.read_raw([job.id]))[job.id]
+        deliveries = (await self.delivery_log.read_raw([job.id]))[job.id]
         self.keys = [HistoryName(job.id, len(events), len(deliveries)).key]
         history = StoredHistory(job.id, events, deliveries)
         await write_history(self.images, self.keys[0], history)

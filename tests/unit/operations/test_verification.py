@@ -50,8 +50,8 @@ async def test_nothing_is_changed(installation: Installation) -> None:
 async def everything(installation: Installation) -> list[object]:
     stores, ids = installation.stores, [*installation.ids.values()]
     return [
-        await stores.log.stored(ids),
-        await stores.deliveries.stored(ids),
+        await stores.log.read_raw(ids),
+        await stores.deliveries.read_raw(ids),
         await stores.rows.jobs(ids),
         await installation.queue.job_ids(),
         await installation.callbacks.job_ids(),
@@ -264,7 +264,10 @@ async def test_moved_jobs_of_every_kind_agree(installation: Installation) -> Non
 async def test_a_job_that_is_still_in_the_log_as_well(installation: Installation) -> None:
     """As between two steps of the historian."""
     job_id = installation.ids["completed"]
-    kept = await installation.log.stored([job_id]), await installation.deliveries.stored([job_id])
+    kept = (
+        await installation.log.read_raw([job_id]),
+        await installation.deliveries.read_raw([job_id]),
+    )
     await installation.move(job_id)
     installation.log_contents.instead |= kept[0]
     installation.delivery_contents.instead |= kept[1]
@@ -437,7 +440,7 @@ async def test_a_place_that_does_not_answer_ends_the_walk(
     async def fails(_: Collection[str]) -> dict[str, tuple[StoredEvent, ...]]:
         raise error
 
-    monkeypatch.setattr(installation.delivery_contents, "stored", fails)
+    monkeypatch.setattr(installation.delivery_contents, "read_raw", fails)
     with pytest.raises(type(error)):
         await installation.disagreements()
 

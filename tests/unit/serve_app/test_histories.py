@@ -191,7 +191,7 @@ async def test_its_callback_can_be_asked_for_again(
     assert (answer.status_code, answer.json()["state"]) == (202, "pending")
     assert [each for each, _ in edge.callback_queue.recorded] == [job_id]
     await historian.round()
-    assert await edge.services.deliveries.stored([job_id])  # it was not delivered yet
+    assert await edge.services.deliveries.read_raw([job_id])  # it was not delivered yet
 
 
 async def test_one_that_failed_can_be_submitted_again(

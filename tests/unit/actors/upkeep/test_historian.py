@@ -114,13 +114,13 @@ async def test_jobs_that_wait_do_not_hold_up_those_behind_them(house: House) -> 
 @pytest.mark.parametrize(
     ("part", "step"),
     [
-        ("log", "stored"),
+        ("log", "read_raw"),
         ("images", "put"),
-        ("ended_jobs", "name"),
+        ("ended_jobs", "store_history_keys"),
         ("images", "delete"),
         ("deliveries", "purge"),
         ("log", "purge"),
-        ("ended_jobs", "cooled"),
+        ("ended_jobs", "mark_moved"),
     ],
 )
 async def test_whenever_the_historian_dies_another_ends_its_work(
@@ -206,7 +206,7 @@ async def test_nothing_is_stored_again_where_nothing_was_added(
     assert await house.ended_jobs.due_for_move(house.clock(), limit=9) == []
 
 
-@pytest.mark.parametrize("step", ["put", "name"])
+@pytest.mark.parametrize("step", ["put", "store_history_keys"])
 async def test_a_job_that_is_erased_while_its_object_is_written_leaves_none(
     house: House, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -435,16 +435,16 @@ async def test_an_event_of_two_lines_stops_no_other_job(
     """JSON may be; somebody mended an event by hand."""
     bad, other = await house.job(), await house.job()
     await house.project()
-    real = house.log.stored
+    real = house.log.read_raw
 
-    async def stored(job_ids: Any) -> Any:
+    async def read_raw(job_ids: Any) -> Any:
         found = await real(job_ids)
         if bad in found:
             first, *rest = found[bad]
             found[bad] = (replace(first, payload=first.payload.replace(b"{", b"{\n", 1)), *rest)
         return found
 
-    monkeypatch.setattr(house.log, "stored", stored)
+    monkeypatch.setattr(house.log, "read_raw", read_raw)
     for _ in range(3):
         house.clock.time += 2 * HOUR
         with suppress(ValueError):

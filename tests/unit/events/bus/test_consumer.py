@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from events.bus import jetstream_log
-from events.bus.jetstream_log import JetStreamConsumer
+from events.bus.jetstream_log import EventConsumer
 from events.bus.puller import Message
 from events.bus.streams import ROUTER_CONSUMER
 from events.errors import LogUnavailable
@@ -68,7 +68,7 @@ async def test_what_was_pulled_and_not_handed_over_is_given_back(
         await go_on.wait()
         raise LogUnavailable
 
-    following = JetStreamConsumer(bus, ROUTER_CONSUMER)  # type: ignore[arg-type]
+    following = EventConsumer(bus, ROUTER_CONSUMER)  # type: ignore[arg-type]
     task = asyncio.create_task(following._consume(handle))
     await eventually(lambda: in_hand == {1, 2, 3, 4, 5} and len(bus.fake.waiting) == 2)
     # 1 is handled; 2..4 and 5 are in hand; 6..8 were pulled and wait for room.
