@@ -1,4 +1,4 @@
-"""AbandonedJobs: cancels jobs whose callers got no answer and cannot find them."""
+"""AbandonedJobs: cancels jobs whose callers got no answer and have no means to find the job."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _LONGEST_PAUSE_S = 15.0
 
 
 class AbandonedJobs:
-    """Cancels jobs whose callers got no answer and sent no idempotency key.
+    """Cancels jobs whose callers got no answer, and sent neither an idempotency key nor a job id.
 
-    Such a caller cannot find the job, so the job must not run. An append in progress may be stored
-    after a read of the log. Therefore the log is read repeatedly, until it contains the job or
-    `period_s` is over.
+    The append of such a job may still be in progress. So the log is read repeatedly, until it
+    contains the job or `period_s` seconds have passed.
     """
 
     def __init__(
@@ -43,13 +42,13 @@ class AbandonedJobs:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def cancel(self, job_id: str) -> None:
-        """Cancel a job in the background, as soon as the log contains the job."""
+        """Begin to cancel a job in the background."""
         task = asyncio.create_task(self._cancel(job_id), name=f"cancel abandoned {job_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def join(self) -> None:
-        """Wait until each job is cancelled or `period_s` is over."""
+        """Wait until each job is cancelled or was not found for `period_s` seconds."""
         await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
@@ -70,10 +69,7 @@ class AbandonedJobs:
         logger.info("abandoned job not found in the log", extra=_fields(job_id))
 
     async def _try(self, job_id: str) -> bool:
-        """Cancel the job.
-
-        Return False if the log does not contain the job or a service error occurs.
-        """
+        """Cancel the job. Returns False if the log lacks the job or a service error occurs."""
         try:
             job = fold(await self._log.read(job_id))
             if job is None:

@@ -1,7 +1,4 @@
-"""Accepts generate requests: checks a request, computes its cost, and appends its job to the log.
-
-`Acceptance.accept` performs all steps. The methods below it are in the order of the calls.
-"""
+"""Accepts generate requests: checks a request, computes its cost, and appends its job."""
 
 from __future__ import annotations
 
@@ -58,16 +55,14 @@ _REFUSALS = (RequestRefused, EngineError, AddressNotAllowed, LogFull)
 LOG_FULL_RATIO = constant("LOG_FULL_RATIO", 0.85)
 """The used fraction of the log above which new jobs are refused."""
 _MAX_EVENT_BYTES = 2 * 1024**2 - 8 * 1024
-"""The largest size of an event in bytes, without its envelope and headers. NATS is configured to
-accept messages of up to 2 MiB.
+"""The largest size of an event in bytes, without its envelope and headers. NATS accepts messages of
+up to 2 MiB.
 """
 _LISTED_NAMES = 20
-"""The largest number of the owner's newest uploads that are read for an error about a missing
-upload.
-"""
+"""The largest number of uploads that are listed in an error about a missing upload."""
 _LONG_BYTES = 2**20
 """The largest body that is hashed without a thread."""
-_ESCAPE = b"\\u"  # This starts a JSON escape, which may encode any of the other marks.
+_ESCAPE = b"\\u"  # A JSON escape may encode any of the other marks.
 _TEXTS = (b"[", b"|", _ESCAPE)
 _TEXTS_OF_WORKFLOW = (b"WebUI", b"Expression", _ESCAPE)
 
@@ -93,7 +88,7 @@ class GenerateRequest:
     content: Any
     callback_url: str | None = None
     callback_events: tuple[str, ...] | None = None
-    """The events before the end of the job for which callbacks are sent; None if there are none."""
+    """The events before the end of the job for which callbacks are requested."""
     alone: bool = False
     preview: bool = False
     image_format: ImageFormat | None = None
@@ -101,8 +96,8 @@ class GenerateRequest:
     image_quality: int | None = None
     """1 to 100; None means the quality of the key."""
     max_bytes: int | None = None
-    """The maximum size of the body without its inline images, in bytes. None means that the limit
-    was already applied while the body was read.
+    """The largest size in bytes of the body without its inline images. None means that the size was
+    limited while the body was read.
     """
     idempotency_key: str | None = None
     job_id: str | None = None
@@ -113,24 +108,20 @@ class GenerateRequest:
 
     @property
     def excess_bytes(self) -> int:
-        """The number of bytes by which the body exceeds `max_bytes`.
-
-        At least this many bytes must be inline images.
-        """
+        """The number of bytes above `max_bytes`, all of which must be inline images."""
         return 0 if self.max_bytes is None else max(0, len(self.body) - self.max_bytes)
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether a repeated request gets the same job, so that the caller can find the job."""
+        """Whether a repeated request gets the same job."""
         return self.idempotency_key is not None or self.job_id is not None
 
     @property
     def is_quick_to_check(self) -> bool:
-        """Whether checking the request takes only some milliseconds.
+        """Whether a check of the request takes at most some milliseconds.
 
-        A prompt in the WebUI's syntax that contains `[` or `|` counts as slow, because it may
-        describe many texts. Expression nodes count as slow, because many of them may link to one
-        long text.
+        A text in the WebUI's syntax with `[` or `|` may describe many texts. Many expression nodes
+        may link to one long text.
         """
         marks = _TEXTS_OF_WORKFLOW if self.flavour is Flavour.WORKFLOW else _TEXTS
         return len(self.body) <= QUICK_BYTES and not any(mark in self.body for mark in marks)
@@ -138,7 +129,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class _SubmittedEvent:
-    """The event of an accepted request, before the event is stored."""
+    """The first event of a job, before it is stored."""
 
     submitted: Submitted
     size_bytes: int
@@ -167,11 +158,8 @@ class Acceptance:
         secret: bytes,
         exporter: SpanExporter | None = None,
     ) -> None:
-        """`default_checkpoint` is the checkpoint of the default endpoint. Job ids are derived with
-        `secret`.
-
-        `job_timeout_s` is the longest time limit of a job in seconds. `exporter` receives the spans
-        of accepted requests.
+        """`default_checkpoint` is the checkpoint of the default endpoint. Job ids are derived from
+        idempotency keys with `secret`. `job_timeout_s` is the longest time limit of a job.
         """
         self._jobs = jobs
         self._writer = writer
@@ -195,12 +183,10 @@ class Acceptance:
     async def accept(self, request: GenerateRequest, *, began: datetime | None = None) -> Job:
         """Return the job of a request: a new job, or the earlier job if the request is a repeat.
 
-        A repeat returns its earlier job even if the repeat would be refused now. Normally `_append`
-        finds that job. The job is read separately only after a refusal, and before inline images
-        are stored.
+        A repeat gets the earlier job even if the repeat would be refused now. Normally `_append`
+        finds this job. It is also looked up after a refusal, and before inline images are stored.
 
-        `began` is the time at which the HTTP request began. The span of the request begins at this
-        time.
+        The HTTP request, and so its span, began at `began`.
 
         Raises RequestRefused, GraphInvalid, ParametersInvalid, ModelsUnavailable,
         AddressNotAllowed, LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout,
@@ -235,7 +221,7 @@ class Acceptance:
     async def check(self, request: GenerateRequest) -> Submitted:
         """Return the event that `accept` would store.
 
-        Inline images are stored as uploads. Raises the errors of `accept`, except errors of storing
+        Inline images are stored as uploads. Raises the errors of `accept`, except those of storing
         the job.
         """
         fingerprint = await fingerprint_of(request)
@@ -250,9 +236,8 @@ class Acceptance:
         return derived_id(self._secret, request.key.owner, request.idempotency_key)
 
     async def _check_body(self, request: GenerateRequest) -> CheckedBody:
-        """Check the endpoint and the URLs, then compile the body.
-
-        Also check that the endpoint's queue and the log have room, before inline images are stored.
+        """Check the endpoint and the URLs, compile the body, and check that neither the endpoint's
+        queue nor the log is full.
         """
         endpoint = await self.endpoints.for_job(request.endpoint, request.key)
         if request.callback_url is not None:
@@ -277,21 +262,20 @@ class Acceptance:
         )
 
     def checkpoint(self, endpoint: Endpoint, key: ApiKey) -> str | None:
-        """Return the checkpoint for diffusion requests that name no checkpoint.
+        """Return the checkpoint for diffusion requests without one, or None if none exists.
 
-        Returns None if there are no checkpoints. May wait for the models folder. Raises
-        ModelsUnavailable.
+        This may read the models folder. Raises ModelsUnavailable.
         """
         return self._compiler(endpoint, key).checkpoint()
 
     def max_steps(self, endpoint: Endpoint) -> int:
-        """Return the largest number of steps that a job of the endpoint may have."""
+        """Return the largest number of steps of a job of the endpoint."""
         return int(endpoint.limits(self._graph_settings)["max_steps"])
 
     def _run(
         self, request: GenerateRequest, function: Callable[..., T], *args: object
     ) -> Awaitable[T]:
-        """Run a check of the request. A slow check runs in a thread."""
+        """Run a check of the request, in a thread if the check is slow."""
         is_quick = request.is_quick_to_check
         return self._threads.run(request.key.owner, function, *args, is_quick=is_quick)
 
@@ -352,8 +336,7 @@ class Acceptance:
         return _SubmittedEvent(submitted, size_bytes)
 
     async def _with_stored_images(self, request: GenerateRequest, body: CheckedBody) -> CheckedBody:
-        """Store the inline images as uploads, one by one, so that only one decoded image is in
-        memory.
+        """Store the inline images as uploads, one after another to save memory.
 
         Raises GraphInvalid or ParametersInvalid for an invalid image, TooManyUploadBytes, Busy,
         DatabaseUnavailable, ImageStoreUnavailable.
@@ -375,10 +358,9 @@ class Acceptance:
     async def _input_files(
         self, request: GenerateRequest, body: CheckedBody
     ) -> dict[str, InputFile] | None:
-        """Return the input files of the request by upload name; None if the request names no
-        uploads.
+        """Return the input files of the request by upload name, or None without input files.
 
-        Raises GraphInvalid or ParametersInvalid if the owner has no upload of a name.
+        Raises GraphInvalid or ParametersInvalid if the owner has no upload with one of the names.
         """
         if not body.input_files:
             return None
@@ -401,10 +383,10 @@ class Acceptance:
         }
 
     async def _store(self, job_id: str, event: _SubmittedEvent, request: GenerateRequest) -> Job:
-        """Append the job, and return it. A repeat gets the job that was stored before.
+        """Append and return the job, or return the earlier job of a repeat.
 
-        If the caller disconnects, the handler of the request is cancelled, but the append
-        continues. The stored job is then cancelled if the request is not repeatable.
+        If the caller disconnects, this call is cancelled, but the append continues. After the
+        append, the job is cancelled if the request is not repeatable.
         """
         append = asyncio.create_task(self._append(job_id, event, request), name=f"append {job_id}")
         self._appends.add(append)
@@ -425,16 +407,15 @@ class Acceptance:
                 result_bytes=0 if cost is None else cost.result_bytes,
             ) as reservation:
                 if request.is_repeatable:
-                    # The job may be moved from the log to its history object at any time. Because
-                    # of this read directly before the append, either the read or the append finds
-                    # the job.
+                    # The events of an earlier job may leave the log at any time. As this read comes
+                    # directly before the append, one of the two finds the job.
                     earlier = await self._jobs.ended(job_id)
                     if earlier is not None:
                         return earlier
                 outcome = await self._writer.submit(
                     job_id, Submit(event.submitted), traceparent=request.traceparent
                 )
-                # The job was added by this or an earlier submission.
+                # This or an earlier submission has added the job.
                 assert outcome.job is not None
                 if outcome.added:
                     reservation.stored_at(outcome.job.position)
@@ -453,16 +434,16 @@ class Acceptance:
         return outcome.job
 
     def cancel_abandoned(self, job_id: str) -> None:
-        """Cancel a job whose caller cannot find the job. Returns at once."""
+        """Begin to cancel a job whose caller got no answer and cannot find the job."""
         self._abandoned_jobs.cancel(job_id)
 
     def _cancel_stored(self, job_id: str, append: asyncio.Task[Job]) -> None:
-        """Cancel a stored job whose caller disconnected. `_append` handles an unknown outcome."""
+        """Cancel the job if it was stored. `_append` handles an unknown outcome."""
         if not append.cancelled() and append.exception() is None:
             self._abandoned_jobs.cancel(job_id)
 
     async def join(self) -> None:
-        """Wait for all appends in progress."""
+        """Wait until all current appends have ended."""
         await asyncio.gather(*self._appends, return_exceptions=True)
 
     async def stop(self) -> None:
@@ -473,9 +454,8 @@ class Acceptance:
 
 
 async def fingerprint_of(request: GenerateRequest) -> str:
-    """Return a hash of the body and the parameters as the caller sent them, before seeds are drawn.
-
-    A repeated request has the same fingerprint. A long body is hashed in a thread.
+    """Return a hash of the body and the parameters as the caller sent them. A repeated request has
+    the same fingerprint.
     """
     callback = "" if request.callback_url is None else f"={request.callback_url}"
     asked = [name for name in ("alone", "preview") if getattr(request, name)]
@@ -492,10 +472,7 @@ async def fingerprint_of(request: GenerateRequest) -> str:
 
 
 def recorded_image_format(request: GenerateRequest) -> tuple[str | None, int | None]:
-    """Return the image format and quality to record. Raises QualityOfPng.
-
-    Both are None for PNG. The quality is also None if neither the request nor the key has one.
-    """
+    """Return the image format and quality to record. Both are None for PNG. Raises QualityOfPng."""
     limits = request.key.limits
     image_format = request.image_format or limits.image_format or "png"
     if image_format == "png":
@@ -506,7 +483,7 @@ def recorded_image_format(request: GenerateRequest) -> tuple[str | None, int | N
 
 
 def job_timeout_s(endpoint: Endpoint, longest_s: float) -> float:
-    """Return the time limit of a job in seconds, at most `longest_s`."""
+    """Return the time limit of a job of the endpoint in seconds, at most `longest_s`."""
     return min(endpoint.job_timeout_s or longest_s, longest_s)
 
 

@@ -1,4 +1,4 @@
-"""Checks the URLs of a request to which Darkroom sends data: callback and presigned URLs."""
+"""Checks the URLs in a request to which Darkroom will send data: callback and presigned URLs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from settings.constant import constant
 from storage.service_secret import sealed
 
 MEMBER = "image_put_urls"
-"""The member of a request body that contains the presigned URLs, for both flavours."""
+"""The member with the presigned URLs in the body of a request, for both flavours."""
 _MAX_UPLOAD_URLS = constant("IMAGE_PUT_MAX_URLS", 32)
 _MOST_SEALED_BYTES = 2**18
-"""The largest total size of the encrypted URLs in bytes. A log message has room for these URLs
-together with the largest recorded request.
+"""The largest total size of the encrypted URLs in bytes. They fit into one event with the largest
+recorded request.
 """
 _TEMPORARY = {socket.EAI_AGAIN, socket.EAI_MEMORY, socket.EAI_SYSTEM}
-"""Error codes of getaddrinfo that do not concern the name, for example if no name server answers.
-"""
+"""Error codes of getaddrinfo for failures of the resolver, for which the name is not to blame."""
 
 
 class Addresses:
@@ -74,8 +73,8 @@ class Addresses:
     async def presigned_uploads(self, body: Any, key: ApiKey) -> tuple[Any, tuple[str, ...] | None]:
         """Return the body without `image_put_urls`, and these URLs in encrypted form.
 
-        The URLs are secrets, because they grant write access. Therefore they are encrypted, and no
-        error message contains them. Raises ParametersInvalid, NameServerUnavailable.
+        The URLs grant write access, so they are encrypted, and no error message contains them.
+        Raises ParametersInvalid, NameServerUnavailable.
         """
         if not isinstance(body, dict) or MEMBER not in body:
             return body, None
@@ -115,10 +114,7 @@ class Addresses:
 
 
 def require_images(addresses: tuple[str, ...] | None, images: int) -> None:
-    """Raise ParametersInvalid if there are more URLs than images.
-
-    `images` is 0 if their number is unknown.
-    """
+    """Raise ParametersInvalid if there are more URLs than images. 0 `images` means unknown."""
     if addresses is not None and 0 < images < len(addresses):
         raise _invalid(f"has {len(addresses)} URLs, but the request makes only {images} images")
 

@@ -60,10 +60,8 @@ class RequestCompiler:
         default_checkpoint: str | None,
         max_cost: float = 0.0,
     ) -> None:
-        """`default_checkpoint` is used if the endpoint has no checkpoint of its own and allows this
-        checkpoint. If there is no default, the first checkpoint of the models folder is used.
-
-        `max_cost` is the limit of the key; 0 means no limit.
+        """`default_checkpoint` applies to an endpoint without a checkpoint of its own, if the
+        endpoint allows it. `max_cost` is the limit of the key; 0 means no limit.
         """
         allowed = endpoint.checkpoints
         if allowed is not None:
@@ -76,8 +74,7 @@ class RequestCompiler:
         self._compatibility = endpoint.compatibility or settings.compatibility
 
     def compile(self, flavour: Flavour, body: Any, *, excess_bytes: int = 0) -> CheckedBody:
-        """Compile and validate a body. At least `excess_bytes` bytes of the body must be inline
-        images.
+        """Compile and validate a body, of which at least `excess_bytes` must be inline images.
 
         Raises GraphInvalid, ParametersInvalid, BodyTooLarge, ModelsUnavailable.
         """
@@ -131,7 +128,9 @@ class RequestCompiler:
         )
 
     def checkpoint(self) -> str | None:
-        """Return the checkpoint for requests that name no checkpoint. Raises ModelsUnavailable."""
+        """Return the checkpoint for requests without one: the default, or the first checkpoint in
+        the models folder. Raises ModelsUnavailable.
+        """
         if self._default_checkpoint is not None:
             return self._default_checkpoint
         return next(iter(self.catalogue.checkpoints()), None)
@@ -139,28 +138,27 @@ class RequestCompiler:
 
 @dataclass(frozen=True, slots=True)
 class CheckedBody:
-    """A valid body in the form that its job records. All seeds are drawn."""
+    """A valid body in the form that is recorded with the job. All seeds are drawn."""
 
     compiler: RequestCompiler = field(repr=False, compare=False)
     recorded_request: dict[str, Any]
     images: int
     """The number of images of the job; 0 if the number is unknown before the run."""
     graph: Graph = field(repr=False, compare=False)
-    """The valid graph, with the cost that `validate` computed. This cost assumes small input files,
-    so a body with uploads needs `with_file_sizes`.
+    """The valid graph with its cost. The cost assumes small input files before `with_file_sizes`.
     """
     recorded_graph: Compiled | None = None
     """The graph of a diffusion request in the form of the event. None for a workflow, because its
-    recorded request has the graph.
+    recorded request contains the graph.
     """
     presigned_uploads: tuple[str, ...] | None = None
     """The encrypted URLs to which the images are sent."""
     input_files: tuple[str, ...] = ()
     """Names of the uploads that the graph reads, and placeholders of inline images."""
     inline_images: tuple[InlineImage, ...] = ()
-    """Inline images of the body that are not stored as uploads yet."""
+    """The inline images that are not stored as uploads yet."""
     stored_names: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """The names of the uploads of stored inline images, by placeholder."""
+    """The upload name of each stored inline image, by placeholder."""
 
     @property
     def prompt(self) -> Any:
@@ -169,9 +167,8 @@ class CheckedBody:
         return self.recorded_request["prompt"] if recorded is None else recorded.graph
 
     def with_uploads(self, names: Mapping[str, str]) -> CheckedBody:
-        """Return the body with uploads instead of inline images.
-
-        `names` maps placeholders to uploads.
+        """Return the body with uploads instead of inline images. `names` are the upload names by
+        placeholder.
         """
         prompt = with_names(self.prompt, names)
         if self.recorded_graph is None:
@@ -189,7 +186,7 @@ class CheckedBody:
         )
 
     def with_file_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> CheckedBody:
-        """Return the body with the cost for input files of these widths and heights.
+        """Return the body with its cost for input files of these widths and heights, by name.
 
         Raises GraphInvalid or ParametersInvalid if the cost exceeds a limit of the endpoint.
         """
@@ -215,18 +212,16 @@ class CheckedBody:
             _require_known(self.recorded_request, known)
 
     def refusal_of(self, sent: InlineImage, why: str) -> EngineError:
-        """Build the error for an unusable inline image."""
+        """Return the error for an unusable inline image."""
         if self.recorded_graph is not None:
             return member_refused(sent, why)
         return input_file_refused(self.graph, self.compiler.catalogue, sent.placeholder, why)
 
 
 def _require_metadata(graph: Graph, pnginfo: Mapping[str, Any] | None = None) -> None:
-    """Raise GraphInvalid if all images of the job together have too many bytes of metadata.
-
-    Each image contains the graph and all texts of `pnginfo`, as JSON in ASCII.
-    """
+    """Raise GraphInvalid if all images of the job together have too many bytes of metadata."""
     images = graph.cost.outputs
+    # Each image contains the graph and all texts of `pnginfo`, as JSON in ASCII.
     texts = (graph.prompt, *(pnginfo or {}).values())
     size_bytes = images * sum(len(json.dumps(text)) for text in texts)
     if size_bytes > MAX_METADATA_BYTES:
@@ -240,7 +235,7 @@ def _require_metadata(graph: Graph, pnginfo: Mapping[str, Any] | None = None) ->
 
 
 def recorded_graph(compiled: CompiledDiffusion) -> Compiled:
-    """Return the compiled graph in the form that its job records."""
+    """Convert a compiled graph to the form that is recorded with the job."""
     settings = compiled.settings
     infotext = Infotext(
         settings=settings.settings,
@@ -278,24 +273,19 @@ def _require_known(request: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def draw_seed() -> int:
-    """Draw a random seed of 32 bits, as the WebUI does.
-
-    A longer seed could lose digits, because JSON readers may round integers above 2**53.
-    """
+    """Return a random seed of 32 bits, as in the WebUI."""
+    # Some JSON readers round integers above 2**53.
     return secrets.randbelow(2**32)
 
 
 _MAX_RECORDED_BYTES = 3 * 2**19
-"""The largest size of a recorded request in bytes. A log message of at most 2 MiB contains the
-request and other data.
-"""
+"""The largest size of a recorded request in bytes. Its event of at most 2 MiB has further data."""
 
 
 def require_recordable(recorded: Mapping[str, Any]) -> None:
     """Raise GraphInvalid if a checked request and its graph are too large for the log.
 
-    The graph can be larger than the body, because a linked value is copied to each input that uses
-    it.
+    The graph can be larger than the body, because a linked value is copied into each of its inputs.
     """
     size_bytes = len(json.dumps(recorded, ensure_ascii=False).encode())
     if size_bytes > _MAX_RECORDED_BYTES:

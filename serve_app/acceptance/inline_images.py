@@ -1,7 +1,7 @@
-"""Takes inline images out of a request body, and stores them as uploads of the owner.
+"""Removes inline images from a request body, and stores them as uploads of the owner.
 
-An inline image is a data URL, base64 or an https URL. Inline images are taken out before the body
-is checked, so that the checks do not process these long texts.
+An inline image is a data URL, base64 or an https URL. Placeholders replace the inline images before
+the body is checked, so that the checks do not process these long texts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from settings.constant import constant
 _FETCH_TIMEOUT_S = constant("FETCH_TIMEOUT_S", 20.0)
 """The time limit in seconds for fetching all images of one request."""
 _FETCHES = constant("FETCH_IN_FLIGHT", 8)
-"""The largest number of images that one replica fetches at a time. Each image is in memory until
-the image is stored.
+"""The largest number of images that one replica fetches and stores at the same time. Each such image
+is in memory.
 """
 _FETCHES_PER_OWNER = constant("FETCH_PER_OWNER", 4)
 _LONGEST_NAME = 1024
-"""The largest number of characters in the name of an upload. A longer text is an inline image."""
+"""The largest number of characters of an upload name. A longer text is an inline image."""
 _SHORTEST_IMAGE = 64
 _BEGINNINGS = ("iVBORw0KGgo", "/9j/", "UklGR")
 """The first characters of PNG, JPEG and WebP files in base64."""
@@ -47,13 +47,11 @@ TYPES = frozenset(
 """The media types that a data URL may name. The format of an image is detected from its bytes."""
 _SPACE = " \t\r\n"
 _CHUNK_CHARS = 2**20
-"""The number of characters that are decoded in one call, a multiple of four. No other Python thread
-runs during a call.
+"""The number of characters that are decoded in one call, a multiple of four. A call blocks all
+other Python threads.
 """
 _PLACEHOLDER = f"\0sent {secrets.token_hex(8)} {{}}"
-"""The placeholder of an inline image. No upload can have this name, because it contains a null
-byte.
-"""
+"""The placeholder of an inline image. No upload name contains a null byte."""
 _LIST, _MASK = "init_images", "mask"
 """The members of a diffusion request that name uploads."""
 _TOO_MANY = "too_many_images"
@@ -66,7 +64,7 @@ class InlineForm(Enum):
 
 
 def inline_form(text: str) -> InlineForm | None:
-    """Return the form of the image in a text; None if the text is the name of an upload."""
+    """Return the form of an inline image, or None if the text is the name of an upload."""
     if _URL.match(text):
         return InlineForm.URL
     if text[:5].lower() == "data:":
@@ -117,22 +115,22 @@ class InlineImageStore:
         *,
         max_bytes: int,
     ) -> None:
-        """If `fetch` is None, images are not fetched. `max_bytes` limits the size of an image."""
+        """If `fetch` is None, URLs are refused. `max_bytes` limits the size of an image."""
         self._store = store
         self._threads = threads
         self._fetch = fetch
         self._max_bytes = max_bytes
-        self._turns = FairSemaphore(_FETCHES, per_owner=_FETCHES_PER_OWNER)
+        self._fetches = FairSemaphore(_FETCHES, per_owner=_FETCHES_PER_OWNER)
 
     def give_up_at(self) -> float:
-        """Return the event loop time at which fetching the images of a new request must end."""
+        """Return the event loop time until which the images of a new request may be fetched."""
         return asyncio.get_running_loop().time() + _FETCH_TIMEOUT_S
 
     async def name(self, owner: str, image: str, *, give_up_at: float | None = None) -> str:
         """Store an inline image as an upload, and return the name of the upload.
 
-        `give_up_at` is a result of `give_up_at()` that all images of one request share. Raises
-        UploadRefused, Busy, DatabaseUnavailable, ImageStoreUnavailable.
+        All images of one request share one result of `give_up_at()`. Raises UploadRefused, Busy,
+        DatabaseUnavailable, ImageStoreUnavailable.
         """
         how = inline_form(image)
         if how is None:
@@ -145,15 +143,13 @@ class InlineImageStore:
         return (await self._store.add_content(owner, data)).name
 
     async def _name_of_url(self, owner: str, url: str, give_up_at: float) -> str:
-        """Fetch and store an image.
-
-        The semaphore is held until the image is stored, to limit the number of images in memory.
-        """
+        """Fetch and store an image."""
         if self._fetch is None:
             raise ImageNotFetched(
                 "This service does not fetch images from URLs. Send the image as a data URL."
             )
-        async with self._turns.acquire(owner):
+        # The semaphore also limits the images in memory, so it includes the storing.
+        async with self._fetches.acquire(owner):
             data = await self._fetched(self._fetch, url, give_up_at)
             return (await self._store.add_content(owner, data)).name
 
@@ -172,7 +168,7 @@ class InlineImage:
     """The text that replaces the image in the request until the image is stored."""
     image: str
     member: str = ""
-    """The first member of a diffusion request that contains the image; empty for a workflow."""
+    """The first member of a diffusion request with this image; empty for a workflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +177,11 @@ class ExtractedImages:
     """The prompt or body with placeholders instead of the images."""
     images: tuple[InlineImage, ...] = ()
     chars: int = 0
-    """The total length of all images. A repeated image counts each time."""
+    """The total length of all inline images. A repeated image counts each time."""
 
 
 def without_images(prompt: object, catalogue: Catalogue, *, most: int) -> ExtractedImages:
-    """Take the images out of the inputs of an unchecked prompt.
+    """Replace the inline images in an unchecked prompt by placeholders.
 
     Raises GraphInvalid if there are more than `most` images.
     """
@@ -213,7 +209,7 @@ def _many(most: int) -> str:
 
 
 def without_member_images(body: object, *, most: int) -> ExtractedImages:
-    """Take the images out of the members of an unchecked diffusion request.
+    """Replace the inline images in an unchecked diffusion request by placeholders.
 
     Raises ParametersInvalid if there are more than `most` images.
     """
@@ -252,10 +248,8 @@ def with_member_names(request: Mapping[str, Any], names: Mapping[str, str]) -> d
 
 
 def member_refused(sent: InlineImage, why: str) -> ParametersInvalid:
-    """Build the error for an inline image of a valid diffusion request.
-
-    The message does not repeat a URL, because a URL may be a secret.
-    """
+    """Return the error for an unusable inline image of a valid diffusion request."""
+    # The message does not repeat a URL, because a URL may be a secret.
     message = f"the image cannot be used. {why}"
     return ParametersInvalid((FieldError("value_error", message, sent.member),))
 

@@ -37,12 +37,12 @@ class Resubmission:
     async def resubmit(self, job: Job) -> Job:
         """Return a new job with the request, owner, key and callback of `job`.
 
-        A repeated call returns the same new job. The API does not check the request again. The
-        worker checks the request by the terms of the old job. The limits of the owner do not apply.
+        A repeated call returns the same new job. The request is not checked again here: the worker
+        checks it by the terms of the old job. The limits of the owner do not apply.
 
-        Raises JobNotResubmittable, EndpointNotFound (also if another owner has since made an
-        endpoint with the same id), EndpointDraining, LogUnavailable, LogFull, OutcomeUnknown,
-        ReadTimeout, DatabaseUnavailable.
+        Raises JobNotResubmittable, EndpointNotFound (also if another owner now has an endpoint with
+        the same id), EndpointDraining, LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout,
+        DatabaseUnavailable.
         """
         submitted = job.submitted
         if not isinstance(job.end, Failed):
@@ -50,17 +50,17 @@ class Resubmission:
         endpoint = await self._endpoints.get(submitted.endpoint)
         is_other = endpoint is not None and endpoint.owner not in {None, submitted.owner}
         require_open(None if is_other else endpoint)
-        # Mark the input files as used, so that they are kept while the new job may need them.
+        # The janitor keeps uploads that were used recently.
         await self._uploads.use(submitted.owner, list(submitted.input_files or ()), utc_now())
         retry = submitted.model_copy(update={"retry_of": job.id})
-        # No idempotency key can produce this id, because keys have no control characters.
+        # Idempotency keys contain no control characters, so none of them produces this id.
         retry_id = derived_id(self._secret, submitted.owner, f"\0retry of {job.id}")
         again = await self._jobs.ended(retry_id)
         if again is None:
             outcome = await self._writer.submit(
                 retry_id, Submit(retry), traceparent=job.traceparent
             )
-            assert outcome.job is not None  # The job was added by this or an earlier submission.
+            assert outcome.job is not None  # This or an earlier submission has added the job.
             again = outcome.job
         if again.erased:
             raise JobNotResubmittable("The job was submitted again, and the new job was erased.")
