@@ -26,8 +26,8 @@ from settings.constant import constant
 _FETCH_TIMEOUT_S = constant("FETCH_TIMEOUT_S", 20.0)
 """The time limit in seconds for fetching all images of one request."""
 _FETCHES = constant("FETCH_IN_FLIGHT", 8)
-"""The largest number of images that one replica fetches and stores at the same time. Each such image
-is in memory.
+"""The largest number of images that one replica fetches and stores at the same time, which are all
+in memory.
 """
 _FETCHES_PER_OWNER = constant("FETCH_PER_OWNER", 4)
 _LONGEST_NAME = 1024
