@@ -1,7 +1,7 @@
 """Connections of a process: the logs and the queues on NATS, the database, and the image store.
 
-Job actors import this module, so SQLAlchemy, which needs memory in each actor, is imported only by
-the functions that use the database.
+Job actors import this module. To save memory in these processes, only the functions that need the
+database import SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Connections:
         await self.bus.wait_connected()
 
     def routed_events(self) -> EventConsumer:
-        """A consumer of all events of the log, for the router."""
+        """Return the router's consumer of the log."""
         return EventConsumer(self.bus, ROUTER_CONSUMER)
 
     async def report_progress(self, job_id: str, progress: JobProgress) -> None:
@@ -69,7 +69,7 @@ class Connections:
         await answer_metrics(self.bus, encoded)
 
     async def stream_states(self) -> Mapping[str, StreamState]:
-        """The state of each stream, by name. Raises LogUnavailable."""
+        """Return the state of each stream, by name. Raises LogUnavailable."""
         return await stream_states(self.bus)
 
     async def stored_after(self, offset: int) -> datetime | None:
@@ -77,19 +77,16 @@ class Connections:
         return await stored_after(self.bus, offset)
 
     async def warn_if_size_differs(self, settings: LogSettings) -> None:
-        """Log a warning if the log's size limit differs from the settings. Waits for the
-        connection.
-        """
+        """Log a warning if the size limit of the log is not that of `settings`, once connected."""
         await warn_if_size_differs(self.bus, configured=settings.max_bytes)
 
 
 def open_connections(
     settings: LogSettings, name: str, *, max_staleness_s: float = 10.0
 ) -> Connections:
-    """The connections of a process. `bus.start()` begins to connect.
+    """Make the connections of a process. `bus.start()` begins to connect.
 
-    While NATS does not answer, the last known depth of a queue is used for `max_staleness_s`
-    seconds.
+    While NATS does not answer, the known depth of a queue is used for `max_staleness_s` seconds.
     """
     if settings.nats_url is None:
         raise ValueError("DARKROOM_NATS_URL is not set")
@@ -110,7 +107,7 @@ def open_connections(
 
 
 def connect(settings: LogSettings, name: str) -> Connections:
-    """Open connections under `name` and begin to connect. Needs a running event loop."""
+    """Make connections under `name` and begin to connect. Needs a running event loop."""
     connections = open_connections(settings, name)
     connections.bus.start()
     return connections
@@ -125,7 +122,7 @@ def open_images(stores: StoreSettings) -> ImageStore:
 
 
 def image_urls(http: HttpSettings, stores: StoreSettings) -> UrlFor:
-    """A function that makes URLs of images. Raises ValueError if the settings have no secret."""
+    """Return a function that makes URLs of images. Raises ValueError without a secret."""
     return url_for(http.effective_public_url, stores.secret_bytes, ttl_s=http.image_url_ttl_s)
 
 
@@ -137,7 +134,7 @@ def open_database(settings: StoreSettings) -> Database:
 
 
 async def open_prepared_database(settings: StoreSettings) -> Database:
-    """Open the database. Returns when it is available and has its tables."""
+    """Open the database, and wait until it is available and has its tables."""
     database = open_database(settings)
     await database.prepare_with_retries()
     return database

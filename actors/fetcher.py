@@ -1,7 +1,7 @@
-"""Fetcher: fetches an image from a URL that a caller sent.
+"""Fetcher: downloads an image from a URL that a caller sent.
 
-Addresses are checked in the same way as the addresses of callbacks. For the URL and for each
-redirect, the name is resolved once, and connections are made only to checked addresses.
+The address rule of callbacks applies. For the URL and for each redirect, the name is resolved once,
+and connections are made only to checked addresses.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ from settings.constant import constant
 
 _TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp"})
 _BYTES = frozenset({"application/octet-stream", "binary/octet-stream"})
-"""Content types that file stores send for files of unknown type. The decoder of the image detects
-the real type.
-"""
+"""Content types of files of unknown type. The decoder of the image detects the real type."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CONNECT_TIMEOUT_S = constant("FETCH_CONNECT_TIMEOUT_S", 3.0)
 _MAX_REDIRECTS = constant("FETCH_MAX_REDIRECTS", 3)
 _SHOWN_CHARS = 80
 _LONGEST_LOOKUP_S = 60.0
 _MANY_PARTS = 64
-"""Number of parts after which other tasks may run. Without this pause a fast server could block the
-event loop.
-"""
+"""Number of parts after which other tasks of the event loop may run."""
 _SMALLEST_PART = 512
-"""Smallest allowed average size of parts in bytes, because each part costs time."""
+"""Smallest allowed average size of the parts in bytes. Each part costs CPU time."""
 
 
 class Fetcher:
@@ -59,11 +55,11 @@ class Fetcher:
         self._ssl_context = ssl_context or httpcore.default_ssl_context()
 
     async def fetch(self, url: str, *, timeout_s: float) -> bytes:
-        """Fetch the image at an https URL within `timeout_s`. Raises FetchFailed.
+        """Download the image at an https URL within `timeout_s`. Raises FetchFailed.
 
-        The look-up of a name uses a thread that cannot be stopped. A fetch that is given up
-        therefore returns only after its look-up has ended, or after a minute. So the look-ups of a
-        caller with slow name servers occupy no more threads than the caller has fetches.
+        The thread of a name look-up cannot be stopped. So a fetch that fails returns only after the
+        end of its look-ups, or after a minute. Otherwise the look-ups of a caller with slow name
+        servers could occupy more threads than the caller may have fetches.
         """
         lookups = set[asyncio.Task[Sequence[str]]]()
         try:
@@ -79,8 +75,7 @@ class Fetcher:
             if lookups:
                 done, _ = await asyncio.wait(lookups, timeout=_LONGEST_LOOKUP_S)
                 for lookup in done:
-                    # The exception is read, because asyncio logs an exception that nobody has read.
-                    lookup.exception()
+                    lookup.exception()  # asyncio logs an exception that is not read.
 
     async def _look_up(self, lookups: set[asyncio.Task[Sequence[str]]], host: str) -> Sequence[str]:
         async def resolve() -> Sequence[str]:
@@ -104,7 +99,7 @@ class Fetcher:
         raise FetchFailed(f"it was redirected more than {self._max_redirects} times")
 
     async def _get(self, url: str, resolve: Resolve) -> bytes | str:
-        """The image, or the URL of a redirect."""
+        """Return the image as bytes, or the URL of a redirect as a str."""
         target = self._rule.check_url(url)
         if target.scheme != "https":
             raise FetchFailed("the scheme must be https")

@@ -1,6 +1,4 @@
-"""Ends a job after an unexpected error about the job, so that the role continues with other
-jobs.
-"""
+"""Ends a job after an unexpected error about the job, so that other jobs continue."""
 
 from __future__ import annotations
 
@@ -16,22 +14,20 @@ logger = logging.getLogger(__name__)
 
 
 def could_not_handle(error: Exception) -> str:
-    """The message for the caller after an unexpected error. The message names only the type of the
-    error.
-    """
+    """Return the message for the caller. It names only the type of the error."""
     return f"The service could not handle this job ({type(error).__name__}). {WHAT_TO_DO}"
 
 
 async def give_up_after_error(
     job_id: str, error: Exception, *, writer: JobWriter, action: str
 ) -> bool:
-    """Log `error` and end the job. Returns True if nothing is left to do for the job.
+    """Log `error` and end the job. Returns whether the entry of the job can be acknowledged.
 
     Returns False if only a later version can read the job, or if the machine failed. The entry is
-    then delivered again after its lease. A job with a damaged event is not ended, because the
-    damaged event may have changed the state of the job.
+    then delivered again after its lease. A damaged job is not ended, because the unreadable event
+    may have changed its state.
 
-    Raises the errors of the log if the log cannot be reached.
+    Raises LogUnavailable, LogFull, OutcomeUnknown, ReadTimeout.
     """
     fields = {"action": action, "job_id": job_id}
     if isinstance(error, JobOfLaterVersion):
@@ -57,9 +53,7 @@ async def give_up_after_error(
 async def drop_entry(
     entry: QueueEntry, error: Exception, *, writer: JobWriter, action: str
 ) -> bool:
-    """Call `give_up_after_error` for the job of an entry. If nothing is left to do for the job,
-    acknowledge the entry.
-    """
+    """Call `give_up_after_error`. If it returns True, acknowledge the entry. Returns its result."""
     is_done = await give_up_after_error(entry.job_id, error, writer=writer, action=action)
     if is_done:
         await entry.ack()

@@ -1,4 +1,4 @@
-"""Location: the process in which an actor runs. Tests and tools ask for it."""
+"""Location: where an actor runs, for tests and tools."""
 
 from __future__ import annotations
 

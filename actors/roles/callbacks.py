@@ -1,17 +1,18 @@
-"""The callbacks role: takes due entries from the callback queue and delivers them at least once.
+"""The callbacks role: pulls due entries from the callback queue and sends their callbacks at least
+once.
 
 An entry shows only that a delivery may have a step left. The events of the delivery show which
 steps were done (`actors/callbacks/deliverer.py`). The entry is acknowledged last: after the next
-entry is stored, or when the delivery has ended. So a process that dies between any two steps loses
-nothing:
+entry is stored, or when the delivery has ended. So no delivery is lost if a process dies between
+any two steps:
 
 | the process dies after this step         | the process that gets the entry next              |
 |------------------------------------------|---------------------------------------------------|
 | it sent the callback                     | sends the callback again, with the same id        |
 | it appended a successful                 | sends the callback again, with the same id,       |
 | `CallbackAttempted`                      | because the delivery has not ended                |
-| it appended a `CallbackAttempted` with   | parks the entry if `retry_at` has not come, and   |
-| `retry_at`                               | sends the callback if it has                      |
+| it appended a `CallbackAttempted` with   | sends the callback if `retry_at` has passed, or   |
+| `retry_at`                               | parks the entry                                   |
 | it appended `CallbackDelivered` or       | acknowledges the entry, because the delivery has  |
 | `CallbackExhausted`                      | ended                                             |
 | it parked the next entry                 | parks the entry again, which replaces that entry  |
@@ -21,19 +22,18 @@ nothing:
 Other orders of the steps are not safe. A process that parks before it appends `CallbackAttempted`
 can lose the count of attempts. A process that acknowledges before it parks can lose the delivery.
 
-If two processes send the same callback, both append after the events that they have folded. One
-process gets a conflict and folds the new events. If these events end the delivery, this process
-records nothing. If not, it records its attempt after them. While the log is not available, a
-process keeps a received answer in memory until the answer can be recorded.
+If two processes send the same callback, the append of one of them conflicts. This process folds the
+new events. It records its attempt after them, unless they end the delivery. While the log is not
+available, a process keeps a received answer in memory until the answer can be recorded.
 
 While a receiver keeps failing, its circuit breaker (`actors/callbacks/receivers.py`) withholds the
 callbacks to it. A withheld callback is not an attempt, so a separate limit applies.
 `CallbackWithheld` records the time at which the delivery was first withheld. The delivery is given
 up if it is still withheld `withheld_s` seconds later.
 
-A failure of this machine is not an attempt. After an error that may pass, or that says nothing
-about the job, the entry is not acknowledged and is delivered again. An attempt during which this
-process was stalled is repeated without a record.
+A failure of this machine is not an attempt. After an error that may be temporary, the entry is not
+acknowledged, and so is delivered again. An attempt during which this process was stalled is
+repeated without a record.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 _PULL_TIMEOUT_S = 10.0
 _LATER_VERSION_S = 60.0
-"""Seconds for which a delivery waits if only a later version can read it."""
+"""Seconds for which a delivery is parked if only a later version can read it."""
 
 
 class Callbacks:
@@ -81,7 +81,7 @@ class Callbacks:
         *,
         ack_wait_s: float = 15.0,
     ) -> None:
-        """The entries of a dead process are delivered again after `ack_wait_s` seconds."""
+        """`ack_wait_s` seconds after the death of a process, its entries are delivered again."""
         self._queue = queue
         self._deliverer = deliverer
         self._limits = deliverer.limits
@@ -89,10 +89,8 @@ class Callbacks:
         self._held: dict[str, QueueEntry] = {}
         """Entries that are being handled, by job id."""
         self._second: dict[str, QueueEntry] = {}
-        """Further entries of jobs whose first entry is being handled, by job id. They are handled
-        next.
-        """
-        self._room = asyncio.Event()
+        """For a job whose entry is being handled, the entry that is handled next, by job id."""
+        self._has_ended = asyncio.Event()
         self._errors: Counter[str] = Counter()
         """Number of unexpected errors of each delivery, by job id."""
 
@@ -114,32 +112,30 @@ class Callbacks:
                 await entry.renew()
 
     async def _pull(self, tasks: asyncio.TaskGroup) -> None:
-        # Entries that this process has not acknowledged count as held.
+        # Failed entries are unacknowledged until they are delivered again, so they count, too.
         most = 4 * self._limits.in_flight
         due = self._queue.due(max_unacknowledged=most, ack_wait_s=self._ack_wait_s)
         async with due as entries:
             while True:
-                most = await self._wait_for_room()
+                most = await self._wait_for_capacity()
                 for entry in await entries.next(most=most, timeout_s=_PULL_TIMEOUT_S):
-                    # This waits before each entry, because `next` may return more than `most`.
-                    await self._wait_for_room()
+                    # `next` may return more entries than `most`.
+                    await self._wait_for_capacity()
                     if entry.job_id in self._held:
                         self._second[entry.job_id] = entry
                     else:
                         self._held[entry.job_id] = entry
                         tasks.create_task(self._handle_all(entry))
 
-    async def _wait_for_room(self) -> int:
-        """Wait until there is room for further deliveries. Returns the number of deliveries for
-        which there is room.
-        """
-        while (room := self._limits.in_flight - len(self._held)) <= 0:
-            self._room.clear()
-            await self._room.wait()
-        return room
+    async def _wait_for_capacity(self) -> int:
+        """Wait until further deliveries may begin. Returns how many may begin now."""
+        while (capacity := self._limits.in_flight - len(self._held)) <= 0:
+            self._has_ended.clear()
+            await self._has_ended.wait()
+        return capacity
 
     async def _handle_all(self, first: QueueEntry) -> None:
-        """Handle an entry, then the entries of the same job that arrived in the meantime."""
+        """Handle an entry, then each entry of the same job that arrived during the handling."""
         job_id, entry = first.job_id, first
         try:
             while True:
@@ -150,12 +146,10 @@ class Callbacks:
                 entry = second
         finally:
             del self._held[job_id]
-            self._room.set()
+            self._has_ended.set()
 
     async def _handle(self, entry: QueueEntry) -> None:
-        """Handle an entry. An entry that is not acknowledged is delivered again after `ack_wait_s`
-        seconds.
-        """
+        """Handle an entry. After an error that may be temporary, the entry is not acknowledged."""
         fields = {"action": "callback", "job_id": entry.job_id}
         try:
             await self._deliver(entry)
@@ -172,16 +166,14 @@ class Callbacks:
                 await self._drop(entry, error)
 
     def _may_pass(self, entry: QueueEntry, error: Exception) -> bool:
-        """Count an unexpected error. Returns whether its cause may be the machine, and not the
-        job.
-        """
+        """Count an unexpected error. Returns whether another try may succeed."""
         self._errors[entry.job_id] += 1
         is_last = self._errors[entry.job_id] >= self._limits.max_errors
         return not is_last and not isinstance(error, JobDamaged)
 
     async def _drop(self, entry: QueueEntry, error: Exception) -> None:
-        """Give up the current step of a delivery, if its events can be read, and acknowledge the
-        entry.
+        """Give up the current step of a delivery and acknowledge the entry. If the events cannot be
+        read, only acknowledge the entry.
         """
         message = (
             f"The service could not make this callback ({type(error).__name__}). Read the result "
@@ -201,8 +193,9 @@ class Callbacks:
         await entry.ack()
 
     async def _deliver(self, entry: QueueEntry) -> None:
-        """Make the callbacks that are due, park the entry if steps are left, and acknowledge it.
-        Raises LogUnavailable, LogFull if the entry could not be parked.
+        """Send the due callbacks, park the next entry if steps are left, and acknowledge `entry`.
+
+        Raises LogUnavailable, LogFull if the next entry could not be parked.
         """
         job_id, arrival = entry.job_id, Arrival.of(entry)
         try:
@@ -219,7 +212,7 @@ class Callbacks:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Whether the error is an outage of a part of the service, and says nothing about the job."""
+    """Return whether the error is an outage of a part of the service, and not due to the job."""
     is_ours = isinstance(error, ServiceError | ImageStoreError)
     return is_ours and not isinstance(error, JobDamaged)
 
@@ -228,8 +221,6 @@ Run: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class DeliveryMetrics:
-    """The metrics and the traces of deliveries."""
-
     def __init__(self, settings: TelemetrySettings) -> None:
         self.process = ProcessMetrics("callbacks")
         self._exporter = open_exporter(settings, "callbacks")
@@ -246,12 +237,11 @@ async def run(settings: Settings) -> None:
     """Deliver callbacks until cancelled."""
     connections = connect(settings.log, "callbacks")
     secret = settings.stores.secret_bytes
-    # The database is not prepared here, because the preparation would wait until the database
-    # answers. Deliveries also work without the database.
+    # Deliveries work without the database, so this does not wait until the database is prepared.
     database = open_database(settings.stores)
     keys = ApiKeys(database)
     images = open_images(settings.stores)
-    # A caller may request a callback again after the events of the job have left the log.
+    # A requested redelivery may need the events of a job that have left the log.
     history = open_history(database, images, log=connections.log, deliveries=connections.deliveries)
     metrics = DeliveryMetrics(settings.telemetry)
     rule = address_rule(
