@@ -6,20 +6,14 @@ database import SQLAlchemy.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from events.bus.bus import Bus
-from events.bus.health import stored_after, stream_states, warn_if_size_differs
-from events.bus.jetstream_log import EventConsumer, JetStreamLog
-from events.bus.progress import ProgressReporter
+from events.bus.jetstream_log import JetStreamLog
 from events.bus.queues import CallbackQueue, JobQueue
-from events.bus.request_reply import answer_metrics, answer_status
-from events.bus.streams import DELIVERIES, ROUTER_CONSUMER, delivery_subject
-from events.job_progress import JobProgress
-from events.log import EventLog, StreamState
+from events.bus.streams import DELIVERIES, delivery_subject
+from events.log import EventLog
 from events.result import UrlFor
 from settings.http import HttpSettings
 from settings.log import LogSettings
@@ -43,42 +37,6 @@ class Connections:
     deliveries: EventLog
     queue: JobQueue
     callback_queue: CallbackQueue
-
-    async def connected(self) -> None:
-        """Wait until the connection is made and the streams exist."""
-        await self.bus.wait_connected()
-
-    def routed_events(self) -> EventConsumer:
-        """Return the router's consumer of the log."""
-        return EventConsumer(self.bus, ROUTER_CONSUMER)
-
-    async def report_progress(self, job_id: str, progress: JobProgress) -> None:
-        await ProgressReporter(self.bus).report(job_id, progress)
-
-    async def answer_status(
-        self, status_of: Callable[[str], Awaitable[Mapping[str, Any] | None]]
-    ) -> None:
-        """Answer status requests about endpoints until cancelled.
-
-        `status_of` returns None if this process does not dispatch the endpoint.
-        """
-        await answer_status(self.bus, status_of)
-
-    async def answer_metrics(self, encoded: Callable[[], Awaitable[bytes]]) -> None:
-        """Answer requests for this process's metrics until cancelled."""
-        await answer_metrics(self.bus, encoded)
-
-    async def stream_states(self) -> Mapping[str, StreamState]:
-        """Return the state of each stream, by name. Raises LogUnavailable."""
-        return await stream_states(self.bus)
-
-    async def stored_after(self, offset: int) -> datetime | None:
-        """See `events.bus.health.stored_after`."""
-        return await stored_after(self.bus, offset)
-
-    async def warn_if_size_differs(self, settings: LogSettings) -> None:
-        """Log a warning if the size limit of the log is not that of `settings`, once connected."""
-        await warn_if_size_differs(self.bus, configured=settings.max_bytes)
 
 
 def open_connections(

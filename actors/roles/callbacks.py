@@ -52,6 +52,7 @@ from actors.callbacks.presigned_uploads import PresignedUploads
 from actors.callbacks.sender import Sender
 from actors.connections import connect, image_urls, open_database, open_history, open_images
 from events.bus.queues import AT_ONCE, CallbackQueue, QueueEntry
+from events.bus.request_reply import answer_metrics
 from events.delivery import SendResult
 from events.errors import JobDamaged, JobOfLaterVersion, LogUnavailable, ServiceError
 from events.job import Job
@@ -262,9 +263,9 @@ async def run(settings: Settings) -> None:
     )
     callbacks = Callbacks(connections.callback_queue, deliverer)
     metrics.process.add(Breakers(lambda: callbacks.open_breakers).collect)
-    await connections.connected()
+    await connections.bus.wait_connected()
     async with asyncio.TaskGroup() as group:
         group.create_task(callbacks.run())
-        group.create_task(connections.answer_metrics(metrics.process.encoded))
+        group.create_task(answer_metrics(connections.bus, metrics.process.encoded))
         for each in metrics.background:
             group.create_task(each())

@@ -32,6 +32,7 @@ from actors.worker.config import WorkerConfig, default_endpoint, worker_config
 from actors.worker.engine_process import EngineState
 from engine.interface import Engine
 from events.bus.queues import JobQueue
+from events.bus.request_reply import answer_metrics, answer_status
 from events.errors import DatabaseUnavailable
 from events.log import JobWriter, RetryingLog
 from events.store.endpoints import Endpoints
@@ -287,8 +288,8 @@ async def run_dispatcher(
         ),
         on_left=metrics.note_left,
     )
-    await connections.connected()
+    await connections.bus.wait_connected()
     async with asyncio.TaskGroup() as group:
         group.create_task(dispatcher.run())
-        group.create_task(connections.answer_status(dispatcher.status))
-        group.create_task(connections.answer_metrics(metrics.watch(dispatcher, queue).encoded))
+        group.create_task(answer_status(connections.bus, dispatcher.status))
+        group.create_task(answer_metrics(connections.bus, metrics.watch(dispatcher, queue).encoded))

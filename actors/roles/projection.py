@@ -27,7 +27,9 @@ from actors.connections import (
 from actors.upkeep.historian import Historian
 from actors.upkeep.janitor import Janitor
 from engine.interface import is_machine_error
+from events.bus.health import stored_after, stream_states, warn_if_size_differs
 from events.bus.queues import REQUEUE_PERIOD_S
+from events.bus.request_reply import answer_metrics
 from events.delivery import longest_delivery_s
 from events.errors import DatabaseUnavailable, JobUnreadable, LogUnavailable, ReadTimeout
 from events.log import EventLog, EventReader
@@ -180,7 +182,9 @@ async def run(settings: Settings) -> None:
     read_model = ReadModel(database, on_folded=on_folded)
     process.add(
         LogMetrics(
-            read_model, states=connections.stream_states, stored_after=connections.stored_after
+            read_model,
+            states=lambda: stream_states(connections.bus),
+            stored_after=lambda offset: stored_after(connections.bus, offset),
         ).collect
     )
     projection = Projection(
@@ -190,8 +194,8 @@ async def run(settings: Settings) -> None:
     janitor = _make_janitor(settings, connections, database, images)
     historian = _make_historian(settings, connections, database, images)
     async with asyncio.TaskGroup() as group:
-        group.create_task(connections.warn_if_size_differs(settings.log))
-        group.create_task(connections.answer_metrics(process.encoded))
+        group.create_task(warn_if_size_differs(connections.bus, configured=settings.log.max_bytes))
+        group.create_task(answer_metrics(connections.bus, process.encoded))
         if (exporter := open_exporter(settings.telemetry, "projection")) is not None:
             traces = JobTraces(connections.log, exporter)
             notes.append(traces.note)

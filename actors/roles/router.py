@@ -38,6 +38,8 @@ from actors.connections import connect, open_history, open_images, open_prepared
 from actors.job_error import give_up_after_error
 from events.bus.jetstream_log import EventConsumer
 from events.bus.queues import AT_ONCE, REQUEUE_PERIOD_S, CallbackQueue, JobQueue
+from events.bus.request_reply import answer_metrics
+from events.bus.streams import ROUTER_CONSUMER
 from events.delivery import has_delivery
 from events.delivery_steps import MOST_IMAGES, CallbackEvent, callback_events_of
 from events.errors import (
@@ -260,7 +262,7 @@ async def run(settings: Settings) -> None:
     )
     read_model = ReadModel(database)
     router = Router(
-        events=connections.routed_events(),
+        events=EventConsumer(connections.bus, ROUTER_CONSUMER),
         writer=JobWriter(connections.log),
         queue=connections.queue,
         callbacks=connections.callback_queue,
@@ -271,8 +273,8 @@ async def run(settings: Settings) -> None:
         unsettled=read_model.unsettled,
         deliveries=history.delivery_log,
     )
-    await connections.connected()
+    await connections.bus.wait_connected()
     async with asyncio.TaskGroup() as group:
         group.create_task(router.run())
-        group.create_task(connections.answer_metrics(ProcessMetrics("router").encoded))
+        group.create_task(answer_metrics(connections.bus, ProcessMetrics("router").encoded))
         group.create_task(callback_reaper.run())

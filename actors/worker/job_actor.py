@@ -29,6 +29,7 @@ from actors.worker.engine_process import (
 )
 from actors.worker.run_mark import remove_stale_marks
 from engine.interface import Limits, ModelsFolder
+from events.bus.progress import ProgressReporter
 from events.bus.queues import JobQueue, QueueEntry
 from events.decisions import Start
 from events.errors import JobUnreadable, ServiceError
@@ -239,7 +240,7 @@ class JobProcess(JobRunner):
             # The folder is read again for each job, because a job may use a new file.
             models=ModelsFolder(config.models_dir, ttl_s=0),
             graph_limits=Limits(**config.endpoint.limits(config.graph)),
-            report_progress=self._connections.report_progress,
+            report_progress=ProgressReporter(self._connections.bus).report,
             limits=AttemptLimits(start_s=MODEL_LOAD_TIMEOUT_S, silence_s=ENGINE_ANSWER_TIMEOUT_S),
             max_attempts=config.workers.max_attempts,
             is_traced=config.is_traced,
@@ -247,7 +248,7 @@ class JobProcess(JobRunner):
 
     async def ready(self) -> str:
         """Wait until NATS is connected. Returns the name under which this actor writes events."""
-        await self._connections.connected()
+        await self._connections.bus.wait_connected()
         if self._finding is None:
             self._finding = asyncio.create_task(self._engine.find())
         return self._actor

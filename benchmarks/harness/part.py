@@ -34,7 +34,7 @@ its entry.
 async def _dispatch(settings: Settings) -> None:
     """Run the dispatcher with simulated workers."""
     connections = connect(settings.log, "workers")
-    await connections.connected()
+    await connections.bus.wait_connected()
     job_s = os.environ.get(JOB_S)
 
     def open_cluster(config: WorkerConfig) -> SimulatedCluster:

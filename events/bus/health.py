@@ -193,9 +193,9 @@ class ServerReport:
     """The state of a NATS server. If `has_jetstream` is False, nothing else is known."""
 
     has_jetstream: bool
-    asked_at: datetime | None = None
+    local_time: datetime | None = None
     """The time in the middle between a request and its answer, by this machine's clock."""
-    told_at: datetime | None = None
+    server_time: datetime | None = None
     """The time of the same answer, by the server's clock. Both times are None if no stream exists.
     """
     missing: tuple[str, ...] = ()
@@ -236,7 +236,7 @@ async def describe_server(bus: Bus, *, replicas: int) -> ServerReport:
     missing: list[str] = []
     differing: dict[str, tuple[str, ...]] = {}
     states: dict[str, StreamState] = {}
-    asked_at = told_at = None
+    local_time = server_time = None
     for spec in STREAMS:
         before = utc_now()
         # Each stream is queried by its name, because the account may have very many streams.
@@ -244,14 +244,17 @@ async def describe_server(bus: Bus, *, replicas: int) -> ServerReport:
         if info is None:
             missing.append(spec.name)
             continue
-        asked_at, told_at = before + (utc_now() - before) / 2, datetime.fromisoformat(info["ts"])
+        local_time, server_time = (
+            before + (utc_now() - before) / 2,
+            datetime.fromisoformat(info["ts"]),
+        )
         states[spec.name] = _state(info)
         if found := setup.differing(spec, info["config"]):
             differing[spec.name] = found
     return ServerReport(
         has_jetstream=True,
-        asked_at=asked_at,
-        told_at=told_at,
+        local_time=local_time,
+        server_time=server_time,
         missing=tuple(missing),
         differing=differing,
         streams=states,

@@ -81,9 +81,9 @@ async def in_daemon(call: Callable[[], T]) -> T:
     return await done
 
 
-def clock_finding(source: str, told_at: datetime, asked_at: datetime) -> Finding:
-    """Compare the time of `source`, `told_at`, with the time of this machine, `asked_at`."""
-    ahead_s = (told_at - asked_at).total_seconds()
+def clock_finding(source: str, server_time: datetime, local_time: datetime) -> Finding:
+    """Compare the time of `source`, `server_time`, with the time of this machine, `local_time`."""
+    ahead_s = (server_time - local_time).total_seconds()
     if abs(ahead_s) <= MOST_SKEW_S:
         return Finding(
             "clock", Level.OK, f"The clock of {source} agrees with that of this machine."

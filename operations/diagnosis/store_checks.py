@@ -77,8 +77,8 @@ class LogCheck:
             )
             return [Finding(self.part, Level.ERROR, text, remedy)]
         found = [*self._streams(report), *self._free_space(report)]
-        if report.told_at is not None and report.asked_at is not None:
-            found.append(clock_finding("NATS", report.told_at, report.asked_at))
+        if report.server_time is not None and report.local_time is not None:
+            found.append(clock_finding("NATS", report.server_time, report.local_time))
         return found
 
     def _streams(self, report: ServerReport) -> list[Finding]:
@@ -139,8 +139,8 @@ class DatabaseCheck:
     async def _examine(self, database: Database) -> list[Finding]:
         try:
             before = utc_now()
-            told_at = datetime.fromtimestamp(await database.time_s(), UTC)
-            asked_at = before + (utc_now() - before) / 2
+            server_time = datetime.fromtimestamp(await database.time_s(), UTC)
+            local_time = before + (utc_now() - before) / 2
         except DatabaseUnavailable as error:
             remedy = "Check that a server runs at DARKROOM_DATABASE_URL and accepts the user."
             if self._stores.database_url is None:
@@ -149,7 +149,7 @@ class DatabaseCheck:
                     "space."
                 )
             return [Finding(self.part, Level.ERROR, f"{error} {_why(error)}".strip(), remedy)]
-        clock = clock_finding("the database", told_at, asked_at)
+        clock = clock_finding("the database", server_time, local_time)
         try:
             keys = await ApiKeys(database).all(limit=1)
         except DatabaseUnavailable:
@@ -185,7 +185,7 @@ class ImageStoreCheck:
             return [Finding(self.part, Level.NOTE, text)]
         try:
             store = ImageStore(url)
-            asked_at = utc_now()
+            local_time = utc_now()
             stored_at = await _stored_at(store)
         except Exception as error:  # noqa: BLE001 - obstore raises various errors for an incomplete URL
             remedy = f"Check that {folder} is writable."
@@ -199,7 +199,7 @@ class ImageStoreCheck:
         found = [Finding(self.part, Level.OK, f"{_bare(url)} stores, returns and removes files.")]
         if folder is None and stored_at is not None:
             # `MOST_SKEW_S` covers the duration of the request, and stores that give whole seconds.
-            found.append(clock_finding("the image store", stored_at, asked_at))
+            found.append(clock_finding("the image store", stored_at, local_time))
         return found
 
 
