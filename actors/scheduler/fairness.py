@@ -7,15 +7,15 @@ of running jobs and for the slots that are kept free.
 The algorithm is deficit round robin by the cost of jobs (M. Shreedhar, G. Varghese, "Efficient fair
 queueing using deficit round robin", 1995), with two changes:
 
-- Owners pay after service, so accounts hold debts. So a job that costs more than one round starts
-  at once, and the next job of its owner waits.
-- An account is a virtual time (P. Goyal, H. Vin, H. Cheng, "Start-time fair queueing", 1996).
-  A job adds cost / weight to the virtual time of its owner. This time divided by the quantum,
-  rounded down, is the number of the owner's round. Rounds in which no owner is served are skipped.
+- The cost of a job is charged after the job was chosen. So a job that costs more than one round
+  starts at once, and the next job of its owner waits some rounds.
+- Each owner has a virtual time instead of a deficit (P. Goyal, H. Vin, H. Cheng, "Start-time fair
+  queueing", 1996). A job adds cost / weight to the virtual time of its owner. The round of the
+  owner is this time divided by the quantum, rounded down. Rounds without an owner are skipped.
 
-An owner without waiting jobs accumulates no credit. An owner keeps its debt until the
-current round has reached the owner's round, so an owner who submits one job at a time has no
-advantage.
+An owner without waiting jobs gains nothing: its virtual time is at least that of the current round
+when its next job starts. An owner who submits one job at a time has no advantage either, because
+its virtual time is kept until the current round has reached it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ T = TypeVar("T", bound=Hashable)
 
 SHARES = {Priority.HIGH: 16.0, Priority.NORMAL: 4.0, Priority.LOW: 1.0}
 _LEAST_COST, _MOST_COST = 1.0, 1e9
-"""Bounds of a job's cost. The lower bound exists because even a trivial job occupies a slot. The
-upper bound prevents an overflow of the sums of costs.
+"""Bounds of a job's cost. Even a trivial job occupies a slot. The upper bound prevents an overflow.
 """
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.01, 1000.0
 _MEAN_OVER = 64
-"""Approximate number of jobs in the mean cost. A job without a cost gets the mean cost."""
+"""Approximate number of jobs in the mean cost, which is the cost of a job without a cost."""
 _FORGET_FROM = 64
-"""Smallest number of owners from which `_advance` looks for owners to remove."""
+"""Smallest number of owners with which `_advance` searches for owners to remove."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,15 +53,15 @@ class WaitingJob:
     job_id: str
     owner: str
     cost: float | None = None
-    """Cost in megapixel-steps, or None if the job does not state a cost."""
+    """Cost in megapixel-steps, or None if the job states none."""
     weight: float = 1.0
     priority: Priority = Priority.NORMAL
     checkpoint: str | None = None
     passed_at: float | None = None
-    """Time since which the job waits because only busy workers hold its checkpoint, or None."""
+    """Time at which the job began to wait for a warm worker, or None."""
     is_waiting: bool = False
     is_first: bool = False
-    """Whether the job starts before the jobs of its owner that were put without `first`."""
+    """Whether the job was put with `first` (see `DeficitRoundRobin.put`)."""
 
 
 def waiting_job(job: Job) -> WaitingJob:
@@ -83,11 +82,11 @@ def _bounded_cost(work: float) -> float:
 
 
 def checkpoint_of(job: Job) -> str | None:
-    """The first checkpoint that the request names, or None. Never raises."""
+    """Return the first checkpoint that the request names, or None. Never raises."""
     request = job.submitted.request
     if job.submitted.flavour is Flavour.DIFFUSION:
-        places = (request.get("override_settings"), request)
-        names = [_member(place, "sd_model_checkpoint") for place in places]
+        holders = (request.get("override_settings"), request)
+        names = [_member(holder, "sd_model_checkpoint") for holder in holders]
     else:
         prompt = request.get("prompt")
         nodes = prompt.values() if isinstance(prompt, Mapping) else ()
@@ -104,8 +103,8 @@ class _PriorityClass:
     owners: DeficitRoundRobin
     share: float
     spent: float = 0.0
-    """Cost of the jobs that the class has started, divided by its share."""
-    was_asking: bool = False
+    """Cost of the started jobs of the class, divided by its share."""
+    had_candidate: bool = False
     """Whether the class had a candidate in the last `_in_order`."""
 
 
@@ -113,11 +112,11 @@ class WaitingJobs:
     """The waiting jobs of an endpoint, in priority classes.
 
     The classes high, normal and low share the endpoint by cost as 16, 4 and 1, so no class starves.
-    The other classes get the share that a class does not use.
+    An unused share of a class is left to the others.
     """
 
     def __init__(self, *, quantum: float, runs_some: Callable[[str], bool]) -> None:
-        """Create an empty queue. See `DeficitRoundRobin` for the arguments."""
+        """See `DeficitRoundRobin` for the arguments."""
         self._classes = {
             priority: _PriorityClass(DeficitRoundRobin(quantum=quantum, runs_some=runs_some), share)
             for priority, share in SHARES.items()
@@ -130,7 +129,7 @@ class WaitingJobs:
         return sum(len(each.owners) for each in self._classes.values())
 
     def put(self, job: WaitingJob, *, first: bool = False) -> None:
-        """Add a job. See `DeficitRoundRobin.put` for `first`."""
+        """Add a job. See `DeficitRoundRobin.put`."""
         if job.cost is None:
             job.cost = self._mean_cost
         else:
@@ -142,12 +141,12 @@ class WaitingJobs:
         self._owners_of(job).remove(job)
 
     def candidates(self, most: int, *, only_idle: bool = False) -> Iterator[WaitingJob]:
-        """Up to `most` jobs of each class, in the order in which the classes are served."""
+        """Yield up to `most` jobs of each class, in the order in which the classes are served."""
         for each in self._in_order():
             yield from each.owners.candidates(most, only_idle=only_idle)
 
     def charge(self, job: WaitingJob) -> None:
-        """Remove a candidate that starts. Its owner and its class pay for the job."""
+        """Remove a candidate that starts, and charge its cost to its owner and its class."""
         its_class = self._classes[job.priority]
         its_class.owners.charge(job)
         assert job.cost is not None
@@ -179,28 +178,27 @@ class WaitingJobs:
         return self._classes[job.priority].owners
 
     def _in_order(self) -> list[_PriorityClass]:
-        """The classes that have a candidate. The class that has spent least is first."""
-        asking: list[_PriorityClass] = []
+        """Return the classes that have a candidate. The class that has spent least is first."""
+        found: list[_PriorityClass] = []
         for each in self._classes.values():
-            is_asking = each.owners.has_candidates
-            if is_asking and not each.was_asking:
-                # A class that had no candidates starts at the present virtual time. Its old `spent`
-                # may be much lower. With this value, only this class would be served until `spent`
-                # has reached the virtual time.
+            has_candidate = each.owners.has_candidates
+            if has_candidate and not each.had_candidate:
+                # A class that had no candidates may have a much lower `spent`. Without this line,
+                # only this class would be served until its `spent` has reached the virtual time.
                 each.spent = max(each.spent, self._virtual_time)
-            each.was_asking = is_asking
-            if is_asking:
-                asking.append(each)
-        return sorted(asking, key=lambda each: each.spent)
+            each.had_candidate = has_candidate
+            if has_candidate:
+                found.append(each)
+        return sorted(found, key=lambda each: each.spent)
 
 
 @dataclass(slots=True, eq=False)
 class _Owner:
     name: str
     spent: float
-    """The virtual time up to which the owner has paid. See `charge`."""
+    """The virtual time of the owner. See `DeficitRoundRobin.charge`."""
     jobs: deque[WaitingJob] = field(default_factory=deque)
-    """The first job waits. Later jobs in the deque may have been removed from the queue."""
+    """The owner's jobs. All except the first may have ended their wait (`is_waiting`)."""
     is_held: bool = False
 
 
@@ -211,14 +209,14 @@ def _was_put_first(job: WaitingJob) -> bool:
 class DeficitRoundRobin:
     """The owners of waiting jobs, in the order in which they are served.
 
-    In each round, owners that run nothing come first. Operations take constant time, apart from
-    those of `Rounds`.
+    In each round, owners that run nothing come first. Each operation takes constant time, plus the
+    time of `Rounds`.
     """
 
     def __init__(self, *, quantum: float, runs_some: Callable[[str], bool]) -> None:
         """An owner of weight 1 may spend the cost `quantum` in a round.
 
-        `runs_some` returns whether an owner runs a job now (see `note_running`).
+        `runs_some` returns whether an owner runs a job now.
         """
         self._quantum = quantum
         self._runs_some = runs_some
@@ -228,7 +226,7 @@ class DeficitRoundRobin:
         """Owners that run nothing."""
         self._busy = Rounds[_Owner]()
         self._forget_from = _FORGET_FROM
-        """`_advance` looks for owners to remove when there are at least this many."""
+        """Number of owners with which `_advance` searches for owners to remove."""
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -238,9 +236,9 @@ class DeficitRoundRobin:
     def put(self, job: WaitingJob, *, first: bool = False) -> None:
         """Add a job whose cost is set.
 
-        With `first`, the job comes before the owner's jobs that were put without `first`, but after
-        the jobs that were put with `first` earlier. So a job that fails again and again does not
-        delay the other jobs that wait for another attempt.
+        With `first`, the job comes before the owner's jobs without `first`, but after its earlier
+        jobs with `first`. So a job that fails repeatedly does not delay the owner's other jobs that
+        wait for another attempt.
         """
         owner = self._owners.get(job.owner)
         if owner is None:
@@ -261,36 +259,33 @@ class DeficitRoundRobin:
         self._advance(self._virtual_time)
 
     def candidates(self, most: int, *, only_idle: bool = False) -> list[WaitingJob]:
-        """The first job of each of the first `most` owners, in the order of their rounds.
+        """Return the first job of each of the first `most` owners, in the order of their rounds.
 
         With `only_idle`, owners that run a job are left out.
         """
         found = self._idle.first(most)
         first_busy = None if only_idle else self._busy.lowest
-        # Busy owners need not be read if enough idle owners are in the same or earlier rounds.
+        # The busy owners are read only if one of them may be among the first `most`.
         if first_busy is not None and (len(found) < most or found[-1][0] > first_busy):
             found = list(merge(found, self._busy.first(most), key=lambda each: each[0]))
         return [owner.jobs[0] for _, owner in islice(found, most)]
 
     def charge(self, job: WaitingJob) -> None:
-        """Remove a candidate that starts. Its owner pays for the job and may move to a later
+        """Remove a candidate that starts, and charge its cost to its owner, who may move to a later
         round.
         """
         owner, price = self._owners[job.owner], self._price(job)
-        # An owner whose `spent` is below the virtual time pays from the virtual time on. So a time
-        # without jobs gives the owner no credit.
+        # The maximum prevents that an owner gains credit in a time without jobs.
         begins = max(owner.spent, self._virtual_time)
         self._end_wait(job)
         self._dequeue(owner)
         owner.spent = begins + price
-        # The owner is queued before `_advance`, because the owner may stay in this round.
+        # The owner is queued before `_advance`, because it may stay in the current round.
         self._enqueue(owner)
         self._advance(begins)
 
     def refund(self, job: WaitingJob) -> None:
-        """Refund the price of a job that did not start. Its owner becomes the first in the
-        round.
-        """
+        """Refund the cost of a job that did not start. Its owner becomes first in its round."""
         if (owner := self._owners.get(job.owner)) is None:
             return
         owner.spent -= self._price(job)
@@ -336,7 +331,7 @@ class DeficitRoundRobin:
 
     @property
     def _next_round(self) -> int | None:
-        """The first round that has an owner to serve."""
+        """The first round that has an owner, or None."""
         rounds = [each.lowest for each in (self._idle, self._busy)]
         return min((each for each in rounds if each is not None), default=None)
 
@@ -346,7 +341,7 @@ class DeficitRoundRobin:
         self._waiting -= 1
 
     def _enqueue(self, owner: _Owner) -> None:
-        """Put an owner with a candidate into its round. Remove any other owner from its round."""
+        """Put the owner into its round if it has a candidate, or remove it from its round."""
         while owner.jobs and not owner.jobs[0].is_waiting:
             owner.jobs.popleft()
         if not owner.jobs or owner.is_held:
@@ -361,10 +356,8 @@ class DeficitRoundRobin:
         self._busy.remove(owner)
 
     def _advance(self, begins: float) -> None:
-        """Advance to the next round that has an owner to serve.
-
-        If no owner waits, advance to the round of `begins`, the virtual time at which the last job
-        began.
+        """Advance to the next round that has an owner. If no round has one, advance to the round of
+        the virtual time `begins`.
         """
         round_ = self._next_round
         if round_ is None:
@@ -375,8 +368,8 @@ class DeficitRoundRobin:
         if len(self._owners) >= self._forget_from:
             for owner in list(self._owners.values()):
                 self._forget(owner)
-            # The next search takes place when the number of owners has doubled. So the mean cost of
-            # the searches per new owner is constant.
+            # The next search takes place after the number of owners has doubled, so the mean time
+            # of the searches per new owner is constant.
             self._forget_from = _FORGET_FROM + 2 * len(self._owners)
 
     def _forget(self, owner: _Owner) -> None:
@@ -386,10 +379,10 @@ class DeficitRoundRobin:
 
 
 class Rounds(Generic[T]):
-    """Members by the number of the round in which they are served.
+    """Members by the number of their round.
 
-    The time of `first` grows with the number of members in its result, and with the logarithm of
-    the number of rounds for each visited round.
+    The time of `first` grows with the number of returned members, and with the number of visited
+    rounds times the logarithm of the number of all rounds.
     """
 
     def __init__(self) -> None:
@@ -402,7 +395,7 @@ class Rounds(Generic[T]):
         return member in self._round_of
 
     def add(self, member: T, number: int) -> None:
-        """Add a member at the end of a round. The member must not be in a round."""
+        """Append a member to a round. The member must not be in a round."""
         members = self._members.get(number)
         if members is None:
             members = self._members[number] = OrderedDict()
@@ -422,13 +415,13 @@ class Rounds(Generic[T]):
 
     @property
     def lowest(self) -> int | None:
-        """The first round that has a member."""
+        """The first round that has a member, or None."""
         while self._heap and not self._members[self._heap[0]]:
             del self._members[heapq.heappop(self._heap)]
         return self._heap[0] if self._heap else None
 
     def first(self, most: int) -> list[tuple[int, T]]:
-        """The first `most` members, each with its round."""
+        """Return the first `most` members, each with its round."""
         found: list[tuple[int, T]] = []
         passed: list[int] = []
         while len(found) < most and (number := self.lowest) is not None:
@@ -441,10 +434,9 @@ class Rounds(Generic[T]):
 
 
 class RunningJobs:
-    """Counts the jobs that this dispatcher started, over all endpoints.
+    """Counts the running jobs of all endpoints that this dispatcher has started.
 
-    Jobs that the previous dispatcher started are not counted, because this dispatcher does not know
-    their owners.
+    Jobs of the previous dispatcher do not count, because their owners are unknown.
     """
 
     def __init__(self, settings: OwnerSettings) -> None:
@@ -454,16 +446,16 @@ class RunningJobs:
         self._listeners: set[Callable[[str], None]] = set()
 
     def count(self, owner: str, endpoint: Endpoint) -> int:
-        """Number of jobs that the owner runs on one endpoint."""
+        """Return the number of jobs that the owner runs on the endpoint."""
         return self._of_endpoint[endpoint.id, owner]
 
     def may_start(self, owner: str) -> bool:
-        """Whether the owner may run another job, on any endpoint."""
+        """Return whether the limit of running jobs lets the owner run another job."""
         most = self._settings.max_running_jobs
         return not most or self._of_owner[owner] < most
 
     def slots_kept_free(self, endpoint: Endpoint) -> int:
-        """Number of the endpoint's free slots that are kept for owners who run no job there.
+        """Return the number of free slots that are kept for owners who run no job on the endpoint.
 
         The number is 0 if workers run one job each.
         """
@@ -485,7 +477,7 @@ class RunningJobs:
 
     @contextmanager
     def notifying(self, listener: Callable[[str], None]) -> Generator[None]:
-        """Call `listener` with the owner of each job that ends, on any endpoint."""
+        """Call `listener` with the owner of each job that ends on any endpoint."""
         self._listeners.add(listener)
         try:
             yield

@@ -1,8 +1,8 @@
-"""Names of workers and of their actors. Every dispatcher computes the same names.
+"""Names of workers and of their actors. All dispatchers compute the same names.
 
 worker:<endpoint>:<digest>:<index>           a placement group
 worker:<endpoint>:<digest>:<index>:engine    its engine
-worker:<endpoint>:<digest>:<index>:standby   the process that takes over from a dead engine
+worker:<endpoint>:<digest>:<index>:standby   its standby
 worker:<endpoint>:<digest>:<index>:job:<n>   the job actor of a slot
 
 A digest has the form `<release>-<make>` (see `WorkerConfig.digest`).
@@ -17,27 +17,25 @@ ALL_WORKERS = "worker:"
 
 
 def endpoint_prefix(endpoint_id: str) -> str:
-    """Prefix of the names of all workers of an endpoint."""
+    """Return the prefix of the names of all workers of an endpoint."""
     return f"{ALL_WORKERS}{endpoint_id}:"
 
 
 def endpoint_of(worker: str) -> str:
-    """The id of the endpoint whose worker has this name."""
+    """Return the id of the endpoint of a worker."""
     return worker.split(":")[1]
 
 
 def worker_prefix(config: WorkerConfig) -> str:
-    """Prefix of the names of the workers that are made from this config. No other worker's name has
-    this prefix.
-    """
+    """Return the prefix of the names of exactly the workers that are made from this config."""
     return f"{endpoint_prefix(config.endpoint.id)}{config.digest()}:"
 
 
 def release_of(prefix: str) -> str:
-    """Prefix of the names of an endpoint's workers with the same program version and settings.
+    """Return the prefix of the names of an endpoint's workers of the same release.
 
-    `prefix` is the `worker_prefix` of one config. The workers of a release may be made from several
-    configs of their endpoint.
+    `prefix` is the `worker_prefix` of one of their configs, which differ in the row of the
+    endpoint.
     """
     return prefix[: prefix.rindex("-") + 1]
 
@@ -55,7 +53,6 @@ def engine_name(worker: str) -> str:
 
 
 def standby_name(worker: str) -> str:
-    """Name of the second engine process. It takes the device when the first process dies."""
     return f"{worker}:standby"
 
 
@@ -64,7 +61,7 @@ def slot_name(worker: str, number: int) -> str:
 
 
 def slot_number(name: str) -> int:
-    """The number of the slot whose job actor has this name."""
+    """Return the number of the slot whose job actor has this name."""
     return int(name.rsplit(":", 1)[1])
 
 

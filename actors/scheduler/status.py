@@ -1,6 +1,4 @@
-"""EndpointStatus: the state of an endpoint that is in no database row, for the API and the
-metrics.
-"""
+"""EndpointStatus: the state of an endpoint for the API and the metrics, except its database row."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ from events.log import JobWriter, utc_now
 
 _PAGE = 256
 _MOST_PAGES = 8
-"""Largest number of pages that are read from the head of the queue. The pages also have the running
-jobs.
+"""Largest number of pages that are read from the head of the queue. They also contain the entries
+of running jobs.
 """
 _MOST_READS = 32
 """Largest number of jobs that are read to find a waiting job. Many jobs on the queue may have
-ended, for example if a caller has just cancelled a whole backlog.
+ended, for example after a caller has cancelled a whole backlog.
 """
 _WINDOW_S = 60
 
@@ -39,7 +37,6 @@ class EndpointStatus:
         end_rate: EndRate,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`end_rate` is kept when the row of the endpoint changes."""
         self._endpoint = endpoint
         self._queue = queue
         self._writer = writer
@@ -48,11 +45,11 @@ class EndpointStatus:
         self._now = now
 
     async def describe(self) -> dict[str, Any]:
-        """The status as JSON. Raises LogUnavailable, ReadTimeout.
+        """Return the status as JSON. Raises LogUnavailable, ReadTimeout.
 
-        `oldest_waiting_s` is the time in seconds since the submission of the job that waits
-        longest, or None if no waiting job was found. `rate_per_s` is the rate at which jobs end, or
-        None if no job has ended in the last minute.
+        `oldest_waiting_s` is the age in seconds of the first waiting job on the queue, or None if
+        none was found. `rate_per_s` is the number of jobs that end per second, or None if no job
+        has ended in the last minute.
         """
         return {
             "workers": self._pool.describe(),
@@ -77,7 +74,7 @@ class EndpointStatus:
         return None
 
     async def _waiting(self, job_id: str) -> Job | None:
-        """The job, or None if it has ended or has an event that this process cannot read."""
+        """Return the job, or None if it has ended or this process cannot read it."""
         try:
             job = await self._writer.load(job_id)
         except (HistoryGone, JobUnreadable):
@@ -86,10 +83,7 @@ class EndpointStatus:
 
 
 class EndRate:
-    """The rate at which jobs of an endpoint end.
-
-    Ends are counted for each second, so the size of the counter does not depend on the rate.
-    """
+    """The rate at which jobs of an endpoint end. The ends are counted per second to save memory."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -104,7 +98,7 @@ class EndRate:
         self._ends.append((second, ends + 1))
 
     def per_s(self) -> float | None:
-        """Jobs per second over the last minute, or None if no job has ended in it."""
+        """Return the jobs per second in the last minute, or None if no job has ended."""
         now = self._clock()
         ends = sum(count for second, count in self._ends if second > now - _WINDOW_S)
         return ends / min(max(now - self._since, 1.0), _WINDOW_S) if ends else None
