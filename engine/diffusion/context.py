@@ -184,14 +184,14 @@ class Context:
         denoise: float,
         *,
         sampler: str | None = None,
-        last_steps: int = 0,
+        taken: int = 0,
     ) -> Tensor:
-        """Return the sigmas of a schedule, or of its `last_steps` only if this is not 0."""
+        """Return the sigmas of a schedule, or of its last `taken` steps if `taken` is not 0."""
         discards = sampler is not None and SAMPLER_OF[sampler].discards_penultimate_sigma
         sigmas = schedules.sigmas_for(
             model.levels, scheduler, steps, denoise, discards_penultimate_sigma=discards
         )
-        return sigmas[-(last_steps + 1) :] if last_steps else sigmas
+        return sigmas[-(taken + 1) :] if taken else sigmas
 
     def sample(
         self,
@@ -206,12 +206,12 @@ class Context:
         negative: Conditioning,
         cfg: float,
         adds_noise: bool = True,
-        third_conditioning: ThirdConditioning | None = None,
+        third: ThirdConditioning | None = None,
     ) -> Work[tuple[Latent, Latent]]:
         """Sample a latent along `sigmas`. If `adds_noise`, noise of `seed` is added first.
 
         Returns the latent at the last sigma, and the last estimate of the latent without noise.
-        If there is no `third_conditioning`, the third conditioning of the model is used.
+        If `third` is None, the third conditioning of the model is used.
         """
         return (
             yield from self.sample_along(
@@ -219,7 +219,7 @@ class Context:
                 latent,
                 SamplerSchedule(sampler, sigmas),
                 steps=steps,
-                guidance=Guidance(positive, negative, cfg, third_conditioning=third_conditioning),
+                guidance=Guidance(positive, negative, cfg, third_conditioning=third),
                 noise=NoiseConfig(seed, adds_noise, self._step_seed_offset),
             )
         )

@@ -592,6 +592,6 @@ def sampler_custom_advanced(
             negative=guider.negative,
             cfg=guider.cfg,
             adds_noise=noise.is_added,
-            third_conditioning=guider.third_conditioning,
+            third=guider.third_conditioning,
         )
     )

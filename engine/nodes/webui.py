@@ -204,9 +204,7 @@ def webui_sampler(
     from engine.diffusion.trajectory import Guidance, SamplerSchedule
 
     taken = options.get("taken_steps", 0)
-    sigmas = context.sigmas(
-        model, scheduler, steps, denoise, sampler=sampler_name, last_steps=taken
-    )
+    sigmas = context.sigmas(model, scheduler, steps, denoise, sampler=sampler_name, taken=taken)
     whole = None
     if continues_noise and denoise:
         total = int(steps / denoise)
@@ -389,7 +387,7 @@ def webui_text_encode(
 
     counted = {"steps": steps, "steps_before": steps_before}
     sigmas = context.sigmas(
-        model, scheduler, steps, denoise, sampler=sampler_name, last_steps=taken_steps
+        model, scheduler, steps, denoise, sampler=sampler_name, taken=taken_steps
     )
     positive, negative = yield from context.encode_webui(
         clip,

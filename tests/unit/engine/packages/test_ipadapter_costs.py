@@ -72,7 +72,7 @@ def test_a_model_holds_nothing_of_other_jobs_pictures(monkeypatch: pytest.Monkey
         )
         tokens = nn.Sequential(nn.Linear(4, 12), nn.Unflatten(1, (2, 6)))
         matrices = (torch.randn(8, 6),)
-        adapter = adapters.Adapter("x", tokens, matrices, matrices, is_plus=False, seen_width=4)
+        adapter = adapters.Adapter("x", tokens, matrices, matrices, is_plus=False, vision_width=4)
         requests = [prompts.Project(adapter, torch.randn(count, 4)) for count in (1, 7)]
         pair = prompts.Project.run_batch(requests)[0][0]
         own = prompts.weighted(pair, 1.0, "V only")
