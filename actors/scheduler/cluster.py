@@ -18,7 +18,7 @@ class ActorDied(Exception):
 
 
 class ActorLost(ActorDied):
-    """A job actor cannot be reached, or was lost with its node. The job is not to blame."""
+    """A job actor cannot be reached or was lost with its node. The job is not to blame."""
 
 
 class ActorUnavailable(Exception):
@@ -26,15 +26,11 @@ class ActorUnavailable(Exception):
 
 
 class EngineGone(Exception):
-    """The process of an engine has ended and is not restarted. The dispatcher makes a new
-    process.
-    """
+    """The process of an engine has ended, and the dispatcher must make another process."""
 
 
 class EngineRestarts(EngineGone):
-    """The process of an engine has ended, and the cluster restarts the process under the same
-    name.
-    """
+    """The process of an engine has ended, and the cluster restarts it."""
 
 
 class JobActor(Protocol):
@@ -47,33 +43,30 @@ class JobActor(Protocol):
         """
 
     async def state(self) -> tuple[str | None, int]:
-        """The id of the running job, and the number of jobs that the actor was given.
+        """Return the id of the running job, and the number of jobs that the actor was given.
 
-        The id is None if the actor runs no job. Raises ActorUnavailable.
+        Raises ActorUnavailable.
         """
 
     async def wait_idle(self) -> None:
         """Wait until no job runs. Raises ActorUnavailable."""
 
     async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
-        """Run the job of an entry, and wait until the run has ended.
+        """Run the job of an entry (see `JobRunner.run` in `actors/worker/job_actor.py`).
 
-        `job` is the job as the dispatcher has read it, perhaps some seconds ago. With Ray,
-        `JobRunner.run` (`actors/worker/job_actor.py`) runs the job in the process of the actor.
-
-        Raises ActorDied, ActorLost.
+        The dispatcher may have read `job` some seconds ago. Raises ActorDied, ActorLost.
         """
 
     async def retire(self) -> bool:
-        """Refuse all further jobs. If a job runs, nothing is refused, and the result is False.
+        """Refuse all further jobs, unless a job runs. Returns whether the actor refuses jobs now.
 
         Raises ActorUnavailable.
         """
 
     async def take_delivery(self, entry: QueueEntry, *, timeout_s: float) -> bool:
-        """Pass a new delivery of an entry to the actor that runs the job of the entry.
+        """Pass a new delivery of an entry to the actor, which should run the job of the entry.
 
-        Returns False if the actor does not answer in time, or does not run the job.
+        Returns False if the actor does not answer in time or does not run the job.
         """
 
 
@@ -81,31 +74,27 @@ class EngineActor(Protocol):
     """The engine of one worker. `RayEngineActor` implements it."""
 
     async def check(self) -> EngineState:
-        """The state of the engine.
-
-        Raises EngineGone, EngineRestarts, ActorUnavailable.
-        """
+        """Return the state of the engine. Raises EngineGone, EngineRestarts, ActorUnavailable."""
 
     async def kill(self) -> None:
         """End an engine that does not answer. Its standby takes over. Raises ActorUnavailable."""
 
     async def cancel(self, job_id: str, attempt: int) -> bool | None:
-        """End a run whose job actor has died or was replaced.
+        """Cancel a run whose job actor has died or is replaced.
 
-        Returns whether the device had begun to work for the run, or None if that is unknown.
+        Returns whether the device has worked for the run, or None if this is unknown.
         """
 
 
 class Cluster(Protocol):
     """The cluster, for the workers of one endpoint. `RayCluster` implements it.
 
-    Workers and actors have names and outlive the dispatcher that made them, so the next dispatcher
-    finds them.
+    Workers and actors outlive the dispatcher that made them. The next dispatcher finds them by
+    their names.
     """
 
     async def place(self, worker: str) -> float:
-        """Find or make the placement group of a worker. Waits until the cluster has room for the
-        worker.
+        """Find or make the placement group of a worker, and wait until it has its resources.
 
         Returns the number of GPUs of the worker. Raises ActorUnavailable.
         """
@@ -114,7 +103,7 @@ class Cluster(Protocol):
         """Find or make the engine of a worker that is placed. Raises ActorUnavailable."""
 
     async def slots(self, worker: str) -> list[int]:
-        """The numbers of the slots that have a job actor. Raises ActorUnavailable."""
+        """Return the numbers of the slots that have a job actor. Raises ActorUnavailable."""
 
     async def job_actor(self, worker: str, name: str) -> JobActor:
         """Find or make a job actor of a worker that is placed. Raises ActorUnavailable."""
@@ -123,17 +112,17 @@ class Cluster(Protocol):
         """Kill an actor, and wait until no actor has its name."""
 
     async def workers(self, prefix: str) -> list[str]:
-        """The names of all workers whose names begin with `prefix`."""
+        """Return the names of all workers whose names begin with `prefix`."""
 
     async def draining(self, prefix: str) -> list[str]:
-        """The names of the workers whose node is about to be removed. Raises ActorUnavailable."""
+        """Return those workers whose node is about to be removed. Raises ActorUnavailable."""
 
     async def is_idle(self, worker: str) -> bool:
-        """Whether no job actor of the worker runs a job."""
+        """Return whether no job actor of the worker runs a job."""
 
     async def remove(self, worker: str, *, has_failed: bool = False) -> None:
         """Kill the actors of a worker and remove its placement group. Raises ActorUnavailable.
 
-        `has_failed` means that the worker did not start on its node. The next `place` then prefers
-        another node.
+        With `has_failed`, the worker did not start on its node. The next `place` of the worker then
+        prefers another node.
         """

@@ -1,6 +1,6 @@
 """Expiry of waiting jobs, and the reaper of lost queue entries.
 
-Both read the queue of an endpoint. The queue has all waiting jobs, prefetched or not.
+Both read the queue of an endpoint, which has an entry for each waiting job, prefetched or not.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ logger = logging.getLogger(__name__)
 EXPIRY_PERIOD_S = constant("DEADLINES_PERIOD_S", 1.0)
 """Seconds between two searches for expired jobs on a queue."""
 _PAGE = 256
-"""Number of entries that are read in one request."""
+"""Largest number of entries that are read in one request."""
 _AT_ONCE = 32
 _JOB_TIMEOUT_S = 10.0
 _CHECK_AGAIN = timedelta(seconds=5)
 _LATER_VERSION = timedelta(minutes=1)
 """Time after which a job that only a later version can read is checked again."""
 _FORGET = timedelta(minutes=10)
-"""Time after which the whole queue is read again. A replica of the queue may have lagged, and some
-entries may have been missed.
+"""Time after which the whole queue is read again. Entries may have been missed if a replica of NATS
+lagged.
 """
 _LOOKS = 3
-"""Number of reads of the queue in the time after which an entry counts as lost."""
+"""The queue is read this many times in the time after which an entry counts as lost."""
 _TRANSIENT = (LogUnavailable, ReadTimeout)
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """The entries of the queue after the position `after`, up to the position `last`."""
+    """A part of the queue: the entries after the position `after`, up to the position `last`."""
 
     after: int
     last: int
     entries: int
     earliest: datetime | None
-    """The time at which the stretch must be read again, or None if no entry is left."""
+    """The time at which the stretch must be checked, or None if no entry is left."""
 
 
 class Expiry:
     """Ends the jobs of an endpoint that wait past their deadline.
 
-    Only the earliest deadline of each stretch of the queue is kept in memory. When this deadline
-    has passed, the entries that are left in the stretch are read again. So little memory is needed,
-    and each entry is read about twice. The events of a job decide whether the job has expired.
+    To save memory, only the earliest deadline of each stretch of the queue is kept. When this
+    deadline has passed, the remaining entries of the stretch are read again. So each entry is read
+    about twice. The events of a job decide whether the job has expired.
     """
 
     def __init__(
@@ -71,10 +71,8 @@ class Expiry:
         period_s: float = EXPIRY_PERIOD_S,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """Create the expiry of an endpoint's queue.
-
-        If a job is on a worker of the pool, the worker checks the deadline. A job ends at most
-        `period_s` seconds after its deadline.
+        """A job ends at most `period_s` seconds after its deadline. For jobs on a worker of the
+        pool, the job actor checks the deadline instead.
         """
         self._endpoint = endpoint
         self._queue = queue
@@ -85,7 +83,7 @@ class Expiry:
         self._stretches: list[_Stretch] = []
         self._begun_at = now()
         self._queue_made_at: datetime | None = None
-        """The time at which the queue was created that the stretches describe."""
+        """The time at which the queue of the stretches was created."""
 
     async def run(self) -> None:
         """End expired jobs until cancelled."""
@@ -94,7 +92,7 @@ class Expiry:
             await asyncio.sleep(self._period_s)
 
     async def sweep(self) -> None:
-        """End the jobs that have expired. Raises LogUnavailable, ReadTimeout."""
+        """End the expired jobs. Raises LogUnavailable, ReadTimeout."""
         made_at = await self._queue.made_at()
         is_recent = self._begun_at <= self._now() < self._begun_at + _FORGET
         if not is_recent or made_at != self._queue_made_at:
@@ -106,7 +104,7 @@ class Expiry:
                 stretch.earliest = await self._check(stretch)
 
     async def _read_on(self) -> None:
-        """Read the new entries of the queue."""
+        """Read the entries after the last stretch."""
         while page := await self._page(self._stretches[-1].last if self._stretches else 0):
             earliest = min(entry.deadline for entry in page)
             last = self._stretches[-1] if self._stretches else None
@@ -124,7 +122,7 @@ class Expiry:
         return await self._queue.queued(self._endpoint, after=after, most=_PAGE)
 
     async def _check(self, stretch: _Stretch) -> datetime | None:
-        """End the expired jobs of a stretch. Returns the time of the next check, or None."""
+        """End the expired jobs of a stretch. Returns the new `earliest` of the stretch."""
         page = await self._page(stretch.after)
         entries = [entry for entry in page if entry.position <= stretch.last]
         at_once = asyncio.Semaphore(_AT_ONCE)
@@ -140,7 +138,7 @@ class Expiry:
     async def _check_entry(self, entry: QueuedJob) -> datetime | None:
         """End the job if it has expired. Returns the time of the next check, or None.
 
-        An error about one job ends that job and does not delay other jobs.
+        An error about the job ends this job, and does not delay other jobs.
         """
         try:
             async with asyncio.timeout(_JOB_TIMEOUT_S):
@@ -182,13 +180,11 @@ def _earliest(times: Iterable[datetime | None]) -> datetime | None:
 
 
 class EntryReaper:
-    """Puts an entry on the queue again if it was not delivered for a long time.
+    """Replaces the entries of jobs that wait, but have not been prefetched for a long time.
 
-    After a kill under load, a NATS server once kept an entry without delivering it again, for an
-    unknown reason. The job of such an entry would wait until its deadline. The reaper therefore
-    replaces the entry of a job that has been neither prefetched nor on a worker for a long time,
-    and that waits according to its events. If both entries are delivered, the events decide which
-    delivery runs the job.
+    After a kill under load, a NATS server once stored an entry and no longer delivered it, for an
+    unknown reason. The job of such an entry would wait until its deadline. If both the old and the
+    new entry are delivered, the events decide which delivery runs the job.
     """
 
     def __init__(
@@ -201,10 +197,8 @@ class EntryReaper:
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the reaper of an endpoint's queue.
-
-        While `prefetch` has no room for every entry, no entry counts as lost. An entry counts as
-        lost after `patience_s` seconds, which must be longer than an entry may be held.
+        """An entry counts as lost after `patience_s` seconds, which must be longer than the hold of
+        an entry. While `prefetch` is full, no entry counts as lost.
         """
         self._endpoint = endpoint
         self._queue = queue
@@ -215,13 +209,13 @@ class EntryReaper:
         self._missing_since: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Call `look` periodically until cancelled."""
+        """Replace lost entries until cancelled."""
         while True:
             await asyncio.sleep(self._patience_s / _LOOKS)
             await keep_trying(self.look, on=(*_TRANSIENT, LogFull))
 
     async def look(self) -> None:
-        """Put lost entries on the queue again. Raises LogUnavailable, LogFull, ReadTimeout."""
+        """Replace lost entries. Raises LogUnavailable, LogFull, ReadTimeout."""
         missing = await self._missing() if self._prefetch.has_room else []
         now = self._clock()
         self._missing_since = {

@@ -1,4 +1,4 @@
-"""Slots: the job actors of one worker. A few spare job actors are kept ready."""
+"""Slots: the job actors of one worker. A few spare job actors are ready before jobs need them."""
 
 from __future__ import annotations
 
@@ -22,42 +22,40 @@ _SPARE_JOB_ACTORS = constant("SPARE_JOB_ACTORS", 2)
 _JOB_ACTORS_STARTING = constant("JOB_ACTORS_STARTING", 0)
 _JOB_ACTOR_IDLE_S = constant("JOB_ACTOR_IDLE_S", 300.0)
 _START_S = 10.0
-"""Seconds for which a new slot counts as starting. The number of such slots is limited. After this
-time another slot may start, even if this slot never becomes ready.
+"""Seconds for which a new slot counts as starting, even if it never becomes ready. The number of
+starting slots is limited.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotNumbers:
-    """The numbers of slots of a worker."""
+    """How many slots a worker may have."""
 
     most: int = 0
-    """Largest number of slots. 0 means the number of jobs that the engine takes, plus `kept_free`.
+    """Largest number of slots. 0 means the number of jobs that fit on the engine plus `kept_free`.
     """
     expected: int = 4
-    """Assumed number of jobs that the engine takes, until the engine has answered."""
+    """Assumed number of jobs that fit on the engine, until the engine has answered."""
     kept_free: int = 0
     spare: int = _SPARE_JOB_ACTORS
-    """Number of spare slots. Half the number of busy slots is added to this number."""
+    """Number of spare slots, in addition to half the number of busy slots."""
     starting: int = _JOB_ACTORS_STARTING
-    """Number of slots that may start at the same time. 0 means the default, which depends on the
-    device.
-    """
+    """Largest number of starting slots. 0 means the default of the device."""
     idle_s: float = _JOB_ACTOR_IDLE_S
     """Seconds after which a surplus slot is closed."""
 
     def most_of(self, engine_takes: int) -> int:
-        """Largest number of slots with an engine that takes `engine_takes` jobs."""
+        """Return the largest number of slots if `engine_takes` jobs fit on the engine."""
         return self.most or engine_takes + self.kept_free
 
 
 class Slots:
     """Opens slots before jobs need them, and closes slots that were not needed for some time.
 
-    The start of a job actor takes a part of a second, which a job would have to wait. Only a few
-    slots start at the same time: starting actors slow down running jobs, so more slots would stay
-    busy and still more slots would be opened. Slots do not protect the device from too many jobs.
-    The engine does this: it admits jobs according to their needs.
+    So no job has to wait for the start of a job actor. Only a few slots start at the same time,
+    because starting actors slow down running jobs. More slots would then be busy, and still more
+    slots would be opened. The number of slots does not protect the device from too many jobs: the
+    engine admits jobs according to their needs.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class Slots:
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make` takes the number of a slot, and a function to be called after each change."""
+        """`make` gets the number of a slot, and a function that the slot calls after a change."""
         self._numbers = numbers
         self._make = make
         self._on_change = on_change
@@ -76,23 +74,19 @@ class Slots:
         self._engine_takes = numbers.expected
         self._open: dict[int, Slot] = {}
         self._states: dict[int, SlotState] = {}
-        """Last known states of the open slots."""
+        """The noted states of the open slots, by number."""
         self._counts: Counter[SlotState] = Counter()
         self._idle = MinSet()
         self._most_starting = 1
         self._starting: dict[int, float] = {}
-        """Slots that have not become ready since they were opened, with the time of their opening.
-        """
+        """The time of the opening of each slot that has not become ready yet."""
         self._unreported: set[int] | None = None
-        """Slots of the previous dispatcher that have not reported their jobs, or None before
-        `open`.
-        """
+        """Adopted slots that have not reported their jobs yet, or None before `open`."""
         self._closing: dict[int, asyncio.Task[None]] = {}
         self._is_kept = False
         self._needed = 0
-        """Largest result of `_wanted` since the last `_close_surplus`."""
-        self._look_at = 0.0
-        """Time of the next `_close_surplus`."""
+        """Largest number of wanted slots since the last `_close_surplus`."""
+        self._surplus_check_at = 0.0
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(tuple(self._open.values()))
@@ -107,9 +101,7 @@ class Slots:
 
     @property
     def have_reported(self) -> bool:
-        """Whether all slots of the previous dispatcher have reported their jobs. False before
-        `open`.
-        """
+        """Whether all adopted slots have reported their jobs. False before `open`."""
         return self._unreported is not None and not self._unreported
 
     @property
@@ -122,43 +114,44 @@ class Slots:
         return self._counts[SlotState.BUSY]
 
     def idle(self) -> Slot | None:
-        """The slot for the next job."""
+        """Return the slot for the next job, or None."""
         if self.busy >= self.most or (number := self._idle.first) is None:
             return None
         return self._open[number]
 
     def free(self) -> int:
-        """Number of further jobs that may start, in idle slots or in slots that can be opened."""
+        """Return the number of further jobs that may start, in idle slots or in slots that can be
+        opened.
+        """
         to_open = max(self.most - len(self), 0)
-        room = self.most - self.busy
-        return max(min(self._counts[SlotState.IDLE] + to_open, room), 0)
+        unused = self.most - self.busy
+        return max(min(self._counts[SlotState.IDLE] + to_open, unused), 0)
 
     def open(self, found: Iterable[int], *, starting: int = 1) -> None:
-        """Adopt the slots that were found, and open further slots as needed.
+        """Adopt the slots `found` of a previous dispatcher, and open further slots as needed.
 
-        The slots that were found may run jobs. At most `starting` slots start at the same time,
-        unless `SlotNumbers.starting` is set.
+        At most `starting` slots start at the same time, unless `SlotNumbers.starting` is set.
         """
         self._most_starting = self._numbers.starting or starting
-        self._look_at = self._clock() + self._numbers.idle_s
+        self._surplus_check_at = self._clock() + self._numbers.idle_s
         self._unreported = set(found)
         for number in sorted(self._unreported):
             self._add(number)
-        self._is_kept = True  # From here on, `_open_needed` may add slots.
+        self._is_kept = True  # From now on, changes may open slots.
         self._open_needed()
 
     def fit(self, engine_takes: int) -> None:
-        """Open or close slots for the number of jobs that the engine takes."""
+        """Open or close slots, so that `engine_takes` jobs can run."""
         if engine_takes != self._engine_takes:
             self._engine_takes = engine_takes
-            self._tell()
+            self._note_change()
         elif self._is_kept:
             self._open_needed()
-        if self._clock() >= self._look_at:
+        if self._clock() >= self._surplus_check_at:
             self._close_surplus()
 
     async def detach(self) -> None:
-        """Stop managing the slots. Their actors continue, and another dispatcher finds them."""
+        """Stop managing the slots. Their actors continue for another dispatcher."""
         self._is_kept = False
         for closing in self._closing.values():
             closing.cancel()
@@ -167,7 +160,7 @@ class Slots:
             await slot.detach()
 
     def _wanted(self) -> int:
-        """The number of slots that should be open now."""
+        """Return the number of slots that should be open now."""
         return min(self.busy + self._numbers.spare + self.busy // 2, self.most)
 
     def _open_needed(self) -> None:
@@ -190,7 +183,7 @@ class Slots:
         slot.open()
 
     def _note_state(self, number: int) -> None:
-        """Count a slot in its new state. A slot that is being closed is not counted."""
+        """Count a slot in its new state. Slots that are being closed do not count."""
         before, slot = self._states.pop(number, None), self._open.get(number)
         if before is not None:
             self._counts[before] -= 1
@@ -205,20 +198,19 @@ class Slots:
             self._idle.add(number)
         else:
             self._idle.discard(number)
-        self._tell()
+        self._note_change()
 
-    def _tell(self) -> None:
+    def _note_change(self) -> None:
         if self._is_kept:
             self._open_needed()
         self._on_change()
 
     def _close_surplus(self) -> None:
-        """Close as many slots as were not needed at any time since the last call.
-
-        Starting slots are closed first, then slots with high numbers.
+        """Close as many slots as were never needed since the last call: first starting slots, then
+        slots with high numbers.
         """
         surplus = len(self._open) - self._needed
-        self._needed, self._look_at = self._wanted(), self._clock() + self._numbers.idle_s
+        self._needed, self._surplus_check_at = self._wanted(), self._clock() + self._numbers.idle_s
         unused = [
             (slot.state is SlotState.STARTING, number)
             for number, slot in self._open.items()
@@ -245,8 +237,7 @@ class SlotState(StrEnum):
 class Slot:
     """One slot of a worker. It keeps a job actor ready, and replaces it after a number of jobs.
 
-    One task at a time finds or makes the actor. A method that begins another task cancels the
-    present task first.
+    One task at a time finds or makes the actor. A new task replaces the current task.
     """
 
     def __init__(
@@ -259,19 +250,17 @@ class Slot:
         on_change: Callable[[], None],
         retry_s: float = 1.0,
     ) -> None:
-        """`name` is also the name of the actor. `on_change` is called after each change of `state`.
-
-        If an actor does not start, another actor is made after a pause of `retry_s` seconds.
+        """`name` is also the name of the actor. If an actor does not start, another actor is made
+        after a pause of `retry_s` seconds. `on_change` is called after each change of `state`.
         """
         self.name = name
         self.state = SlotState.STARTING
         self.job_id: str | None = None
-        """The job that the slot was given, or that its actor reported after a take-over."""
+        """The job for which the slot is reserved, or that its adopted actor reported."""
         self.entry: QueueEntry | None = None
-        """The entry that the slot was given, or None after the end of its job or after `replace`.
-        """
+        """The entry for which the slot is reserved."""
         self.actor: JobActor | None = None
-        """The actor, or None until the first one is found or made."""
+        """The actor, or None until the first actor is found or made."""
         self.actor_name: str | None = None
         """Name under which the actor writes events."""
         self.jobs_run = 0
@@ -282,7 +271,7 @@ class Slot:
         self._on_change = on_change
         self._retry_s = retry_s
         self._must_kill = False
-        """Whether the actor of this name has to be killed before another actor is made."""
+        """Whether the present actor must be killed before another actor is made."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -295,16 +284,14 @@ class Slot:
         self._begin(self._bring_up())
 
     def replace(self) -> None:
-        """Begin to kill the actor and to make another actor with its name."""
+        """Begin to kill the actor and to make another one."""
         self.job_id = self.entry = None
         self._must_kill = True
         self._begin(self._bring_up())
 
     def recycle(self) -> None:
-        """Begin to replace the actor. An actor that runs a job is replaced after the job has ended.
-
-        While two dispatchers overlap, the actor may run a job of the other dispatcher. So `retire`
-        is called first. The actor refuses `retire` while it runs a job.
+        """Begin to replace the actor when it runs no job. While two dispatchers overlap, the actor
+        may run a job of the other dispatcher.
         """
         self.job_id = self.entry = None
         self._begin(self._retire_and_bring_up())
@@ -315,17 +302,17 @@ class Slot:
         await self._retry(lambda: self._cluster.kill(self.name))
 
     async def detach(self) -> None:
-        """Stop managing the slot. Its actor continues, and another dispatcher finds it."""
+        """Stop managing the slot. Its actor continues for another dispatcher."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
         self.state = SlotState.STARTING
 
     def belongs_to(self, entry: QueueEntry | None) -> bool:
-        """Whether the slot is still reserved for this delivery of an entry.
+        """Return whether the slot is still reserved for this delivery of an entry.
 
-        If the entry is delivered again, the slot may be replaced. The run of the old delivery must
-        then change nothing more.
+        After a new delivery the slot may have been replaced, and the run of the old delivery must
+        not change the slot any more.
         """
         return self.entry is entry
 
@@ -345,7 +332,7 @@ class Slot:
 
     async def _retire_and_bring_up(self) -> None:
         if (actor := self.actor) is not None:
-            with suppress(ActorUnavailable):  # If the actor does not answer, it is killed below.
+            with suppress(ActorUnavailable):  # `_bring_up` kills the actor in any case.
                 while not await actor.retire():
                     await self._wait_idle(actor)
         self._must_kill = True
@@ -366,23 +353,19 @@ class Slot:
     async def _kill_and_adopt(self) -> None:
         if self._must_kill:
             await self._cluster.kill(self.name)
-        self._must_kill = True  # If the actor does not become ready, it is killed at the next try.
+        self._must_kill = True  # An actor that does not become ready is killed at the next try.
         await self._adopt()
         self._must_kill = False
 
     async def _adopt(self) -> None:
-        """Find or make the actor. If the actor runs a job of another dispatcher, wait for the end
-        of the job.
-        """
+        """Find or make the actor, and wait until it is ready and runs no job."""
         self.actor = actor = await self._cluster.job_actor(self._worker, self.name)
         self.actor_name = await actor.ready()
         await self._wait_idle(actor)
         self._set_state(SlotState.IDLE)
 
     async def _wait_idle(self, actor: JobActor) -> None:
-        """Wait until the actor runs no job. During the wait the slot is busy. Raises
-        ActorUnavailable.
-        """
+        """Wait until the actor runs no job, with the slot busy. Raises ActorUnavailable."""
         self.job_id, self.jobs_run = await actor.state()
         while self.job_id is not None:
             self._set_state(SlotState.BUSY)
@@ -395,15 +378,14 @@ class Slot:
 
 
 class MinSet:
-    """A set of numbers with fast access to the smallest one.
+    """A set of numbers with fast access to the smallest number.
 
-    Removed numbers stay in the heap until they are the smallest.
+    The heap may contain removed numbers until they are its smallest.
     """
 
     def __init__(self) -> None:
         self._numbers: set[int] = set()
         self._heap: list[int] = []
-        """All numbers of the set, and some numbers that were removed from it."""
         self._heaped: set[int] = set()
 
     def __bool__(self) -> bool:

@@ -1,9 +1,9 @@
 """The reaper of workers that no dispatcher uses. It runs in a Ray actor that outlives the service.
 
 Workers outlive their dispatcher, so that the next dispatcher finds them. If no dispatcher follows,
-for example after the end of the application, each worker would keep its node. The dispatcher
-therefore calls the reaper regularly. If the reaper has not been called for
-`DARKROOM_WORKERS_KEPT_S` seconds, it removes each worker as soon as the worker is idle.
+for example after the end of the application, the workers would keep their nodes. So the dispatcher
+calls the reaper regularly. If the reaper has not been called for `DARKROOM_WORKERS_KEPT_S` seconds,
+it removes each worker that is idle.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class WorkerReaper:
     def __init__(
         self, cluster: Cluster, *, kept_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`cluster` may be the cluster of any endpoint.
-
-        Without a dispatcher, workers are kept for `kept_s` seconds.
+        """Without a dispatcher, workers are kept for `kept_s` seconds. `cluster` may be the cluster
+        of any endpoint.
         """
         self._cluster = cluster
         self._kept_s = kept_s
@@ -48,13 +47,11 @@ class WorkerReaper:
         self._kept_until = clock() + kept_s
 
     def keep(self) -> None:
-        """Note that there is a dispatcher, which keeps the workers for another `kept_s` seconds.
-        May be called in any thread.
-        """
+        """Keep the workers for another `kept_s` seconds. Any thread may call this."""
         self._kept_until = self._clock() + self._kept_s
 
     async def run(self) -> None:
-        """Remove workers until neither a dispatcher nor a worker is left."""
+        """Remove idle workers while there is no dispatcher, until no worker is left."""
         while True:
             if await self.sweep():
                 return
@@ -68,7 +65,7 @@ class WorkerReaper:
         try:
             workers = await self._cluster.workers(ALL_WORKERS)
             if self._clock() - began > self._kept_s / 4:
-                # The cluster was slow, so perhaps a dispatcher could not call the reaper in time.
+                # If the cluster is slow, the call of a dispatcher may be late, too.
                 self.keep()
             left = [worker for worker in workers if not await self._remove(worker)]
         except ActorUnavailable as error:
@@ -83,8 +80,8 @@ class WorkerReaper:
     async def _remove(self, worker: str) -> bool:
         """Remove a worker if it is idle. Returns whether the worker was removed.
 
-        A dispatcher may start at any time and give the worker a job. So the reaper checks that
-        there is no dispatcher both before and after it finds the worker idle.
+        A dispatcher may start during `is_idle` and give the worker a job. So `_is_kept` is also
+        checked after `is_idle`.
         """
         if self._is_kept() or not await self._cluster.is_idle(worker) or self._is_kept():
             return False
@@ -94,21 +91,17 @@ class WorkerReaper:
 
 
 CPU_NODE = {"darkroom_cpu": 0.001}
-"""Only CPU nodes have this resource, so an actor that needs it never keeps a GPU node alive."""
+"""Only CPU nodes have this resource, so an actor that needs it keeps no GPU node alive."""
 NAME = "reaper"
 _CALLS = 6
-"""Number of calls by a dispatcher within the time for which workers are kept."""
+"""Number of calls by a dispatcher in the time for which workers are kept."""
 _ANSWER_TIMEOUT_S = 60.0
-"""Time-out of a call in seconds. It is long, because the reaper may have to start first."""
+"""Time-out of a call in seconds, including the start of the reaper."""
 _LEAST_PAUSE_S = 0.1
 
 
 class ReaperProcess:
-    """The process of the reaper.
-
-    The constructor starts the reaper in a thread. The process ends when neither a dispatcher nor a
-    worker is left.
-    """
+    """The process of the reaper. It ends when neither a dispatcher nor a worker is left."""
 
     def __init__(self, config: WorkerConfig, kept_s: float) -> None:
         """`config` may be the config of any endpoint."""
@@ -119,8 +112,8 @@ class ReaperProcess:
         threading.Thread(target=self._host, args=(cluster,), name=NAME, daemon=True).start()
 
     def keep(self, version: str, kept_s: float) -> bool:
-        """Note that there is a dispatcher. Returns False if the dispatcher has another version or
-        another `kept_s`, and needs another reaper.
+        """Keep the workers. Returns False if the dispatcher has another version or `kept_s`, and so
+        must make another reaper.
         """
         self._reaper.keep()
         return (version, kept_s) == self._made_for
@@ -128,7 +121,7 @@ class ReaperProcess:
     def _host(self, cluster: RayCluster) -> None:
         try:
             asyncio.run(self._reaper.run())
-            # The actor is killed by its name, because Ray restarts a process that only exits.
+            # Ray would restart an actor whose process exits, so the actor is killed.
             asyncio.run(cluster.kill(NAME))
         except BaseException:
             logger.exception("reaper ended", extra={"action": "reaper_end"})
@@ -147,10 +140,10 @@ async def keep_workers(
 ) -> None:
     """Call the reaper until cancelled, so that it keeps the workers.
 
-    If `kept_s` is 0, there is no reaper and workers are never removed. `on_reached` is called after
-    each answer of the reaper, and if there is no reaper.
+    If `kept_s` is 0, no reaper is made, and no worker is removed. `on_reached` is called after each
+    answer of the reaper, or if there is no reaper.
     """
-    # The handle is kept, because the reaper cannot be found while Ray's head is unavailable.
+    # The handle is kept for times when Ray's head is unavailable, because Ray cannot find actors.
     reaper: Any = None
     while True:
         try:
@@ -160,8 +153,8 @@ async def keep_workers(
                 return
             reaper = reaper or await calls.run(partial(_find_or_make, config, kept_s))
             if not await answer(reaper.keep, VERSION, kept_s, timeout_s=_ANSWER_TIMEOUT_S):
-                # The next reaper is made only after a pause. Without the pause, two dispatchers of
-                # different versions would replace each other's reaper all the time.
+                # The next reaper is made after a pause. Without the pause, two dispatchers of
+                # different versions would continuously replace each other's reaper.
                 await calls.run(partial(ray.kill, reaper))
                 reaper = None
             on_reached()
@@ -173,7 +166,7 @@ async def keep_workers(
 
 
 def _end_reaper() -> None:
-    """End the reaper of an earlier application, which would remove the workers."""
+    """End the reaper of an earlier application, because it would remove the workers."""
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor == {"namespace": NAMESPACE, "name": NAME}:
             ray.kill(ray.get_actor(NAME, NAMESPACE))
