@@ -119,7 +119,7 @@ class Prefetch:
         """Held jobs by id, in the order of arrival."""
         self._of_consumer: Counter[int] = Counter()
         self._arriving: dict[str, QueueEntry] = {}
-        """Pulled entries whose jobs have not been read, by token."""
+        """Pulled entries whose jobs have not been read, by ack subject."""
         self._in_flight: dict[str, list[Prefetched]] = {}
         """Jobs that were given to slots and have not ended, by id. A job may be in flight twice, if
         its entry was delivered again before its first slot has answered.

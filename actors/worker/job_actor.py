@@ -110,13 +110,13 @@ class JobRunner:
     async def run(
         self,
         job_id: str,
-        token: str,
+        ack_subject: str,
         job_as_read: Job | None = None,
         *,
         after_attempts: int | None = None,
         given_at: datetime | None = None,
     ) -> RunOutcome:
-        """Run the job of the queue entry with this `token`.
+        """Run the job of the queue entry with this `ack_subject`.
 
         `job_as_read` is the job that the dispatcher read from the log. If this job is stale, the
         expected sequence of `Started` conflicts, and the job is read again. The dispatcher gave the
@@ -128,7 +128,7 @@ class JobRunner:
             return RunOutcome.BUSY  # Two jobs at once would write events under the same name.
         self._job_id, self._jobs_run = job_id, self._jobs_run + 1
         self._idle.clear()
-        entry = self._queue.entry(job_id, token)
+        entry = self._queue.entry(job_id, ack_subject)
         try:
             job = job_as_read or await self._writer.load(job_id)
             if job is None:
@@ -159,13 +159,13 @@ class JobRunner:
             self._job_id = None
             self._idle.set()
 
-    async def take_delivery(self, job_id: str, token: str) -> bool:
+    async def take_delivery(self, job_id: str, ack_subject: str) -> bool:
         """Use this new delivery of the entry from now on. Returns whether this actor runs the
         job.
         """
         if self._attempt is None or self._job_id != job_id:
             return False
-        self._attempt.entry = self._queue.entry(job_id, token)
+        self._attempt.entry = self._queue.entry(job_id, ack_subject)
         return True
 
     async def state(self) -> tuple[str | None, int]:
