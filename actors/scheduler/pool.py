@@ -30,30 +30,28 @@ _KEEP = {"action": "worker_keep"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """Times and numbers by which a pool opens and closes workers."""
+    """Limits by which a pool opens and closes workers."""
 
     period_s: float = ENDPOINTS_PERIOD_S
     """Seconds between two rounds of opening and closing."""
     unwanted_s: float = constant("WORKER_UNWANTED_S", 60.0)
-    """Seconds after which a worker that is neither ready nor needed is closed. While such a worker
-    waits for room, the cluster tries to add a node.
+    """Seconds after which a worker that is neither ready nor needed is closed. Until it is placed,
+    the cluster tries to add a node for it.
     """
     start_s: float = constant("WORKER_START_S", 300.0)
-    """Largest time in seconds that an engine may take to start or to answer. After this time its
-    worker is closed.
-    """
+    """Largest time in seconds until an engine answers. After this time its worker is closed."""
     start_deaths: int = constant("WORKER_START_DEATHS", 5)
     """Number of deaths of an engine after which its worker is closed. An answer of the engine
     resets the count.
     """
     retry_first_s: float = constant("WORKER_RETRY_FIRST_S", 10.0)
-    """Pause in seconds before a worker that did not start is opened again. Each further pause is
-    twice as long.
+    """First pause in seconds before a worker that did not start is opened again. Each further pause
+    is twice as long.
     """
     retry_longest_s: float = constant("WORKER_RETRY_LONGEST_S", 600.0)
     replace_s: float = constant("WORKER_REPLACE_S", 30.0)
-    """Seconds for which a new worker waits for room after a change of its endpoint. After that time
-    an old worker leaves, to make room.
+    """Seconds for which a new worker waits to be placed after a change of its endpoint. Then an old
+    worker leaves, so that its resources become free.
     """
 
 
@@ -71,14 +69,11 @@ class WorkerPool:
         engine_silence_s: float = ENGINE_ANSWER_TIMEOUT_S,
         worker_period_s: float = 1.0,
     ) -> None:
-        """Create a pool. `keep` opens its workers.
-
-        `prefix` begins the names of the workers that are made from the present config. A worker
-        that is not needed is closed after `idle_s` idle seconds. `Worker` documents
-        `jobs_per_actor`, `engine_silence_s` and `worker_period_s` (there `period_s`).
+        """The names of the workers that are made from the present config begin with `prefix`.
+        Surplus workers are closed after `idle_s` idle seconds. See `Worker` for `jobs_per_actor`,
+        `engine_silence_s` and `worker_period_s` (there `period_s`).
         """
         self.slot_index = SlotIndex()
-        """The free slots of all workers."""
         self._endpoint = endpoint
         self._prefix = prefix
         self._cluster = cluster
@@ -90,20 +85,15 @@ class WorkerPool:
         self._worker_period_s = worker_period_s
         self._workers: dict[int, Worker] = {}
         self._found: Collection[Worker] | None = None
-        """Workers of the previous dispatcher, until all of them have reported. None before the
-        search.
-        """
+        """The adopted workers, until all of them have reported. None before the adoption."""
         self._found_at = time.monotonic()
         self._others = OtherReleases(cluster, endpoint.id)
         self._draining: Collection[str] = frozenset()
-        """Names of the workers whose node is about to be removed. Other workers are opened instead.
-        """
+        """Names of the workers whose node is about to be removed."""
         self._keeping: dict[int, asyncio.Task[None]] = {}
         self._pauses = Pauses(first_s=limits.retry_first_s, longest_s=limits.retry_longest_s)
         self._last_trouble: str | None = None
-        """The trouble of the last worker that failed to start. None if a worker has been without
-        trouble since.
-        """
+        """The trouble of the last worker that failed to start, until a worker has no trouble."""
         self._changed = asyncio.Event()
 
     async def changed(self) -> None:
@@ -112,26 +102,23 @@ class WorkerPool:
         self._changed.clear()
 
     def wake(self) -> None:
-        """Make `changed` return, because the waiting jobs or the running jobs of an owner have
-        changed.
-        """
+        """Make `changed` return, because waiting or running jobs have changed."""
         self._changed.set()
 
     def may_run(self, actor: str | None) -> bool:
-        """Whether this actor may still run a job that no known slot runs.
+        """Return whether this actor may run a job that is not in `slot_index`.
 
-        The result is True until all workers that were found have reported their jobs, and for
-        actors on workers of other releases.
+        The result is True until all adopted workers have reported their jobs, and for actors on
+        workers of other releases.
         """
         return self._found is None or bool(self._found) or self._others.have(actor)
 
     def trouble(self) -> str | None:
-        """The reason why no worker is ready, or None if one is ready."""
+        """Return the reason why no worker is ready, or None if one is ready."""
         workers = self._workers.values()
         troubles = [worker.startup.trouble for worker in workers]
-        # A ready worker may have trouble, because its next job actor is starting. Such a worker
-        # counts as ready, unless a worker failed to start and no worker has been without trouble
-        # since.
+        # A ready worker whose next job actor is starting has trouble. It counts as ready, unless a
+        # worker failed to start and no worker has been without trouble since.
         is_one_ready = not self._last_trouble and any(worker.is_ready for worker in workers)
         if None in troubles or is_one_ready:
             return None
@@ -139,12 +126,12 @@ class WorkerPool:
         return f"No worker is ready: {reason}."
 
     def describe(self) -> list[dict[str, Any]]:
-        """Descriptions of the workers, for JSON."""
+        """Return descriptions of the workers for JSON."""
         workers = [worker for _, worker in sorted(self._workers.items())]
         return [each.describe() | {"is_current": not self._is_old(each)} for each in workers]
 
     async def keep(self, demand: Callable[[], Awaitable[int]]) -> None:
-        """Open and close workers until cancelled. Open workers are not closed at the end.
+        """Open and close workers until cancelled. Workers stay open at the end.
 
         `demand` returns the number of jobs that wait or run.
         """
@@ -174,8 +161,8 @@ class WorkerPool:
     async def _take_over(self) -> None:
         """Adopt the workers of the previous dispatcher.
 
-        Workers of the same release with another config of the endpoint can run the same jobs. These
-        workers are adopted, too, and replaced one by one.
+        Workers of the same release can run the same jobs, even if they were made from another
+        config of the endpoint. They are adopted, too, and replaced one by one.
         """
         for name in await self._cluster.workers(self._prefix):
             self._open(index_of(name), name)
@@ -189,15 +176,11 @@ class WorkerPool:
         return {worker.name for worker in self._workers.values()}
 
     def _is_old(self, worker: Worker) -> bool:
-        """Whether the worker is not made from the present config of the endpoint."""
+        """Return whether the worker was made from an earlier config of the endpoint."""
         return not worker.name.startswith(self._prefix)
 
     def _wanted(self, demand: int) -> int:
-        """The number of workers that the jobs need, within the bounds of the endpoint.
-
-        All missing workers are opened at the same time, because each pending placement group makes
-        the cluster add a node.
-        """
+        """Return the number of workers that the jobs need, within the bounds of the endpoint."""
         endpoint, unknown = self._endpoint, self._slots.most_of(self._slots.expected)
         known = [worker.slots.most for worker in self._workers.values() if worker.is_ready]
         filled = math.ceil(demand / max(known, default=unknown))
@@ -212,7 +195,7 @@ class WorkerPool:
     async def _leave_draining(self) -> None:
         """Give no more jobs to workers whose node is about to be removed.
 
-        A job that still runs when the node is removed is retried on another worker.
+        A job that is still running when the node is removed gets another attempt.
         """
         prefix = endpoint_prefix(self._endpoint.id)
         self._draining = frozenset(await self._cluster.draining(prefix))
@@ -225,22 +208,25 @@ class WorkerPool:
                 worker.leave()
 
     def _open_needed(self, wanted: int) -> None:
-        """Open missing workers. A worker that failed to start is opened again after its pause."""
+        """Open all missing workers at once, because the cluster adds a node for each of them.
+
+        A worker that failed to start is opened again after its pause.
+        """
         missing = max(wanted - self._lasting, 0)
-        for index in self._free_places(missing):
+        for index in self._unused_indexes(missing):
             if self._pauses.is_over(index):
                 self._open(index, worker_name(self._prefix, index))
 
-    def _free_places(self, most: int) -> list[int]:
-        """The lowest indexes that no worker has."""
+    def _unused_indexes(self, most: int) -> list[int]:
+        """Return the lowest unused indexes of workers."""
         indexes = range(len(self._workers) + most)
         return [index for index in indexes if index not in self._workers][:most]
 
     def _replace_next(self, wanted: int) -> None:
         """Take the next step of replacing old workers (see `Rollout`).
 
-        The first step waits until the workers of the previous dispatcher have reported their jobs,
-        but not longer than `replace_s`.
+        The first step waits until all adopted workers have reported their jobs, but at most
+        `replace_s`.
         """
         room_wait_s = self._limits.replace_s
         is_early = time.monotonic() - self._found_at < room_wait_s
@@ -258,9 +244,7 @@ class WorkerPool:
             self._open_needed(self._lasting + 1)
 
     def _leave_surplus(self, most: int) -> None:
-        """If there are more workers than `most`, let the surplus leave: first the workers whose end
-        costs least.
-        """
+        """Let the workers above the number `most` leave, in the order of `end_costs`."""
         staying = [worker for worker in self._workers.values() if not worker.is_leaving]
         for worker in sorted(staying, key=end_costs)[: max(len(staying) - most, 0)]:
             worker.leave()
@@ -283,7 +267,7 @@ class WorkerPool:
         self._keeping[index] = asyncio.create_task(worker.keep(), name=worker.name)
 
     def _note_change(self, index: int) -> None:
-        """Note a change of a worker. The worker may be closed already."""
+        """Note a change of a worker, which may be closed already."""
         if (worker := self._workers.get(index)) is not None:
             self.slot_index.update(index, worker)
         self._changed.set()
@@ -306,8 +290,8 @@ class WorkerPool:
                 self._last_trouble = None
 
     async def _close_unwanted(self, wanted: int) -> None:
-        """Close workers that are neither ready nor needed. Unplaced workers and workers with high
-        numbers come first.
+        """Close workers that are neither ready nor needed: first workers that are not placed, then
+        workers with high indexes.
         """
         now = time.monotonic()
         starting = [
@@ -334,7 +318,7 @@ class WorkerPool:
             idle_s = endpoint.idle_timeout_s
         if endpoint.draining:
             idle_s = math.inf if wanted else 0.0
-        lasting = self._lasting  # The value is read once, because the property reads all workers.
+        lasting = self._lasting  # The property is slow, because it reads all workers.
         for index, worker in sorted(self._workers.items(), reverse=True):
             if (task := self._keeping[index]).done():
                 task.result()
@@ -365,7 +349,7 @@ class WorkerPool:
 
 class RolloutStep(StrEnum):
     OPEN = "open"
-    """Open one more worker."""
+    """Open another worker."""
     LEAVE = "leave"
     """Let an old worker leave."""
     WAIT = "wait"
@@ -376,19 +360,19 @@ class Rollout:
     """The order in which old workers are replaced after a change of their endpoint.
 
     Workers are replaced one at a time. A new worker is opened first. When it is ready, an old
-    worker gets no more jobs and is closed after its jobs have ended. If the cluster has no room for
-    one more worker, an old worker leaves first. Old workers take jobs until they leave, so the
-    endpoint continues to work if the new workers do not start.
+    worker leaves: it gets no more jobs and is closed after its jobs have ended. If the cluster
+    cannot place another worker, an old worker leaves first. The endpoint continues to work with its
+    old workers if the new workers do not start.
     """
 
     old: Collection[Worker]
-    """Workers that are not made from the present config."""
+    """Workers that were made from an earlier config."""
     new: Collection[Worker]
 
     def step(self, wanted: int, *, room_wait_s: float) -> RolloutStep:
-        """The next step while `wanted` workers are needed.
+        """Return the next step while `wanted` workers are needed.
 
-        If a new worker has waited `room_wait_s` seconds for room, an old worker leaves.
+        If a new worker is not placed after `room_wait_s` seconds, an old worker leaves.
         """
         if not self._staying or len(self._staying) < len(self.old):
             return RolloutStep.WAIT  # No old worker stays, or an old worker is already leaving.
@@ -403,7 +387,7 @@ class Rollout:
 
     @property
     def leaves_next(self) -> Worker:
-        """The old worker whose end costs least."""
+        """The old worker that is first by `end_costs`."""
         return min(self._staying, key=end_costs)
 
     @property
@@ -412,16 +396,13 @@ class Rollout:
 
 
 def end_costs(worker: Worker) -> tuple[bool, bool]:
-    """A sort key for closing workers: workers that run no job come first, and among equals those
-    that are not ready.
-    """
+    """Return the sort key for closing workers: idle before busy, then unready before ready."""
     return worker.is_busy, worker.is_ready
 
 
 class OtherReleases:
-    """Workers of an endpoint that were made by another version or with other settings.
-
-    These workers get no jobs, and are removed after their jobs have ended.
+    """Workers of an endpoint that were made by another version or with other settings. They get no
+    jobs, and are removed after their jobs have ended.
     """
 
     def __init__(self, cluster: Cluster, endpoint_id: str) -> None:
@@ -430,7 +411,7 @@ class OtherReleases:
         self._workers: Collection[str] = ()
 
     def have(self, actor: str | None) -> bool:
-        """Whether the actor with this writer name is on one of these workers."""
+        """Return whether the actor that writes events under this name is on one of the workers."""
         return actor is not None and any(actor.startswith(f"{each}:") for each in self._workers)
 
     async def look(self, ours: Iterable[str]) -> None:
@@ -438,7 +419,7 @@ class OtherReleases:
         self._workers = set(await self._cluster.workers(self._prefix)) - set(ours)
 
     async def close(self, ours: Iterable[str]) -> None:
-        """Remove the workers that run no job. Raises ActorUnavailable."""
+        """Remove the workers of other releases that run no job. Raises ActorUnavailable."""
         await self.look(ours)
         for worker in sorted(self._workers):
             if await self._cluster.is_idle(worker):
@@ -451,12 +432,12 @@ class Pauses:
     def __init__(
         self, *, first_s: float, longest_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Each pause is twice as long as the previous pause, up to `longest_s` seconds."""
+        """The pauses of a worker double from `first_s` up to `longest_s` seconds."""
         self._first_s = first_s
         self._longest_s = longest_s
         self._clock = clock
         self._pauses: dict[int, tuple[float, float]] = {}
-        """By index of the worker, the length of the last pause and the time of its end."""
+        """Length and end of the last pause, by the index of the worker."""
 
     def begin(self, index: int) -> float:
         """Begin a pause and return its length in seconds."""
@@ -469,5 +450,5 @@ class Pauses:
         return index not in self._pauses or self._clock() >= self._pauses[index][1]
 
     def forget(self, index: int) -> None:
-        """Note that a worker has started. Its next pause has the first length again."""
+        """Note that a worker has started, so its next pause is short again."""
         self._pauses.pop(index, None)

@@ -12,13 +12,13 @@ WorkerSlot: TypeAlias = tuple[Worker, Slot]
 
 
 class SlotIndex:
-    """Answers without a search of all workers, because the pool calls `update` after each change of
-    a worker.
+    """Finds workers and slots without a search of all workers. The pool calls `update` after each
+    change of a worker.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        """Number of further jobs that may start, in idle slots or in slots that can be opened."""
+        """Number of further jobs that may start on all workers (see `Worker.free_slots`)."""
         self._counts: dict[int, int] = {}
         self._idle: dict[int, Worker] = {}
         """Workers with an idle slot, by number. The most recently used worker is last."""
@@ -33,10 +33,10 @@ class SlotIndex:
         self._held: dict[int, frozenset[str]] = {}
         self._running: dict[str, WorkerSlot] = {}
         self._jobs: dict[int, dict[str, WorkerSlot]] = {}
-        """The running jobs by worker."""
+        """The running jobs, by the number of their worker."""
 
     def update(self, number: int, worker: Worker) -> None:
-        """Note a change of a worker, its slots, or the checkpoints that it holds."""
+        """Note a change of a worker, of its slots, or of the checkpoints that it holds."""
         jobs = {slot.job_id: (worker, slot) for slot in worker.slots if slot.job_id is not None}
         self._note_jobs(number, jobs)
         free = worker.free_slots()
@@ -54,35 +54,35 @@ class SlotIndex:
         self._note_jobs(number, {})
 
     def slot_of(self, job_id: str) -> WorkerSlot | None:
-        """The worker and the slot that run this job, or None."""
+        """Return the worker and the slot that run this job, or None."""
         return self._running.get(job_id)
 
     def is_warm(self, checkpoint: str) -> bool:
-        """Whether a worker that takes jobs holds the checkpoint, with or without an idle slot."""
+        """Return whether a worker that takes jobs holds the checkpoint, even without idle slots."""
         return bool(self._holders.get(checkpoint))
 
     def idle_holder_of(self, checkpoint: str) -> int | None:
-        """A worker that holds the checkpoint and has an idle slot."""
+        """Return a worker that holds the checkpoint and has an idle slot, or None."""
         holders = self._warm.get(checkpoint)
         return None if holders is None else holders.first
 
     def idle_without_checkpoint(self) -> int | None:
-        """A worker with an idle slot that holds no checkpoint."""
+        """Return a worker with an idle slot that holds no checkpoint, or None."""
         return self._fresh.first
 
     def lowest_idle(self) -> int | None:
-        """The worker with the lowest number that has an idle slot. With this choice workers with
-        high numbers become idle and can be closed.
+        """Return the lowest worker with an idle slot, or None. This choice lets workers with high
+        numbers become idle, so that they can be closed.
         """
         return self._lowest.first
 
     def least_recently_used(self) -> int | None:
-        """The least recently used worker with an idle slot."""
+        """Return the least recently used worker with an idle slot, or None."""
         return next(iter(self._idle), None)
 
     def pick_slot(self, number: int, checkpoint: str | None) -> WorkerSlot:
-        """An idle slot of a worker, which the caller must reserve. The worker then counts as a
-        holder of the checkpoint.
+        """Return an idle slot of a worker, and note that the worker will hold the checkpoint. The
+        caller must reserve the slot.
         """
         worker = self._idle.pop(number)
         self._idle[number] = worker
@@ -95,7 +95,7 @@ class SlotIndex:
 
     def _note_jobs(self, number: int, jobs: dict[str, WorkerSlot]) -> None:
         for job_id, worker_slot in self._jobs.pop(number, {}).items():
-            # If another worker runs the job now, the entry of that worker stays.
+            # Another worker may run the job now.
             if self._running.get(job_id) is worker_slot:
                 del self._running[job_id]
         if jobs:

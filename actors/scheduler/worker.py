@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 JOBS_PER_ACTOR = constant("JOBS_PER_ACTOR", 0)
 """Number of jobs that a job actor runs before it is replaced. 0 means 1 job on a worker with a GPU,
-and 1000 jobs on a worker without a GPU, because the start of an actor takes 1.4 s of CPU time.
+and 1000 jobs on other workers, because the start of an actor takes 1.4 s of CPU time.
 """
 _JOBS_PER_ACTOR_ON_GPU = 1
 _JOBS_PER_ACTOR_ON_CPU = 1000
@@ -50,43 +50,36 @@ class Worker:
         jobs_per_actor: int = JOBS_PER_ACTOR,
         period_s: float = 1.0,
     ) -> None:
-        """Create a worker. `keep` opens it.
+        """See `JOBS_PER_ACTOR` for `jobs_per_actor`.
 
-        A job actor is replaced after `jobs_per_actor` jobs (0: see `JOBS_PER_ACTOR`). The engine is
-        checked, and failed steps are repeated, every `period_s` seconds. An engine that did not
-        answer is checked ten times as often. An engine is ended if it does not answer for
-        `engine_silence_s` seconds longer than its work may take.
+        The engine is checked every `period_s` seconds, or ten times as often while it does not
+        answer. It is killed if it does not answer for `engine_silence_s` seconds longer than its
+        work may take.
         """
         self.name = name
         self.checkpoints: set[str] = set()
-        """Checkpoints of the jobs that the engine has been given since its start."""
+        """Checkpoints of the jobs that the engine has got since its start."""
         self.slots = Slots(slots, make=self._slot, on_change=on_change)
         self.is_ready = False
-        """Whether the engine answered the last check. If not, the worker is given no job."""
+        """Whether the engine answered the last check. If not, the worker gets no jobs."""
         self.idle_since = time.monotonic()
         self.is_leaving = False
         """Whether the worker gets no more jobs, and is closed when its jobs have ended."""
         self.unwanted_since: float | None = None
-        """Time since which the worker has been neither ready nor needed. None if it is ready or
-        needed.
-        """
+        """Time since which the worker has been neither ready nor needed, or None."""
         self.startup = startup
         self._cluster = cluster
         self._jobs_per_actor = jobs_per_actor
         self._engine_silence_s = engine_silence_s
         self._silent_until: float | None = None
-        """Time until which the engine may stay silent. None before its first answer, and after it
-        has ended.
-        """
+        """Time until which the engine may stay silent. None until its first answer."""
         self._on_change = on_change
         self._period_s = period_s
         self._engine: EngineActor | None = None
         self._gpus = 0.0
 
     async def keep(self) -> None:
-        """Open the worker and check its engine until cancelled. The actors of the worker are not
-        ended.
-        """
+        """Open the worker and check its engine until cancelled. Its actors outlive this call."""
         self._gpus = await self._place()
         try:
             engine = await self._open_engine()
@@ -105,9 +98,7 @@ class Worker:
         return self.slots.is_busy
 
     def describe(self) -> dict[str, Any]:
-        """The worker as JSON. The state is `starting` until the engine answers, also after a loss
-        of the engine.
-        """
+        """Return a description for JSON. After a loss of the engine the state is `starting`."""
         return {
             "state": "leaving" if self.is_leaving else "ready" if self.is_ready else "starting",
             "running": self.slots.busy,
@@ -117,7 +108,7 @@ class Worker:
 
     @property
     def has_reported(self) -> bool:
-        """Whether the engine answers and all job actors that were found have reported."""
+        """Whether the engine answers and all adopted slots have reported their jobs."""
         return self.is_ready and self.slots.have_reported
 
     @property
@@ -131,12 +122,12 @@ class Worker:
         return self.slots.free() if self.takes_jobs else 0
 
     def leave(self) -> None:
-        """Take no further jobs."""
+        """Give no further jobs to the worker."""
         self.is_leaving = True
         self._on_change()
 
     def mark_unready(self) -> None:
-        """Take no further jobs until the engine has answered again."""
+        """Give no further jobs to the worker until the engine has answered again."""
         if self.is_ready:
             self.is_ready = False
             self._on_change()
@@ -146,9 +137,7 @@ class Worker:
         return None if self._engine is None else await self._engine.cancel(job_id, attempt)
 
     async def _check(self, engine: EngineActor) -> EngineActor:
-        """Check the engine. Returns the engine to check next, which is a new engine if this engine
-        has ended.
-        """
+        """Check the engine. Returns the engine, or a new engine if this engine has ended."""
         try:
             state = await engine.check()
         except EngineGone as error:
@@ -161,7 +150,7 @@ class Worker:
                 self.startup.died(error)
             fields = {"action": "engine_gone", "worker": self.name, "error": str(error)}
             logger.warning("engine gone", extra=fields)
-            # The placement group may be lost, too, so it is found or made again.
+            # The placement group may be lost, too.
             await self._place()
             return await self._open_engine()
         except ActorUnavailable as error:
@@ -178,15 +167,15 @@ class Worker:
         return engine
 
     async def _end_if_stuck(self, engine: EngineActor) -> None:
-        """End an engine that hangs, so that its standby takes the device.
+        """Kill an engine that hangs, so that its standby takes the device.
 
-        While a job runs on the worker, only the job actor may end the engine, because the engine
-        may answer the job actor and not the dispatcher.
+        While a job runs on the worker, only its job actor may do this, because the engine may
+        answer the job actor and not the dispatcher.
         """
         now = time.monotonic()
         if self.is_busy or self._silent_until is None or now < self._silent_until:
             return
-        # If the engine is still silent at this time, it is killed again.
+        # After this time, an engine that is still silent is killed again.
         self._silent_until = now + self._engine_silence_s
         fields = {"action": "engine_kill", "worker": self.name}
         logger.warning("an engine does not answer and is ended", extra=fields)
@@ -194,9 +183,7 @@ class Worker:
             await engine.kill()
 
     def _note_answer(self) -> None:
-        """Note an answer of the engine. While no job actor has started, the worker counts as
-        silent, too.
-        """
+        """Note an answer of the engine. Without a started job actor, the worker is silent, too."""
         if all(slot.state is SlotState.STARTING for slot in self.slots):
             self.startup.silent(_NO_JOB_ACTOR)
         else:
@@ -235,8 +222,8 @@ class Worker:
 
 _MOST_CHARS = 300
 _IN_CONSTRUCTOR = "creation task"
-"""A part of the first line of Ray's error for an actor whose constructor failed. The last line of
-such an error has the reason.
+"""Text in the first line of Ray's error for an actor whose constructor failed. The reason is in the
+last line of such an error.
 """
 
 
@@ -248,7 +235,7 @@ class Startup:
     ) -> None:
         """A start fails after `longest_s` seconds without an answer, or after `most_deaths` deaths.
 
-        The time in which the worker waits for room in the cluster does not count.
+        The time until the worker is placed does not count.
         """
         self.is_placed = False
         self._longest_s = longest_s
@@ -268,9 +255,7 @@ class Startup:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why the worker is not ready, in one line, or None after the engine has
-        answered.
-        """
+        """Why the worker is not ready, in one line, or None after an answer of the engine."""
         if not self.is_placed:
             return "the cluster has no room for a worker"
         if self._silent_since is None:
@@ -279,7 +264,7 @@ class Startup:
 
     @property
     def waits_for_room_s(self) -> float:
-        """Seconds for which the worker has waited for room in the cluster, or 0 if it is placed."""
+        """Seconds for which the worker has waited to be placed, or 0 if it is placed."""
         return 0.0 if self.is_placed else self._clock() - self._waits_since
 
     def waits_for_room(self) -> None:
@@ -292,12 +277,12 @@ class Startup:
         self._silent_since = now if since is None else since + (now - self._waits_since)
 
     def died(self, error: Exception) -> None:
-        """Note that the engine has ended and is not restarted."""
+        """Note that the engine has ended, and that the cluster does not restart it."""
         self._deaths += 1
         self.silent(error)
 
     def silent(self, error: Exception) -> None:
-        """Note that the engine did not answer, or is being restarted."""
+        """Note that the engine did not answer, or that the cluster restarts it."""
         if self._silent_since is None:
             self._silent_since = self._clock()
         self._error = _line(error)
@@ -308,7 +293,7 @@ class Startup:
 
 
 def _line(error: Exception) -> str:
-    """The line of an error's text that has the reason."""
+    """Return the line of an error's text that contains the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
