@@ -59,21 +59,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _KILL_TIMEOUT_S = 30.0
-_ROOM_LOG_PERIOD_S = 5
+_PLACEMENT_LOG_PERIOD_S = 5
 ENGINE_ENVIRONMENT = {
     # Without these settings glibc returns every large buffer to the system, and a batch of two rows
     # takes more than twice the time of one row.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
     "MALLOC_TOP_PAD_": "1000000000",
-    # Threads wait for each other by spinning. On busy cores, a spinning thread takes the core from
-    # the thread for which it waits. With this setting threads spin only for microseconds. A small
-    # UNet call then takes 6.9 ms instead of 6.7 ms on two free cores, and 27 ms instead of 72 ms
-    # beside two busy processes. Without any spinning (OMP_WAIT_POLICY), the call takes 26 ms and 47
-    # ms.
+    # OpenMP threads spin while they wait for each other. On busy cores, a spinning thread takes the
+    # core from the thread for which it waits. With this setting threads spin for microseconds only.
+    # A small UNet call then takes 6.9 ms instead of 6.7 ms on two free cores, and 27 ms instead of
+    # 72 ms beside two busy processes. Without spinning (OMP_WAIT_POLICY) it takes 26 ms and 47 ms.
     "GOMP_SPINCOUNT": "3000",
-    # With this setting torch uses the driver's management library to detect a GPU, and so allocates
-    # no GPU memory. The standby loads torch and must not allocate GPU memory.
+    # With this setting torch detects a GPU with the driver's management library and allocates no
+    # GPU memory. The standby imports torch and must not allocate GPU memory.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 
@@ -88,24 +87,21 @@ class RayCluster:
         calls: RayCalls,
         on_engine: Callable[[str, str, EngineState], None] = lambda *_: None,
     ) -> None:
-        """`on_engine` is called with the endpoint, the worker, and each state that the engine of
-        the worker reports.
-        """
+        """`on_engine` is called with the endpoint, the worker, and each state of its engine."""
         self._on_engine = on_engine
         self._config = config
         self._run = calls.run
         self._groups: dict[str, PlacementGroup] = {}
         self._bundles: dict[str, Mapping[str, float]] = {}
-        """Resources of the placement group of each worker. The config of the endpoint may have
-        changed since.
+        """Resources of the placement group of each worker. They may differ from the present config.
         """
         self._silences = Silences()
         self._failed_on: dict[str, str] = {}
-        """The node on which each worker failed to start the last time."""
+        """The node on which a worker last failed to start, by worker."""
 
     async def place(self, worker: str) -> float:
         group = await self._run(lambda: self._find_or_make_group(worker))
-        await _wait_for_room(group, worker)
+        await _wait_until_placed(group, worker)
         self._groups[worker] = group
         [self._bundles[worker]] = await self._run(lambda: group.bundle_specs)
         return self._gpus(worker)
@@ -127,7 +123,7 @@ class RayCluster:
         )
 
     async def _add_standby(self, worker: str, engine: Any) -> None:
-        """Make the standby of an engine that has started, if its machine gets a standby."""
+        """Make the standby of a started engine, if the workers on its machine have a standby."""
         with suppress(ActorUnavailable):
             devices = await answer(engine.standby_devices)
             if devices is None:
@@ -138,7 +134,7 @@ class RayCluster:
             await self._run(lambda: make(config, device=device, devices=devices))
 
     async def _end_process(self, actor: Any) -> None:
-        """Kill an engine process, which Ray restarts."""
+        """Kill an engine process. Ray restarts it."""
         await self._run(partial(ray.kill, actor, no_restart=False))
 
     def _engine_options(
@@ -197,7 +193,7 @@ class RayCluster:
             try:
                 handle = await self._run(partial(ray.get_actor, name, NAMESPACE))
             except ActorUnavailable as error:
-                # A ValueError means that the actor no longer exists. Every other error is raised.
+                # A ValueError means that the actor no longer exists.
                 if not isinstance(error.__cause__, ValueError):
                     raise
             else:
@@ -238,9 +234,11 @@ class RayCluster:
         return group
 
     def _other_node(self, worker: str, bundle: Mapping[str, float]) -> str | None:
-        """A node with enough resources that is not the node on which the worker failed to start."""
+        """Return a node with enough resources other than that on which the worker failed to start,
+        or None.
+        """
         if (failed_on := self._failed_on.get(worker)) is None or self._config.endpoint.labels:
-            return None  # If the endpoint has labels, only Ray can decide which nodes match them.
+            return None  # Only Ray can decide which nodes match the labels.
         nodes = [
             node["NodeID"]
             for node in ray.nodes()
@@ -270,7 +268,7 @@ def _actors_of(worker: str) -> list[str]:
 
 
 def _node_of(worker: str) -> str | None:
-    """The node of a worker, or None if the worker is not placed."""
+    """Return the node of a worker, or None if the worker is not placed."""
     try:
         group = get_placement_group(worker)
     except ValueError:
@@ -297,14 +295,14 @@ def _kill(name: str) -> bool:
     return True
 
 
-async def _wait_for_room(group: PlacementGroup, worker: str) -> None:
-    """Wait until a placement group is ready. The wait needs one request and no thread.
+async def _wait_until_placed(group: PlacementGroup, worker: str) -> None:
+    """Wait until a placement group is ready, without a thread.
 
     Raises ActorUnavailable, for example if the group is removed during the wait.
     """
     waiting = asyncio.ensure_future(_ready(group))
     try:
-        while not (await asyncio.wait({waiting}, timeout=_ROOM_LOG_PERIOD_S))[0]:
+        while not (await asyncio.wait({waiting}, timeout=_PLACEMENT_LOG_PERIOD_S))[0]:
             logger.info("a worker waits for room", extra={"action": "place", "worker": worker})
         waiting.result()
     except RayError as error:
@@ -318,11 +316,11 @@ async def _ready(group: PlacementGroup) -> None:
 
 
 _ANSWER_TIMEOUT_S = 10.0
-_MOST_HANDED_BYTES = 32 * 1024
-"""Largest size of the events of a job that is passed with a call."""
+_MOST_PASSED_BYTES = 32 * 1024
+"""Largest size of the events of a job that is passed to a job actor."""
 _START_TIMEOUT_S = 120.0
 _LONGEST_SILENCE_S = 60.0
-"""Seconds without an answer after which an actor is assumed to run no job."""
+"""Seconds without an answer after which a job actor is assumed to run no job."""
 _HAS_DEVICE_TIMEOUT_S = 2.0
 """Time-out of `has_device` in seconds. A process that is still starting does not answer."""
 
@@ -344,8 +342,8 @@ class RayJobActor:
         await answer(self._handle.wait_idle, timeout_s=None)
 
     async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
-        # The actor reads a large job itself, because Ray would pass it through its object store.
-        known = job if job.log_bytes <= _MOST_HANDED_BYTES else None
+        # The job actor reads a large job from the log, because Ray would use its object store.
+        known = job if job.log_bytes <= _MOST_PASSED_BYTES else None
         try:
             run = partial(self._handle.run.remote, entry.job_id, entry.ack_subject, known)
             return RunOutcome(await run(after_attempts=job.attempts, given_at=utc_now()))
@@ -365,8 +363,8 @@ class RayJobActor:
 
 
 class RayEngineActor:
-    """See `actors.scheduler.cluster.EngineActor`. An engine has one or two processes, and one of
-    them has the device.
+    """See `actors.scheduler.cluster.EngineActor`. One of the one or two processes of an engine has
+    the device.
     """
 
     def __init__(
@@ -376,11 +374,11 @@ class RayEngineActor:
         end: Callable[[Any], Awaitable[None]],
         on_state: Callable[[EngineState], None] = lambda _: None,
     ) -> None:
-        """Create a handle of the engine with these processes.
+        """`handles` are the processes of the engine.
 
-        When the process with the device is found, `add_standby` is called with this process. `end`
-        kills the process, and the cluster restarts it. `on_state` is called with each state that
-        the process reports.
+        `add_standby` is called when the process with the device has answered for the first time.
+        `end` kills this process, and the cluster restarts it. `on_state` is called with each state
+        of the engine.
         """
         self._handles = handles
         self._add_standby = add_standby
@@ -417,7 +415,7 @@ class RayEngineActor:
             return None
 
     async def _find_holder(self) -> Any:
-        """The first process that answers that it has the device. Raises ActorUnavailable."""
+        """Return the process that has the device. Raises ActorUnavailable."""
         asked = {asyncio.create_task(_holds(each)) for each in self._handles}
         errors: list[ActorUnavailable] = []
         try:
@@ -435,20 +433,20 @@ class RayEngineActor:
 
 
 async def _holds(engine: Any) -> Any | None:
-    """The process, or None if it does not have the device. Raises ActorUnavailable."""
+    """Return the process, or None if it does not have the device. Raises ActorUnavailable."""
     return engine if await answer(engine.has_device, timeout_s=_HAS_DEVICE_TIMEOUT_S) else None
 
 
 class Silences:
-    """Records since when job actors have not answered."""
+    """Records the time since which each job actor has not answered."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: dict[str, float] = {}
 
     async def may_run_job(self, name: str, actor: RayJobActor) -> bool:
-        """Whether the actor runs a job. The result is also True for an actor that does not answer,
-        for up to `_LONGEST_SILENCE_S` seconds.
+        """Return whether the actor runs a job. A silent actor is assumed to run a job for
+        `_LONGEST_SILENCE_S` seconds.
         """
         try:
             job_id, _ = await actor.state()
@@ -465,7 +463,7 @@ class Silences:
 async def answer(
     method: Any, *arguments: object, timeout_s: float | None = _ANSWER_TIMEOUT_S
 ) -> Any:
-    """Call a method of an actor. Raises ActorUnavailable."""
+    """Call a method of an actor and return its result. Raises ActorUnavailable."""
     try:
         async with asyncio.timeout(timeout_s):
             return await method.remote(*arguments)
@@ -474,21 +472,19 @@ async def answer(
 
 
 _RAY_CALLS = constant("RAY_CALLS", 8)
-"""Largest number of blocking calls of Ray at the same time."""
+"""Largest number of concurrent blocking calls of Ray."""
 
 
 class RayCalls:
-    """Runs blocking calls of Ray in separate threads.
-
-    The default executor of the event loop has few threads. If they all waited for Ray, no other
-    work could use them.
+    """Runs blocking calls of Ray in threads of its own, so that they cannot occupy all threads of
+    the event loop's default executor.
     """
 
     def __init__(self, *, at_once: int = _RAY_CALLS) -> None:
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="ray")
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Run a call and return its result. Raises ActorUnavailable."""
+        """Run a call and return its result. Raises ActorUnavailable after an error of Ray."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except Exception as error:
