@@ -345,8 +345,14 @@ class RayJobActor:
         # The job actor reads a large job from the log, because Ray would use its object store.
         known = job if job.log_bytes <= _MOST_PASSED_BYTES else None
         try:
-            run = partial(self._handle.run.remote, entry.job_id, entry.ack_subject, known)
-            return RunOutcome(await run(after_attempts=job.attempts, given_at=utc_now()))
+            run = self._handle.run.remote(
+                entry.job_id,
+                entry.ack_subject,
+                known,
+                after_attempts=job.attempts,
+                given_at=utc_now(),
+            )
+            return RunOutcome(await run)
         except RayError as error:
             died = ActorDied if ended_by_itself(error) else ActorLost
             raise died(first_line(error)) from error

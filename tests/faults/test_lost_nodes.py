@@ -29,7 +29,7 @@ HERE = {"node_ip_address": "127.0.0.1"}
 
 class Entry:
     job_id = "a-job"
-    token = "a-token"
+    ack_subject = "a-subject"
 
 
 @ray.remote(num_cpus=0, max_concurrency=10)
