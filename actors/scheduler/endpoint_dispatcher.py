@@ -1,13 +1,12 @@
 """EndpointDispatcher: starts the waiting jobs of one endpoint on its workers, in fair order.
 
-`Prefetch` adds the jobs of the queue to the waiting jobs. `EndpointDispatcher` chooses the job that
-starts next and its worker, runs the job on a slot, and handles the outcome.
+`Prefetch` adds the jobs of the queue to the waiting jobs. `EndpointDispatcher` chooses the next job
+and its worker, runs the job on a slot, and handles the outcome.
 
-A job prefers a worker that holds its checkpoint (delay scheduling: M. Zaharia et al., 2010). If all
-such workers are busy, the job waits for some seconds. The job keeps its position, but other jobs
-near the head of the order may start before it. After the wait the job takes any worker. Without the
-wait, jobs with different checkpoints would make each worker load again and again. If the wait were
-too long, slots would stay empty.
+A job prefers a warm worker (delay scheduling: M. Zaharia et al., 2010). If all warm workers are
+busy, the job waits for some seconds, and the next jobs in the order may start before it. After the
+wait the job gets any worker. Without the wait, jobs with different checkpoints would make each
+worker load repeatedly. With a long wait, slots would stay empty.
 """
 
 from __future__ import annotations
@@ -42,36 +41,26 @@ from telemetry.logs import job_log_fields
 logger = logging.getLogger(__name__)
 
 DISPATCHER_LEASE_S = constant("DISPATCHER_LEASE_S", 6.0)
-"""Seconds for which a dispatcher holds the lease without a renewal. After this time another
-dispatcher takes over.
-"""
+"""Seconds after the last renewal of the lease at which another dispatcher takes over."""
 _MAX_DISPATCH_FAILURES = constant("MAX_DISPATCH_FAILURES", 5)
-"""Largest number of job actors that may die before they begin an attempt at a job. Then the job
-fails and is a dead letter.
-"""
+"""Number of deaths of job actors before an attempt, after which a job becomes a dead letter."""
 _FAIR_QUANTUM = constant("FAIR_QUANTUM", 10.0)
-"""Megapixel-steps that an owner of weight 1 may spend in a round of deficit round robin. A job with
-a higher cost delays the next job of its owner by several rounds.
-"""
+"""Megapixel-steps that an owner of weight 1 may spend in a round of deficit round robin."""
 _WARM_WAIT_S = constant("WARM_WAIT_S", 3.0)
-"""Seconds for which a job waits for a worker that holds its checkpoint, while other workers have
-room but would have to load the checkpoint. The best value is a fifth to a half of the time of a
-load.
+"""Seconds for which a job waits for a warm worker, while workers without its checkpoint are idle.
+The best value is a fifth to a half of the time of a load.
 """
 _CANDIDATES = 16
 """Number of owners whose jobs are considered when a job is chosen."""
 _HOLD_LEASES = 2
-"""A prefetched entry is held for this many times the duration of a dispatcher lease, but at most
-for a job lease. So the entries of a dead dispatcher are delivered again at about the time at which
-another dispatcher takes over.
+"""A prefetched entry is held for this many durations of a dispatcher lease, but at most for one
+duration of a job lease.
 """
 _LOST_LEASES = 3
-"""An entry that is not delivered for this many times the duration of a job lease is put on the
-queue again.
-"""
+"""An entry that is not delivered for this many durations of a job lease counts as lost."""
 
 Placed: TypeAlias = tuple[Prefetched, Worker, Slot]
-"""A job that was given a slot, with the worker and the slot."""
+"""A job with the worker and the slot that it was given."""
 
 
 class EndpointDispatcher:
@@ -88,11 +77,9 @@ class EndpointDispatcher:
         expiry_period_s: float = EXPIRY_PERIOD_S,
         max_dispatch_failures: int = _MAX_DISPATCH_FAILURES,
     ) -> None:
-        """Create the dispatcher of an endpoint.
-
-        `writer` must use a log that waits until an outage is over. `running_jobs` counts the jobs
-        of all endpoints. `end_rate` is kept when the row of the endpoint changes. An entry of a
-        running job is delivered again `lease_s` seconds after its last renewal.
+        """`writer` must use a `RetryingLog`. `running_jobs` counts the jobs of all endpoints.
+        `end_rate` survives a change of the endpoint's row. The lease of a running job lasts
+        `lease_s` seconds.
         """
         self.endpoint = endpoint
         self.status = EndpointStatus(
@@ -108,8 +95,8 @@ class EndpointDispatcher:
             quantum=_FAIR_QUANTUM, runs_some=lambda owner: running_jobs.count(owner, endpoint) > 0
         )
         self._wake_at: float | None = None
-        """If the last `_choose` found no job, the time at which a job may start even without a
-        change. None if only a change can start a job.
+        """Time of the next end of a wait for a warm worker. None if the last `_choose` found a job,
+        or if no job waits for a warm worker.
         """
         self._last_depth = 0
         self.prefetch = Prefetch(
@@ -143,20 +130,18 @@ class EndpointDispatcher:
                 while True:
                     taken, worker, slot = await self._take_next()
                     task = group.create_task(self._run(taken, worker, slot))
-                    # The callback is also called if the task is cancelled before it has begun.
+                    # This callback also runs if the task is cancelled before its first step.
                     task.add_done_callback(partial(self._end_run, taken))
 
     async def _demand(self) -> int:
-        """The number of jobs on the queue. While the queue cannot be read, the last known
-        number.
-        """
+        """Return the number of jobs on the queue, or the last known number during an outage."""
         with suppress(LogUnavailable):
             self._last_depth = await self._queue.depth(self.endpoint.id)
         return self._last_depth
 
     async def _take_next(self) -> Placed:
-        """Wait until a job may start. Then reserve a slot for the job and count the job, before any
-        other task can run.
+        """Wait until a job may start. Then reserve a slot and count the job, without an `await` in
+        between.
         """
         while (chosen := self._choose(now := time.monotonic())) is None:
             wait_s = None if self._wake_at is None else self._wake_at - now
@@ -173,15 +158,15 @@ class EndpointDispatcher:
         return taken, worker, slot
 
     def _choose(self, now: float) -> tuple[WaitingJob, int] | None:
-        """The job that starts next and the number of a worker with an idle slot, or None if no job
-        may start now.
+        """Return the job that starts next and the number of its worker, or None if no job may start
+        now.
         """
         self._wake_at = None
         free = self._pool.slot_index
         if free.lowest_idle() is None:
             return None
-        # The last free slots are only for owners who run nothing. So an owner with a large backlog
-        # cannot occupy all slots with long jobs, and the first job of another owner starts at once.
+        # The last free slots are only for owners who run nothing, so that an owner with a large
+        # backlog cannot occupy all slots with long jobs.
         only_idle = free.count <= self._running_jobs.slots_kept_free(self.endpoint)
         while True:
             held: list[str] = []
@@ -194,10 +179,9 @@ class EndpointDispatcher:
                 self._waiting.hold(owner)
             if not held:
                 return None
-            # The held owners are no candidates in the next pass of this loop.
 
     def _choose_worker(self, job: WaitingJob, now: float) -> int | None:
-        """The number of a worker with an idle slot, or None if the job waits for a warm worker."""
+        """Return the number of a worker with an idle slot, or None if the job must wait."""
         free = self._pool.slot_index
         if job.checkpoint is None:
             return free.lowest_idle()
@@ -206,7 +190,6 @@ class EndpointDispatcher:
         if (number := free.idle_without_checkpoint()) is not None:
             return number
         if not free.is_warm(job.checkpoint):
-            # No worker has the checkpoint in memory, so a wait would be useless.
             return free.least_recently_used()
         if job.passed_at is None:
             job.passed_at = now
@@ -221,7 +204,7 @@ class EndpointDispatcher:
             if not slot.belongs_to(taken.entry):
                 return
             if job is None:
-                # The run ends before the refund, so that the job no longer counts as running.
+                # The job must not count as running during the refund.
                 self._end_run(taken)
                 self._waiting.refund(taken.waiting)
                 slot.release()
@@ -235,12 +218,12 @@ class EndpointDispatcher:
                 slot.recycle()
 
     def _end_run(self, taken: Prefetched, _: object = None) -> None:
-        """Count the end of a run. A second call for the same run changes nothing."""
+        """Count the end of a run, once."""
         if self.prefetch.end_flight(taken):
             self._running_jobs.remove(taken.waiting.owner, self.endpoint)
 
     def _note_end(self, owner: str) -> None:
-        """Note that a job of this owner has ended, on this or another endpoint."""
+        """Note that a job of this owner has ended on any endpoint."""
         self._waiting.release(owner)
         self._waiting.note_running(owner)
         self._pool.wake()
@@ -254,7 +237,7 @@ class EndpointDispatcher:
             fields = {"action": "actor_died", "job_id": job.id, "error": str(death)}
             logger.warning("a job actor died", extra=fields)
             if slot.belongs_to(taken.entry):
-                await self._give_back(taken, worker, slot, death)
+                await self._handle_actor_death(taken, worker, slot, death)
             if slot.belongs_to(taken.entry):
                 slot.replace()
             return
@@ -267,19 +250,19 @@ class EndpointDispatcher:
             worker.mark_unready()
         elif outcome in {RunOutcome.COMPLETED, RunOutcome.ENDED}:
             self._end_rate.note_end()
-        # After a failed attempt (RETRY) the actor is kept: the engine has failed and not the actor,
-        # and a new actor needs seconds to start.
+        # The actor is kept after a failed attempt (RETRY), because the engine has failed and not
+        # the actor.
         if outcome in {RunOutcome.COMPLETED, RunOutcome.RETRY} and not slot.is_expired:
             slot.release()
         else:
             slot.recycle()
 
-    async def _give_back(
+    async def _handle_actor_death(
         self, taken: Prefetched, worker: Worker, slot: Slot, death: ActorDied
     ) -> None:
-        """Append the events that follow from the death of a job actor, and give the entry back.
+        """Append the events that follow from the death of a job actor.
 
-        If the dead actor was the writer of the job, the entry returns to the queue at once. If not,
+        If the dead actor had begun an attempt, the entry is put back on the queue at once. If not,
         another actor may run the job, so the entry is delivered again only after its lease. The
         entry of an ended job is acknowledged.
         """
@@ -303,9 +286,7 @@ class EndpointDispatcher:
             await taken.entry.ack()
 
     async def _count_failure(self, job: Job, attempts: int) -> Job:
-        """Count the death of a job actor before an attempt. After too many such deaths the job
-        ends.
-        """
+        """Count the death of a job actor before an attempt, and fail the job after too many."""
         command = FailDispatch(
             attempts,
             "its job actor died before an attempt began",
@@ -319,11 +300,10 @@ class EndpointDispatcher:
 
 
 async def _cancel_and_blame(job: Job, worker: Worker, death: ActorDied) -> Blame:
-    """Decide whether a job may have killed its actor, and end its run on the engine.
+    """Cancel the run of a job whose actor died. Returns the blame of the job.
 
-    The job is a bystander if its actor was lost with its node, or if the device had not begun to
-    work for the job. In all other cases the job is a suspect, also if it is unknown whether the
-    device had begun.
+    The job is a bystander if its actor was lost with its node, or if the device has not worked for
+    the job. In all other cases the job is a suspect, even if the answer of the engine is missing.
     """
     had_begun = await worker.cancel_run(job.id, job.attempts)
     is_bystander = isinstance(death, ActorLost) or had_begun is False

@@ -1,12 +1,12 @@
 """Prefetch: pulls the queue entries of an endpoint and holds them until their jobs start.
 
-A pulled entry may also be a new delivery of a job that runs. The actor of the job then continues
-with this delivery, or is replaced.
+A pulled entry may also be a new delivery of a running job. The job actor then continues with this
+delivery, or is replaced.
 
-The scheduler chooses among all waiting jobs, so each entry is pulled when it arrives, up to a
-bound. Each entry is held for some seconds, and the hold is renewed. The entries of a dead
-dispatcher are therefore delivered again at about the time at which another dispatcher takes over.
-Nothing is stored about prefetched jobs, so nothing has to be repaired.
+The dispatcher chooses among all waiting jobs, so each entry is pulled when it arrives, up to a
+bound. An entry is held for some seconds, and the hold is renewed. So the entries of a dead
+dispatcher are delivered again at about the time at which another dispatcher takes over. Nothing is
+stored about prefetched jobs.
 """
 
 from __future__ import annotations
@@ -36,37 +36,34 @@ from telemetry.logs import job_log_fields
 logger = logging.getLogger(__name__)
 
 BUSY_S = 2.0
-"""Seconds until an entry is delivered again if its job may run on another worker, or if the actor
-of its slot runs another job.
+"""Seconds until an entry is delivered again if its job may be running, or if the actor of its slot
+runs another job.
 """
 
 _PREFETCHED_JOBS = constant("PREFETCHED_JOBS", 20_000)
-"""Largest number of waiting jobs of an endpoint that are prefetched. Owners share the endpoint
-fairly among these jobs. When this many jobs are held, a consumer prefetches a job only if no job of
-that consumer is held. All jobs of an owner on the endpoint come from the same consumer, one of
-`CONSUMERS`. A job needs about 1 kB of the dispatcher's memory, and 10,000 jobs need 2 % of a core
-of NATS.
+"""Largest number of prefetched jobs of an endpoint. The order is fair among the prefetched jobs.
+
+A full prefetch accepts a job only from a consumer of which no job is held. All jobs of an owner on
+an endpoint have the same consumer, one of `CONSUMERS`. A prefetched job needs about 1 kB of memory
+in the dispatcher, and 10,000 of them need 2 % of a core in NATS.
 """
 _PULL_TIMEOUT_S = 30.0
 _BATCH = 64
 """Largest number of entries in one pull."""
 _READS_AT_ONCE = 64
 _MOST_KEPT_BYTES = 32 * 1024
-"""Largest size in bytes of the events of a job that is kept in memory for some seconds. A larger
-job is read again when it is needed. A dispatcher that starts reads a whole backlog at once, and
-large requests could use up its memory.
+"""Largest size in bytes of the events of a job that is kept in memory for some seconds. Without
+this limit, a backlog of large requests could exhaust the memory of a dispatcher that starts.
 """
 _CHECKED = 64
-"""Number of prefetched jobs that are read again in each period. The jobs whose last read is oldest
-come first.
-"""
+"""Number of prefetched jobs that are read again in each period, the longest unread first."""
 TRANSIENT = (LogUnavailable, ReadTimeout)
 """Errors that say nothing about a job. After such an error the entry is delivered again."""
 
 
 @dataclass(slots=True, eq=False)
 class Prefetched:
-    """A job with the queue entry that the dispatcher holds for it."""
+    """A job with its queue entry, which the dispatcher holds."""
 
     entry: QueueEntry
     waiting: WaitingJob
@@ -75,12 +72,10 @@ class Prefetched:
     attempts: int
     """Number of the job's attempts when its entry arrived."""
     job: Job | None
-    """The job as it was when its entry arrived. None after some seconds, or if the events of the
-    job are large.
-    """
+    """The job when its entry arrived. None after some seconds, or if the job is large."""
     read_at: float
     given_at: float = 0.0
-    """Time at which a slot was given the job."""
+    """Time at which the job was given to a slot."""
 
     @property
     def job_id(self) -> str:
@@ -100,10 +95,10 @@ class Prefetch:
         lease_s: float,
         most: int = _PREFETCHED_JOBS,
     ) -> None:
-        """Create the prefetch of an endpoint. It adds the jobs of the endpoint to `waiting`.
+        """The prefetched jobs are added to `waiting`.
 
-        At most `most` jobs are held, plus one for each consumer. A hold lasts `hold_s` seconds. An
-        entry of a running job is delivered again `lease_s` seconds after its last renewal.
+        At most `most` jobs are held, plus one for each consumer. A hold lasts `hold_s` seconds. The
+        lease of a running job lasts `lease_s` seconds.
         """
         self._endpoint = endpoint
         self._queue = queue
@@ -114,15 +109,15 @@ class Prefetch:
         self._hold_s = hold_s
         self._period_s = hold_s / 3
         self._answer_s = lease_s / 3
-        """Largest time in seconds until an actor answers that it runs a job."""
+        """Time-out in seconds of `take_delivery`."""
         self._jobs: dict[str, Prefetched] = {}
         """Held jobs by id, in the order of arrival."""
         self._of_consumer: Counter[int] = Counter()
         self._arriving: dict[str, QueueEntry] = {}
-        """Pulled entries whose jobs have not been read, by ack subject."""
+        """Pulled entries that are not handled yet, by ack subject."""
         self._in_flight: dict[str, list[Prefetched]] = {}
-        """Jobs that were given to slots and have not ended, by id. A job may be in flight twice, if
-        its entry was delivered again before its first slot has answered.
+        """Jobs in flight by id. A job may be in flight twice, if its entry was delivered again
+        before its first slot has answered.
         """
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
 
@@ -131,13 +126,11 @@ class Prefetch:
 
     @property
     def has_room(self) -> bool:
-        """Whether the prefetch holds fewer jobs than it may hold, and so adds every job that
-        arrives.
-        """
+        """Whether every job that arrives is prefetched."""
         return len(self._jobs) < self._most
 
     def knows(self, job_id: str) -> bool:
-        """Whether the job is prefetched, in flight, or found to run on a worker."""
+        """Return whether the job is prefetched, in flight, or on a worker."""
         return (
             job_id in self._jobs
             or job_id in self._in_flight
@@ -145,7 +138,7 @@ class Prefetch:
         )
 
     async def run(self) -> None:
-        """Prefetch until cancelled. At the end all entries are returned to the queue."""
+        """Prefetch until cancelled. At the end all entries are put back on the queue."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._renew_holds())
@@ -157,7 +150,7 @@ class Prefetch:
                 await entry.nak()
 
     def begin_flight(self, job_id: str) -> Prefetched:
-        """Note that a slot was given the job. The caller must then call `renew_and_read`."""
+        """Note that a slot was given the job. Call `renew_and_read` afterwards."""
         taken = self._jobs[job_id]
         self._remove(taken)
         self._in_flight.setdefault(job_id, []).append(taken)
@@ -175,10 +168,9 @@ class Prefetch:
         return True
 
     async def renew_and_read(self, taken: Prefetched) -> Job | None:
-        """Renew the entry of a job in flight. Returns the job, or None if it has ended or runs
-        already.
+        """Renew the entry of a job in flight. Returns the job, or None if it no longer waits.
 
-        Raises the errors of reading the job.
+        Raises an error if the job cannot be read.
         """
         try:
             await taken.entry.renew()
@@ -195,8 +187,8 @@ class Prefetch:
             while True:
                 if self._is_full(consumer):
                     await asyncio.sleep(self._period_s)
-                # A full prefetch still pulls entries from time to time. An entry may be a new
-                # delivery of a running job, which shows that the actor of the job hangs.
+                # A full prefetch also pulls entries, but slowly, because an entry may be a new
+                # delivery of a running job whose actor hangs.
                 batch = await entries.next(most=_BATCH, timeout_s=_PULL_TIMEOUT_S)
                 await self._receive_batch(group, batch, consumer)
 
@@ -206,10 +198,8 @@ class Prefetch:
     async def _receive_batch(
         self, group: asyncio.TaskGroup, entries: Sequence[QueueEntry], consumer: int
     ) -> None:
-        """Read the jobs of some entries, then handle the entries.
-
-        Each entry is handled in its own task, because `_handle_entry` may wait for the answer of an
-        actor.
+        """Read the jobs of some entries, then handle each entry in its own task, because
+        `_handle_entry` may wait for the answer of an actor.
         """
         self._arriving |= {entry.ack_subject: entry for entry in entries}
         found = await asyncio.gather(*map(self._load, entries), return_exceptions=True)
@@ -235,33 +225,32 @@ class Prefetch:
         self._arriving.pop(entry.ack_subject, None)
 
     async def _handle_entry(self, entry: QueueEntry, job: Job | None, consumer: int) -> None:
-        """Handle an entry. Its job has ended, runs, is held already, or is new."""
+        """Handle an entry whose job has ended, is running, is held already, or is new."""
         if job is None or job.end is not None:
-            self._let_go(self._jobs.get(entry.job_id))
+            self._discard(self._jobs.get(entry.job_id))
             await entry.ack()
-        elif await self._hand_to_running_actor(job, entry):
-            self._let_go(self._jobs.get(entry.job_id))
+        elif await self._pass_to_running_actor(job, entry):
+            self._discard(self._jobs.get(entry.job_id))
         elif (known := self._jobs.get(job.id)) is not None:
-            # The entry was delivered again, because its hold could not be renewed in time, for
-            # example while NATS was unavailable.
+            # The hold could not be renewed in time, for example while NATS was unavailable.
             known.entry, known.attempts, known.job = entry, job.attempts, None
         elif self._is_full(consumer):
             await entry.redeliver_in(self._hold_s)
         else:
             self._add(entry, job, consumer)
 
-    async def _hand_to_running_actor(self, job: Job, entry: QueueEntry) -> bool:
-        """If the job of an entry runs already, let its actor continue with this delivery. Returns
-        whether nothing else is to be done with the entry.
+    async def _pass_to_running_actor(self, job: Job, entry: QueueEntry) -> bool:
+        """If the job of an entry is running, pass this delivery to its actor. Returns whether the
+        entry is handled.
 
-        The entry of a running job is delivered again if its lease has run out, because the log was
-        unavailable or because the actor hangs. An actor that does not accept the new delivery is
-        replaced, and the result is False. In two cases the actor is not checked, and the result is
-        True: another dispatcher may have started the job, or a slot was given the job just now.
+        The lease of a running job ends if NATS is unavailable or the actor hangs. An actor that
+        does not accept the new delivery is replaced, and the result is False. In two cases the
+        actor is not called, and the result is True: another dispatcher may have started the job, or
+        a slot was given the job just now.
         """
         found = self._pool.slot_index.slot_of(job.id)
         if found is None:
-            # After a take-over, an actor that has not reported yet may run the job.
+            # An adopted actor that has not reported yet may run the job.
             if may_run := job.has_running_attempt and self._pool.may_run(job.actor):
                 await entry.redeliver_in(BUSY_S)
             return may_run
@@ -277,16 +266,13 @@ class Prefetch:
             logger.warning("a job actor does not answer and is replaced", extra=fields)
         worker.mark_unready()  # The actor may hang because the engine hangs.
         await worker.cancel_run(job.id, job.attempts)
-        # During `cancel_run`, another delivery of the job may have been handled and given to this
-        # slot.
+        # During `cancel_run`, this slot may have been given another delivery of the job.
         if slot.job_id == job.id and slot.belongs_to(entry_before):
             slot.replace()
         return False
 
     def _is_just_given(self, job: Job) -> bool:
-        """Whether a slot was given the job so recently that this delivery may be older than the
-        start.
-        """
+        """Return whether a slot was given the job so recently that this delivery may be older."""
         since = time.monotonic() - self._answer_s
         return any(
             taken.attempts == job.attempts and taken.given_at > since
@@ -302,9 +288,8 @@ class Prefetch:
         self._pool.wake()
 
     async def _renew_holds(self) -> None:
-        """Renew the hold of every entry three times in its duration.
-
-        `Prefetched.job` is set to None, because the job may have changed since it was read.
+        """Renew the hold of each entry in each period, and forget the job that was read, because it
+        may have changed.
         """
         while True:
             await asyncio.sleep(self._period_s)
@@ -313,12 +298,10 @@ class Prefetch:
                     each.job = None
                     await each.entry.redeliver_in(self._hold_s)
                 if number % _BATCH == _BATCH - 1:
-                    await asyncio.sleep(0)  # The pause lets other tasks run.
+                    await asyncio.sleep(0)  # Other tasks run now.
 
     async def _check_again(self) -> None:
-        """Remove jobs that need no slot any more, because they have ended or another dispatcher has
-        started them.
-        """
+        """Discard jobs that have ended or that another dispatcher has started."""
         while True:
             await asyncio.sleep(self._period_s)
             longest = heapq.nsmallest(_CHECKED, self._jobs.values(), key=lambda each: each.read_at)
@@ -328,19 +311,18 @@ class Prefetch:
         with suppress(*TRANSIENT):
             try:
                 if await self._read_waiting(prefetched) is None:
-                    self._let_go(prefetched)
+                    self._discard(prefetched)
             except TRANSIENT:
                 raise
             except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
-                self._let_go(prefetched)
+                self._discard(prefetched)
                 await drop_entry(prefetched.entry, error, writer=self._writer, action="dispatch")
 
     async def _read_waiting(self, prefetched: Prefetched) -> Job | None:
-        """The job if it still waits, or None.
+        """Return the job if it still waits, or None.
 
-        The entry of an ended job is acknowledged. The result is also None if another dispatcher has
-        started the job. The entry is then kept, so that it is delivered again if that dispatcher
-        dies.
+        The entry of an ended job is acknowledged. If another dispatcher has started the job, the
+        entry is not acknowledged, so that it is delivered again if that dispatcher dies.
         """
         prefetched.read_at = time.monotonic()
         job = await self._load(prefetched.entry)
@@ -352,8 +334,8 @@ class Prefetch:
             return None
         return job if job.attempts == prefetched.attempts else None
 
-    def _let_go(self, prefetched: Prefetched | None) -> None:
-        """Remove a held job. A job that was given a slot, or None, is ignored."""
+    def _discard(self, prefetched: Prefetched | None) -> None:
+        """Remove a job, if it is still held."""
         if prefetched is not None and self._jobs.get(prefetched.job_id) is prefetched:
             self._remove(prefetched)
             self._waiting.remove(prefetched.waiting)
