@@ -1,9 +1,9 @@
 """Dispatcher: runs an `EndpointDispatcher` for each endpoint while this process holds a lease.
 
-The lease in the database keeps a second dispatcher idle. Two dispatchers may still overlap, for
-example during a deploy or after the database was unavailable. Correctness does not depend on the
-lease: every `Start` states the number of attempts that its dispatcher has read. If two dispatchers
-start the same job, only one `Started` is stored.
+The lease in the database keeps a second dispatcher idle. Two dispatchers may still overlap for a
+short time, for example after an outage of the database. This does no harm: each `Start` states the
+number of attempts that its dispatcher has read. If two dispatchers start the same job, only one
+`Started` is stored.
 """
 
 from __future__ import annotations
@@ -47,14 +47,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REAPER_TIMEOUT_S = 10.0
-"""Longest wait in seconds for the reaper of workers before the dispatcher starts. A running reaper
-answers at once.
-"""
+"""Longest wait in seconds for the reaper of workers before the dispatcher starts."""
 _LEASE_NAME = "dispatcher"
 
 
 class Dispatcher:
-    """The role: starts and stops endpoints according to their rows."""
+    """Starts and stops the dispatchers of endpoints according to the database rows of endpoints."""
 
     def __init__(
         self,
@@ -70,11 +68,12 @@ class Dispatcher:
         period_s: float = ENDPOINTS_PERIOD_S,
         on_left: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Create a dispatcher that writes the lease in the name of `holder`.
+        """`holder` is the name of this process in the lease.
 
-        `default_endpoint` comes from the settings. Its values are written to its row when this
-        process gets the lease for the first time, except for members that were set explicitly.
-        `on_left` is called with the id of an endpoint that this process no longer dispatches.
+        `default_endpoint` comes from the settings. When this process first gets the lease, the
+        values of `default_endpoint` are written to its row, except for members that were set
+        explicitly. `on_left` is called with the id of an endpoint that this process no longer
+        dispatches.
         """
         self._holder = holder
         self._leases = leases
@@ -104,16 +103,14 @@ class Dispatcher:
             await asyncio.gather(*self._removing, return_exceptions=True)
 
     async def status(self, endpoint_id: str) -> Mapping[str, Any] | None:
-        """The status of an endpoint (`EndpointStatus.describe`), or None if this process does not
-        dispatch the endpoint.
-
-        Raises LogUnavailable, ReadTimeout.
+        """Return the status of an endpoint (`EndpointStatus.describe`), or None if this process
+        does not dispatch the endpoint. Raises LogUnavailable, ReadTimeout.
         """
         found = self._running.get(endpoint_id)
         return None if found is None else await found[0].status.describe()
 
     async def statuses(self) -> Mapping[str, Mapping[str, Any]]:
-        """The status of each dispatched endpoint. Raises LogUnavailable, ReadTimeout."""
+        """Return the status of each dispatched endpoint. Raises LogUnavailable, ReadTimeout."""
         running = list(self._running.items())
         return {id: await dispatcher.status.describe() for id, (dispatcher, _) in running}
 
@@ -129,7 +126,7 @@ class Dispatcher:
                 self._is_default_stored = True
             rows = {row.id: row for row in await self._ask(self._endpoints.all())}
         except DatabaseUnavailable:
-            return  # Until the database answers, the same endpoints are dispatched as before.
+            return  # The same endpoints are dispatched until the database answers.
         for endpoint_id in self._running.keys() - rows.keys():
             await self._leave(endpoint_id)
         await self._reconcile_rows(rows)
@@ -137,9 +134,9 @@ class Dispatcher:
             self._removing = [asyncio.create_task(each.run()) for each in self._removals]
 
     async def _has_lease(self) -> bool:
-        """Acquire or renew the lease. Returns whether this process holds it.
+        """Acquire or renew the lease. Returns whether this process holds the lease.
 
-        While the database is unavailable, the lease is held until it runs out.
+        While the database is unavailable, this is so until the lease ends.
         """
         asked_at = time.monotonic()
         question = self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)
@@ -152,23 +149,22 @@ class Dispatcher:
         return mine
 
     async def _ask(self, question: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a query. Raises DatabaseUnavailable if there is no result when the
-        lease must soon be renewed.
+        """Return the result of a query. Raises DatabaseUnavailable if there is no result before the
+        lease must be renewed.
         """
         lasts_s = self._lease_until - time.monotonic()
         return await answered(question, within_s=lasts_s - self._lease_s / 3)
 
     async def _reconcile_rows(self, rows: Mapping[str, Endpoint]) -> None:
         try:
-            # The ids are noted before anything is made for the endpoints, so that `GoneEndpoints`
-            # can distinguish a removed row from a lost database.
+            # The ids are noted before workers are made, so that `GoneEndpoints` can distinguish a
+            # removed row from a lost database.
             await self._ask(self._endpoints.note(rows.keys() - self._running.keys()))
         except DatabaseUnavailable:
             return
         for endpoint_id, (dispatcher, task) in list(self._running.items()):
             if task.done():
-                # The failure of one endpoint does not affect other endpoints. Its dispatcher is
-                # made again.
+                # The dispatcher of the endpoint is made again below.
                 logger.error("endpoint loop ended", exc_info=task.exception())
             if task.done() or rows.get(endpoint_id) != dispatcher.endpoint:
                 await self._stop(endpoint_id)
@@ -182,9 +178,7 @@ class Dispatcher:
         await asyncio.gather(*map(self._leave, list(self._running)))
 
     def _cancel_removing(self) -> None:
-        """Cancel the removals without a wait for their end, because they may wait for the
-        database.
-        """
+        """Cancel the removals. Their end is not awaited, because they may wait for the database."""
         for task in self._removing:
             if not task.cancelling():
                 task.cancel()
@@ -215,7 +209,7 @@ class DispatcherMetrics:
         self._engines.forget(endpoint)
 
     def watch(self, dispatcher: Dispatcher, queue: JobQueue) -> ProcessMetrics:
-        """The metrics, including the status of the endpoints."""
+        """Add metrics from the status of the endpoints. Returns all metrics of this process."""
         dispatched = DispatchMetrics(
             queue=queue, statuses=dispatcher.statuses, endpoints=self._endpoints
         )
@@ -224,13 +218,12 @@ class DispatcherMetrics:
 
 
 async def run(settings: Settings) -> None:
-    """Run the dispatcher, and call the reaper of workers regularly so that it keeps the workers."""
+    """Run the dispatcher, and regularly call the reaper of workers so that it keeps the workers."""
     config = worker_config(settings, default_endpoint(settings.default_endpoint))
     calls, kept_s, reached = RayCalls(at_once=1), settings.dispatch.workers_kept_s, asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(keep_workers(config, calls, kept_s=kept_s, on_reached=reached.set))
-        # The reaper is called before the dispatcher starts. Without this call, the reaper could
-        # remove a worker that the dispatcher has just found.
+        # Without this first call, the reaper could remove a worker that the dispatcher has found.
         with suppress(TimeoutError):
             await asyncio.wait_for(reached.wait(), _REAPER_TIMEOUT_S)
         group.create_task(run_dispatcher(settings))
@@ -239,9 +232,7 @@ async def run(settings: Settings) -> None:
 async def run_dispatcher(
     settings: Settings, *, open_cluster: Callable[[WorkerConfig], Cluster] | None = None
 ) -> None:
-    """Run the dispatcher. `open_cluster` opens the cluster of an endpoint's workers. The default is
-    Ray.
-    """
+    """Run the dispatcher. `open_cluster` replaces Ray as the cluster of the workers."""
     connections = connect(settings.log, "dispatcher")
     queue, writer = connections.queue, JobWriter(RetryingLog(connections.log))
     database = await open_prepared_database(settings.stores)

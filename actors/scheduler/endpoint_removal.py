@@ -1,15 +1,14 @@
-"""Removal of endpoints that were deleted, and of endpoints that have no row any more.
+"""Removal of endpoints that were deleted, and of endpoints that have no database row any more.
 
 `DeletedEndpoints` removes an endpoint that its owner or an administrator deleted. The endpoint
-accepts no more jobs and finishes the jobs that it has. At its `ends_at`, waiting jobs end with a
-message, and running jobs continue. The pool of the endpoint closes the workers. When neither jobs
-nor workers are left, the row is removed, and a little later the consumers are removed.
+accepts no more jobs. At its `ends_at`, its waiting jobs end with a message, and its running jobs
+continue. The pool of the endpoint closes the workers. When neither jobs nor workers are left, the
+row is removed, and a little later the consumers.
 
-`GoneEndpoints` removes what is left of an endpoint without a row: jobs, workers and consumers. It
-finds these on the queue and in the cluster, also after a restart of the dispatcher. It removes them
-only if the database has recorded that the endpoint had a row. Without this record the database may
-have been lost, or restored from an older backup. In this case the workers stay, and the jobs wait
-for the row until their deadlines.
+`GoneEndpoints` removes the jobs, workers and consumers of an endpoint without a row. It finds them
+on the queue and in the cluster. It removes them only if the database has recorded that the endpoint
+had a row. Without this record the database may have been lost, or restored from an older backup. In
+this case the workers stay, and the jobs wait for the row until their deadlines.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from settings.constant import constant
 logger = logging.getLogger(__name__)
 
 _ENDPOINT_GONE_S = constant("ENDPOINT_GONE_S", 60.0)
-"""Seconds for which an endpoint without a row is kept. The row may be added again in this time."""
+"""Seconds for which an endpoint without a row is kept, because the row may be added again."""
 _LOG = {"action": "delete_endpoint"}
 
 
@@ -52,11 +51,8 @@ class DeletedEndpoints:
         now: Callable[[], datetime] = utc_now,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`writer` must use a log that waits until an outage is over. `cluster` may be the cluster
-        of any endpoint.
-
-        All processes read the rows every `period_s` seconds, so another process may still use an
-        older row for this time.
+        """`writer` must use a `RetryingLog`. `cluster` may be the cluster of any endpoint. All
+        processes read the rows every `period_s` seconds, so they may use old rows for this time.
         """
         self._endpoints = endpoints
         self._queue = queue
@@ -82,11 +78,7 @@ class DeletedEndpoints:
             await asyncio.sleep(self._period_s)
 
     async def sweep(self) -> None:
-        """Take the next step for each deleted endpoint. An error about one endpoint does not affect
-        other endpoints.
-
-        Raises DatabaseUnavailable.
-        """
+        """Take the next step for each deleted endpoint. Raises DatabaseUnavailable."""
         rows = {stored.endpoint.id: stored for stored in await self._endpoints.stored()}
         ends = {id: stored.endpoint.ends_at for id, stored in rows.items()}
         going = {id: ends_at for id, ends_at in ends.items() if ends_at is not None}
@@ -109,7 +101,7 @@ class DeletedEndpoints:
             logger.exception("an endpoint could not be removed", extra=fields)
 
     def _is_known(self, since: float) -> bool:
-        """Whether all processes have read the rows since the time `since`."""
+        """Return whether all processes have read the rows since the time `since`."""
         return self._clock() - since > self._period_s
 
     async def _go_on(self, stored: StoredEndpoint, ends_at: datetime) -> None:
@@ -117,7 +109,7 @@ class DeletedEndpoints:
         if self._now() >= ends_at and not await self._end_waiting(stored):
             return
         if not self._is_known(self._going_since[id]):
-            return  # A replica may still accept jobs for the endpoint, so its removal waits.
+            return  # A replica may still accept jobs for the endpoint.
         if await self._queue.queued(id, after=0, most=1):
             return
         if await self._cluster.workers(endpoint_prefix(id)):
@@ -135,7 +127,7 @@ class DeletedEndpoints:
             del self._removed_at[id]
 
     async def _end_waiting(self, stored: StoredEndpoint) -> bool:
-        """End the waiting jobs. Returns False if the row has changed since `stored` was read."""
+        """End the waiting jobs. Returns False if the row is no longer `stored`."""
         id = stored.endpoint.id
 
         async def has_changed() -> bool:
@@ -168,11 +160,8 @@ class GoneEndpoints:
         grace_s: float = _ENDPOINT_GONE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`writer` must use a log that waits until an outage is over. `cluster` may be the cluster
-        of any endpoint.
-
-        An endpoint without a row is kept for `grace_s` seconds. The row may be added again in this
-        time.
+        """`writer` must use a `RetryingLog`. `cluster` may be the cluster of any endpoint. An
+        endpoint without a row is kept for `grace_s` seconds.
         """
         self._endpoints = endpoints
         self._queue = queue
@@ -189,7 +178,7 @@ class GoneEndpoints:
             await asyncio.sleep(self._grace_s / 4)
 
     async def _attempt(self, step: Callable[[], Awaitable[None]], **fields: str) -> None:
-        """Take a step. A failure is logged, and the next sweep repeats the step."""
+        """Take a step and log its failure. The next sweep repeats the step."""
         try:
             await step()
         except TRANSIENT as error:
@@ -200,7 +189,7 @@ class GoneEndpoints:
             logger.exception("an endpoint could not be removed", extra=fields)
 
     async def sweep(self) -> None:
-        """Remove what is left of endpoints that have had no row for `grace_s` seconds.
+        """Remove endpoints that have had no row for `grace_s` seconds.
 
         Raises LogUnavailable, DatabaseUnavailable, ActorUnavailable.
         """
@@ -216,9 +205,7 @@ class GoneEndpoints:
                 await self._attempt(partial(settle, endpoint), endpoint=endpoint)
 
     async def _remove(self, endpoint: str) -> None:
-        """End the jobs, then remove the workers. So the end of a running job is recorded before its
-        worker is removed.
-        """
+        """End the jobs, then remove the workers. In this order, no attempt fails by the removal."""
         jobs = await self._end_jobs(endpoint, _give_up(endpoint))
         if jobs is None:
             return  # The endpoint has a row again, so it stays.
@@ -242,7 +229,7 @@ class GoneEndpoints:
         logger.warning("an endpoint has no row, but was not removed", extra=fields)
 
     async def _end_jobs(self, endpoint: str, command: GiveUp | Expire) -> int | None:
-        """End the jobs. Returns the number of ended jobs, or None if the row exists again."""
+        """End the jobs. Returns their number, or None if the row exists again."""
 
         async def is_back() -> bool:
             return await self._endpoints.get(endpoint) is not None
@@ -268,10 +255,10 @@ TRANSIENT = (LogUnavailable, ReadTimeout, DatabaseUnavailable, ActorUnavailable)
 
 
 class EndedJobs:
-    """Ends the jobs on the queue of an endpoint that is removed."""
+    """Ends the jobs on the queue of an endpoint."""
 
     def __init__(self, queue: JobQueue, writer: JobWriter) -> None:
-        """`writer` must use a log that waits until an outage is over."""
+        """`writer` must use a `RetryingLog`."""
         self._queue = queue
         self._writer = writer
 
@@ -282,8 +269,7 @@ class EndedJobs:
         *,
         stays: Callable[[], Awaitable[bool]],
     ) -> int | None:
-        """End the jobs. Returns the number of ended jobs. If `stays` returns True, the call stops
-        and returns None.
+        """End the jobs. Returns the number of ended jobs, or None as soon as `stays` returns True.
 
         Raises LogUnavailable, ReadTimeout, and the errors of `stays`.
         """
@@ -298,9 +284,7 @@ class EndedJobs:
     async def _end_job(
         self, endpoint: str, queued: QueuedJob, command: GiveUp | FailForRemovedEndpoint | Expire
     ) -> bool:
-        """End one job. Returns False if the job continues, or if only a later version can read the
-        job.
-        """
+        """End one job. Returns whether its entry was removed."""
         if isinstance(command, Expire) and queued.deadline > command.now:
             return False
         try:
