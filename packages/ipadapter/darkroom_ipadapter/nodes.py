@@ -213,10 +213,10 @@ def _applied(
     of_layers = weights.layer_weights(weight_type, weight, layers)
     if not any(each.weight for each in of_layers):
         return (model,)
-    seen = yield from applying.encode_pictures(
+    encoded = yield from applying.encode_pictures(
         context, loaded.adapter, loaded.clip_vision, image=image, negative=image_negative
     )
-    pairs = yield from applying.projected(loaded.adapter, seen, combine_embeds)
+    pairs = yield from applying.projected(loaded.adapter, encoded, combine_embeds)
     prompt = applying.prompt_of(layers, pairs, of_layers, embeds_scaling)
     limited = applying.with_mask_and_range(prompt, attn_mask, (start_at, end_at))
     return (context.vision.with_image_prompt(model, limited),)

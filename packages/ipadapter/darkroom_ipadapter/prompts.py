@@ -26,27 +26,27 @@ class Project(Request):
     """Computes the keys and values of each picture for each layer."""
 
     adapter: Adapter
-    seen: Tensor
+    encoded: Tensor
     """(pictures, width), or (pictures, patches, width)."""
     is_urgent: bool = True
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, a field elsewhere
-        return len(self.seen)
+        return len(self.encoded)
 
     @property
     def key(self) -> Hashable:
-        return "ip-adapter", id(self.adapter), self.seen.shape[1:]
+        return "ip-adapter", id(self.adapter), self.encoded.shape[1:]
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[list[KeysValues]]:
         """Return keys and values (pictures, tokens, width of the layer) per request and layer."""
         adapter = requests[0].adapter
         tokens = adapter.projection(
-            torch.cat([each.seen for each in requests]).to(adapter.to_keys[0])
+            torch.cat([each.encoded for each in requests]).to(adapter.to_keys[0])
         )
         layers = zip(adapter.to_keys, adapter.to_values, strict=True)
-        sizes = [len(each.seen) for each in requests]
+        sizes = [len(each.encoded) for each in requests]
         found: list[list[KeysValues]] = [[] for _ in requests]
         for weights in layers:
             keys, values = (functional.linear(tokens, each).split(sizes) for each in weights)
@@ -55,25 +55,25 @@ class Project(Request):
         return found
 
 
-def combined(seen: Tensor, how: str) -> Tensor:
+def combined(encoded: Tensor, how: str) -> Tensor:
     """Combine the encodings of several pictures to one, except with the method "concat"."""
-    if how == "concat" or len(seen) == 1:
-        return seen
+    if how == "concat" or len(encoded) == 1:
+        return encoded
     match how:
         case "add":
-            one = seen.sum(0)
+            one = encoded.sum(0)
         case "subtract":
-            one = seen[0] - seen[1:].mean(0)
+            one = encoded[0] - encoded[1:].mean(0)
         case "average":
-            one = seen.mean(0)
+            one = encoded.mean(0)
         case _:
-            one = (seen / seen.norm(dim=0, keepdim=True)).mean(0)
+            one = (encoded / encoded.norm(dim=0, keepdim=True)).mean(0)
     return one[None]
 
 
-def with_count(seen: Tensor, count: int) -> Tensor:
+def with_count(encoded: Tensor, count: int) -> Tensor:
     """Return `count` encodings: repeat the last encoding, or drop encodings at the end."""
-    return seen[torch.arange(count).clamp(max=len(seen) - 1)]
+    return encoded[torch.arange(count).clamp(max=len(encoded) - 1)]
 
 
 def weighted(pair: KeysValues, weight: float, scaling: str) -> KeysValues:
@@ -89,11 +89,11 @@ def weighted(pair: KeysValues, weight: float, scaling: str) -> KeysValues:
 
 
 def for_both_conditionings(
-    seen: KeysValues, unseen: KeysValues, weight: LayerWeight, scaling: str
+    positive: KeysValues, negative: KeysValues, weight: LayerWeight, scaling: str
 ) -> tuple[KeysValues, KeysValues]:
     """Return the keys and values of a layer for the positive and the negative conditioning."""
-    positive = weighted(seen, weight.weight, scaling)
+    changed = weighted(positive, weight.weight, scaling)
     if weight.is_swapped:
-        nothing = KeysValues(torch.zeros_like(positive.keys), torch.zeros_like(positive.values))
-        return nothing, positive
-    return positive, weighted(unseen, weight.weight, scaling)
+        nothing = KeysValues(torch.zeros_like(changed.keys), torch.zeros_like(changed.values))
+        return nothing, changed
+    return changed, weighted(negative, weight.weight, scaling)
