@@ -34,13 +34,13 @@ class Remembered(Generic[V]):
 
     def __init__(
         self,
-        ask: Callable[[str], Awaitable[V]],
+        query: Callable[[str], Awaitable[V]],
         *,
         unknown: V,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ask` may raise ServiceError. Before the first result, the value is `unknown`."""
-        self._query = ask
+        """`query` may raise ServiceError. Before the first result, the value is `unknown`."""
+        self._query = query
         self._unknown = unknown
         self._clock = clock
         self._values: dict[str, tuple[float, V]] = {}
@@ -97,7 +97,7 @@ class SigningSecrets:
         self._keys = keys
         self._secret = secret
         self._most = most
-        self._live = Remembered[list[str]](self._ask, unknown=[], clock=clock)
+        self._live = Remembered[list[str]](self._live_ids, unknown=[], clock=clock)
 
     async def of(self, owner: str, key_id: str) -> list[str]:
         """Return the secret of `key_id`, then the secrets of the owner's newest other live keys."""
@@ -105,7 +105,7 @@ class SigningSecrets:
         ids = [key_id, *others][: self._most]
         return [webhook_secret(self._secret, id) for id in ids]
 
-    async def _ask(self, owner: str) -> list[str]:
+    async def _live_ids(self, owner: str) -> list[str]:
         return await self._keys.live_ids(owner, now=utc_now(), most=self._most)
 
 
@@ -128,12 +128,12 @@ class AllowedHosts:
         """`default` is the list of a key without a list of its own."""
         self._keys = keys
         self._default = KeyLimits(callback_hosts=tuple(default))
-        self._limits = Remembered(self._ask, unknown=KeyLimits(), clock=clock)
+        self._limits = Remembered(self._key_limits, unknown=KeyLimits(), clock=clock)
 
     async def allow(self, key_id: str, host: str) -> bool:
         """Return whether the key may use `host` (in the form of `callback_address.Target.host`)."""
         return (await self._limits.get(key_id)).allow_callback_host(host)
 
-    async def _ask(self, key_id: str) -> KeyLimits:
+    async def _key_limits(self, key_id: str) -> KeyLimits:
         key = await self._keys.get(key_id)
         return KeyLimits() if key is None else key.limits.over(self._default)

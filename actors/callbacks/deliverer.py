@@ -5,8 +5,8 @@ previous step was delivered or given up.
 
 Callbacks before the end are given up `before_end_s` seconds after the end of the job, even during a
 pause between attempts or while a breaker is open. So they delay the callback of the end by at most
-`before_end_s` seconds. No event records that they were given up for this reason. An event records a
-callback before the end that is given up because of errors of the service.
+`before_end_s` seconds. No event records such a callback as given up. An event records a callback
+before the end that is given up because of errors of the service.
 
 Directly before the callback of the end, images are sent to their presigned URLs. These uploads are
 given up ten minutes (`UPLOADS_S`) after the end of the job or the start of this process, whichever

@@ -124,8 +124,8 @@ class CallbackReaper:
         return lost, outages[0] if outages and len(outages) == len(idle) else None
 
     async def _end(self, job_id: str) -> datetime | ImageStoreUnavailable | None:
-        """Return the time at which the delivery ended, None if it has not ended or cannot be read,
-        or an error if a later round may be able to read it.
+        """Return the time at which the delivery ended, or None if it has not ended or cannot be
+        read. Returns an error if a later round may be able to read the delivery.
         """
         try:
             events = await self._deliveries.read(job_id)

@@ -23,7 +23,7 @@ Other orders of the steps are not safe. A process that parks before it appends `
 can lose the count of attempts. A process that acknowledges before it parks can lose the delivery.
 
 If two processes send the same callback, the append of one of them conflicts. This process folds the
-new events. It records its attempt after them, unless they end the delivery. While the log is not
+new events. If the delivery continues, this process then records its attempt. While the log is not
 available, a process keeps a received answer in memory until the answer can be recorded.
 
 While a receiver keeps failing, its circuit breaker (`actors/callbacks/receivers.py`) withholds the

@@ -122,9 +122,9 @@ class Dispatcher:
             return
         try:
             if not self._is_default_stored:
-                await self._ask(self._endpoints.settle(self._default_endpoint))
+                await self._query(self._endpoints.settle(self._default_endpoint))
                 self._is_default_stored = True
-            rows = {row.id: row for row in await self._ask(self._endpoints.all())}
+            rows = {row.id: row for row in await self._query(self._endpoints.all())}
         except DatabaseUnavailable:
             return  # The same endpoints are dispatched until the database answers.
         for endpoint_id in self._running.keys() - rows.keys():
@@ -138,28 +138,28 @@ class Dispatcher:
 
         While the database is unavailable, this is so until the lease ends.
         """
-        asked_at = time.monotonic()
-        question = self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)
+        began_at = time.monotonic()
+        query = self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)
         try:
-            lasts_s = self._lease_until - asked_at
-            mine = await answered(question, within_s=max(lasts_s, self._lease_s / 3))
+            lasts_s = self._lease_until - began_at
+            mine = await answered(query, within_s=max(lasts_s, self._lease_s / 3))
         except DatabaseUnavailable:
             return time.monotonic() < self._lease_until
-        self._lease_until = asked_at + self._lease_s if mine else 0.0
+        self._lease_until = began_at + self._lease_s if mine else 0.0
         return mine
 
-    async def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+    async def _query(self, query: Coroutine[Any, Any, T]) -> T:
         """Return the result of a query. Raises DatabaseUnavailable if there is no result before the
         lease must be renewed.
         """
         lasts_s = self._lease_until - time.monotonic()
-        return await answered(question, within_s=lasts_s - self._lease_s / 3)
+        return await answered(query, within_s=lasts_s - self._lease_s / 3)
 
     async def _reconcile_rows(self, rows: Mapping[str, Endpoint]) -> None:
         try:
             # The ids are noted before workers are made, so that `GoneEndpoints` can distinguish a
             # removed row from a lost database.
-            await self._ask(self._endpoints.note(rows.keys() - self._running.keys()))
+            await self._query(self._endpoints.note(rows.keys() - self._running.keys()))
         except DatabaseUnavailable:
             return
         for endpoint_id, (dispatcher, task) in list(self._running.items()):

@@ -30,9 +30,9 @@ class RoleProcess:
     def __init__(self, main: str, settings: str) -> None:
         """Call the coroutine function with the import path `main` (`module:name`).
 
-        Its argument is `settings`, a pickle in base64. Serve would convert a pydantic model to a
-        dict, if the application comes from a configuration file, and show it in the state of the
-        application. The pickle prevents both.
+        Its argument is `settings`, a pickle in base64. If the application comes from a
+        configuration file, Serve converts a pydantic model to a dict, and shows this dict in the
+        state of the application. The pickle prevents both.
         """
         set_up_logging()
         self._main = main

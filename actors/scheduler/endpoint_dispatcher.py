@@ -128,10 +128,10 @@ class EndpointDispatcher:
                 group.create_task(self._entry_reaper.run())
                 group.create_task(self.prefetch.run())
                 while True:
-                    taken, worker, slot = await self._take_next()
-                    task = group.create_task(self._run(taken, worker, slot))
+                    prefetched, worker, slot = await self._take_next()
+                    task = group.create_task(self._run(prefetched, worker, slot))
                     # This callback also runs if the task is cancelled before its first step.
-                    task.add_done_callback(partial(self._end_run, taken))
+                    task.add_done_callback(partial(self._end_run, prefetched))
 
     async def _demand(self) -> int:
         """Return the number of jobs on the queue, or the last known number during an outage."""
@@ -150,12 +150,12 @@ class EndpointDispatcher:
                     await self._pool.changed()
         job, number = chosen
         worker, slot = self._pool.slot_index.pick_slot(number, job.checkpoint)
-        taken = self.prefetch.begin_flight(job.job_id)
-        slot.reserve(taken.entry)
+        prefetched = self.prefetch.begin_flight(job.job_id)
+        slot.reserve(prefetched.entry)
         self._running_jobs.add(job.owner, self.endpoint)
         self._waiting.charge(job)
         self._waiting.note_running(job.owner)
-        return taken, worker, slot
+        return prefetched, worker, slot
 
     def _choose(self, now: float) -> tuple[WaitingJob, int] | None:
         """Return the job that starts next and the number of its worker, or None if no job may start
@@ -198,29 +198,29 @@ class EndpointDispatcher:
         self._wake_at = min(wait_ends, self._wake_at or wait_ends)
         return None
 
-    async def _run(self, taken: Prefetched, worker: Worker, slot: Slot) -> None:
+    async def _run(self, prefetched: Prefetched, worker: Worker, slot: Slot) -> None:
         try:
-            job = await self.prefetch.renew_and_read(taken)
-            if not slot.belongs_to(taken.entry):
+            job = await self.prefetch.renew_and_read(prefetched)
+            if not slot.belongs_to(prefetched.entry):
                 return
             if job is None:
                 # The job must not count as running during the refund.
-                self._end_run(taken)
-                self._waiting.refund(taken.waiting)
+                self._end_run(prefetched)
+                self._waiting.refund(prefetched.waiting)
                 slot.release()
             else:
                 with job_log_fields(job):
-                    await self._dispatch(taken, job, worker, slot)
+                    await self._dispatch(prefetched, job, worker, slot)
         except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
             if not isinstance(error, TRANSIENT):
-                await drop_entry(taken.entry, error, writer=self._writer, action="dispatch")
-            if slot.belongs_to(taken.entry):
+                await drop_entry(prefetched.entry, error, writer=self._writer, action="dispatch")
+            if slot.belongs_to(prefetched.entry):
                 slot.recycle()
 
-    def _end_run(self, taken: Prefetched, _: object = None) -> None:
+    def _end_run(self, prefetched: Prefetched, _: object = None) -> None:
         """Count the end of a run, once."""
-        if self.prefetch.end_flight(taken):
-            self._running_jobs.remove(taken.waiting.owner, self.endpoint)
+        if self.prefetch.end_flight(prefetched):
+            self._running_jobs.remove(prefetched.waiting.owner, self.endpoint)
 
     def _note_end(self, owner: str) -> None:
         """Note that a job of this owner has ended on any endpoint."""
@@ -228,24 +228,24 @@ class EndpointDispatcher:
         self._waiting.note_running(owner)
         self._pool.wake()
 
-    async def _dispatch(self, taken: Prefetched, job: Job, worker: Worker, slot: Slot) -> None:
+    async def _dispatch(self, prefetched: Prefetched, job: Job, worker: Worker, slot: Slot) -> None:
         assert slot.actor is not None
         slot.jobs_run += 1
         try:
-            outcome = await slot.actor.run(taken.entry, job)
+            outcome = await slot.actor.run(prefetched.entry, job)
         except ActorDied as death:
             fields = {"action": "actor_died", "job_id": job.id, "error": str(death)}
             logger.warning("a job actor died", extra=fields)
-            if slot.belongs_to(taken.entry):
-                await self._handle_actor_death(taken, worker, slot, death)
-            if slot.belongs_to(taken.entry):
+            if slot.belongs_to(prefetched.entry):
+                await self._handle_actor_death(prefetched, worker, slot, death)
+            if slot.belongs_to(prefetched.entry):
                 slot.replace()
             return
-        if not slot.belongs_to(taken.entry):
+        if not slot.belongs_to(prefetched.entry):
             return
         if outcome is RunOutcome.BUSY:
-            self._waiting.refund(taken.waiting)
-            await taken.entry.redeliver_in(BUSY_S)
+            self._waiting.refund(prefetched.waiting)
+            await prefetched.entry.redeliver_in(BUSY_S)
         elif outcome is RunOutcome.RETRY:
             worker.mark_unready()
         elif outcome in {RunOutcome.COMPLETED, RunOutcome.ENDED}:
@@ -258,7 +258,7 @@ class EndpointDispatcher:
             slot.recycle()
 
     async def _handle_actor_death(
-        self, taken: Prefetched, worker: Worker, slot: Slot, death: ActorDied
+        self, prefetched: Prefetched, worker: Worker, slot: Slot, death: ActorDied
     ) -> None:
         """Append the events that follow from the death of a job actor.
 
@@ -267,8 +267,8 @@ class EndpointDispatcher:
         entry of an ended job is acknowledged.
         """
         actor_name = slot.actor_name
-        job = await self._writer.load(taken.job_id)
-        if job is None or not slot.belongs_to(taken.entry):
+        job = await self._writer.load(prefetched.job_id)
+        if job is None or not slot.belongs_to(prefetched.entry):
             return
         if job.end is None and job.actor is not None and job.actor == actor_name:
             blame = await _cancel_and_blame(job, worker, death)
@@ -276,14 +276,14 @@ class EndpointDispatcher:
             failed = FailAttempt(job.actor, message, final=False, blame=blame)
             job = (await self._writer.execute(failed, job)).job or job
             if job.end is None:
-                await taken.entry.nak()
+                await prefetched.entry.nak()
                 return
         elif job.end is None and not isinstance(death, ActorLost):
-            job = await self._count_failure(job, taken.attempts)
+            job = await self._count_failure(job, prefetched.attempts)
         if job.end is None:
-            self._waiting.refund(taken.waiting)
+            self._waiting.refund(prefetched.waiting)
         else:
-            await taken.entry.ack()
+            await prefetched.entry.ack()
 
     async def _count_failure(self, job: Job, attempts: int) -> Job:
         """Count the death of a job actor before an attempt, and fail the job after too many."""

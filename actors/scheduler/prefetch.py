@@ -151,32 +151,32 @@ class Prefetch:
 
     def begin_flight(self, job_id: str) -> Prefetched:
         """Note that a slot was given the job. Call `renew_and_read` afterwards."""
-        taken = self._jobs[job_id]
-        self._remove(taken)
-        self._in_flight.setdefault(job_id, []).append(taken)
-        taken.given_at = time.monotonic()
-        return taken
+        prefetched = self._jobs[job_id]
+        self._remove(prefetched)
+        self._in_flight.setdefault(job_id, []).append(prefetched)
+        prefetched.given_at = time.monotonic()
+        return prefetched
 
-    def end_flight(self, taken: Prefetched) -> bool:
+    def end_flight(self, prefetched: Prefetched) -> bool:
         """Note that the run of a job has ended. Returns False if this was noted before."""
-        runs = self._in_flight.get(taken.job_id, [])
-        if taken not in runs:
+        runs = self._in_flight.get(prefetched.job_id, [])
+        if prefetched not in runs:
             return False
-        runs.remove(taken)
+        runs.remove(prefetched)
         if not runs:
-            del self._in_flight[taken.job_id]
+            del self._in_flight[prefetched.job_id]
         return True
 
-    async def renew_and_read(self, taken: Prefetched) -> Job | None:
+    async def renew_and_read(self, prefetched: Prefetched) -> Job | None:
         """Renew the entry of a job in flight. Returns the job, or None if it no longer waits.
 
         Raises an error if the job cannot be read.
         """
         try:
-            await taken.entry.renew()
-            return taken.job or await self._read_waiting(taken)
+            await prefetched.entry.renew()
+            return prefetched.job or await self._read_waiting(prefetched)
         except asyncio.CancelledError:
-            await taken.entry.nak()
+            await prefetched.entry.nak()
             raise
 
     async def _pull(self, group: asyncio.TaskGroup, consumer: int) -> None:
@@ -275,8 +275,8 @@ class Prefetch:
         """Return whether a slot was given the job so recently that this delivery may be older."""
         since = time.monotonic() - self._answer_s
         return any(
-            taken.attempts == job.attempts and taken.given_at > since
-            for taken in self._in_flight.get(job.id, ())
+            prefetched.attempts == job.attempts and prefetched.given_at > since
+            for prefetched in self._in_flight.get(job.id, ())
         )
 
     def _add(self, entry: QueueEntry, job: Job, consumer: int) -> None:

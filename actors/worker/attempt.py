@@ -297,9 +297,9 @@ class Attempt:
                 more = {"beside": event.runs_in_shared_calls or None, "notes": event.notes or None}
                 await self._complete(timing if stage_s else None, **more)
             case Errored(error=error):
-                await self._take_error(error)
+                await self._handle_error(error)
 
-    async def _take_error(self, error: EngineError) -> None:
+    async def _handle_error(self, error: EngineError) -> None:
         if error.code in ("models_unreadable", "machine_failed"):
             raise error
         if error.code == "device_failed" or error.beside_others:

@@ -351,7 +351,7 @@ class EngineHost:
     ) -> Run:
         loop = asyncio.get_running_loop()
 
-        def take(event: EngineEvent) -> None:
+        def pass_on(event: EngineEvent) -> None:
             if _is_device_failure(event):
                 mark.set_active(True)
                 mark.close()  # The mark is closed, so that the end of the run does not reset it.
@@ -371,7 +371,7 @@ class EngineHost:
             run = self._engine.submit(
                 graph,
                 request.options,
-                on_event=take,
+                on_event=pass_on,
                 on_active=set_active,
                 on_joined=mark.note_joined,
             )

@@ -85,11 +85,11 @@ class RequestCompiler:
     def _workflow(self, body: Any, excess_bytes: int) -> CheckedBody:
         """Compile a workflow. Members that no run needs, such as `client_id`, are dropped."""
         members = workflow_members(body, self.catalogue)
-        taken = without_images(members.get("prompt"), self.catalogue, most=_MAX_INLINE_IMAGES)
-        _require_small(taken, excess_bytes)
+        extracted = without_images(members.get("prompt"), self.catalogue, most=_MAX_INLINE_IMAGES)
+        _require_small(extracted, excess_bytes)
         pnginfo = pnginfo_of(members.get("extra_data"))
         require_small_pnginfo(pnginfo, _MAX_EXTRA_DATA_BYTES)
-        graph = validate(taken.rest, self.catalogue, self.limits, draw_seed=draw_seed)
+        graph = validate(extracted.rest, self.catalogue, self.limits, draw_seed=draw_seed)
         _require_metadata(graph, pnginfo)
         recorded: dict[str, Any] = {"prompt": graph.prompt}
         if pnginfo:
@@ -101,14 +101,14 @@ class RequestCompiler:
             images=0,
             graph=graph,
             input_files=graph.input_files,
-            inline_images=_used(taken, graph),
+            inline_images=_used(extracted, graph),
         )
 
     def _diffusion(self, body: Any, excess_bytes: int) -> CheckedBody:
-        taken = without_member_images(body, most=_MAX_INLINE_IMAGES)
-        _require_small(taken, excess_bytes)
+        extracted = without_member_images(body, most=_MAX_INLINE_IMAGES)
+        _require_small(extracted, excess_bytes)
         compiled = compile_diffusion(
-            taken.rest,
+            extracted.rest,
             self.catalogue,
             self.limits,
             compatibility=self._compatibility,
@@ -123,7 +123,7 @@ class RequestCompiler:
             images=compiled.images,
             graph=compiled.graph,
             input_files=compiled.graph.input_files,
-            inline_images=_used(taken, compiled.graph),
+            inline_images=_used(extracted, compiled.graph),
             recorded_graph=recorded_graph(compiled),
         )
 
@@ -245,14 +245,14 @@ def recorded_graph(compiled: CompiledDiffusion) -> Compiled:
     return Compiled(graph=compiled.prompt, first_index=compiled.first_index, infotext=infotext)
 
 
-def _require_small(taken: ExtractedImages, excess_bytes: int) -> None:
+def _require_small(extracted: ExtractedImages, excess_bytes: int) -> None:
     """Raise BodyTooLarge if the body is too large even without its inline images."""
-    if taken.chars < excess_bytes:
-        raise BodyTooLarge(excess_bytes - taken.chars)
+    if extracted.chars < excess_bytes:
+        raise BodyTooLarge(excess_bytes - extracted.chars)
 
 
-def _used(taken: ExtractedImages, graph: Graph) -> tuple[InlineImage, ...]:
-    return tuple([each for each in taken.images if each.placeholder in graph.input_files])
+def _used(extracted: ExtractedImages, graph: Graph) -> tuple[InlineImage, ...]:
+    return tuple([each for each in extracted.images if each.placeholder in graph.input_files])
 
 
 def _require_known(request: Mapping[str, Any], known: Collection[str]) -> None:

@@ -187,21 +187,21 @@ def without_images(prompt: object, catalogue: Catalogue, *, most: int) -> Extrac
     """
     if not isinstance(prompt, dict):
         return ExtractedImages(prompt)
-    taken: dict[str, InlineImage] = {}
+    by_text: dict[str, InlineImage] = {}
     changed: dict[str, Any] = {}
     chars = 0
     for node_id, node in prompt.items():
         sent = _inline_inputs(node, catalogue)
         for image in sent.values():
-            placeholder = _PLACEHOLDER.format(len(taken))
-            taken.setdefault(image, InlineImage(placeholder, image))
+            placeholder = _PLACEHOLDER.format(len(by_text))
+            by_text.setdefault(image, InlineImage(placeholder, image))
             chars += len(image)
-        if len(taken) > most:
+        if len(by_text) > most:
             raise GraphInvalid(_TOO_MANY, "The prompt has too many inline images", _many(most))
         if sent:
-            places = {name: taken[image].placeholder for name, image in sent.items()}
-            changed[node_id] = {**node, "inputs": {**node["inputs"], **places}}
-    return ExtractedImages({**prompt, **changed}, tuple(taken.values()), chars)
+            placeholders = {name: by_text[image].placeholder for name, image in sent.items()}
+            changed[node_id] = {**node, "inputs": {**node["inputs"], **placeholders}}
+    return ExtractedImages({**prompt, **changed}, tuple(by_text.values()), chars)
 
 
 def _many(most: int) -> str:
@@ -215,26 +215,26 @@ def without_member_images(body: object, *, most: int) -> ExtractedImages:
     """
     if not isinstance(body, dict):
         return ExtractedImages(body)
-    taken: dict[str, InlineImage] = {}
+    by_text: dict[str, InlineImage] = {}
     chars = 0
 
-    def place(value: object, member: str) -> object:
+    def with_placeholder(value: object, member: str) -> object:
         nonlocal chars
         if not isinstance(value, str) or inline_form(value) is None:
             return value
-        taken.setdefault(value, InlineImage(_PLACEHOLDER.format(len(taken)), value, member))
-        if len(taken) > most:
+        by_text.setdefault(value, InlineImage(_PLACEHOLDER.format(len(by_text)), value, member))
+        if len(by_text) > most:
             message = f"the request has too many inline images: {_many(most)}"
             raise ParametersInvalid((FieldError(_TOO_MANY, message, member),))
         chars += len(value)
-        return taken[value].placeholder
+        return by_text[value].placeholder
 
     changed: dict[str, object] = {}
     if isinstance(images := body.get(_LIST), list):
-        changed[_LIST] = [place(each, f"{_LIST}.{at}") for at, each in enumerate(images)]
+        changed[_LIST] = [with_placeholder(each, f"{_LIST}.{at}") for at, each in enumerate(images)]
     if _MASK in body:
-        changed[_MASK] = place(body[_MASK], _MASK)
-    return ExtractedImages({**body, **changed}, tuple(taken.values()), chars)
+        changed[_MASK] = with_placeholder(body[_MASK], _MASK)
+    return ExtractedImages({**body, **changed}, tuple(by_text.values()), chars)
 
 
 def with_member_names(request: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
