@@ -82,7 +82,8 @@ class SigningSecrets:
     """Derives up to `most` signing secrets for a delivery.
 
     The secret of a key is derived from its id, so a delivery can be signed without the database. If
-    the ids of the owner's other keys are not cached then, only the secret of the job's key signs.
+    the database is unavailable and the ids of the owner's other keys are not cached, only the
+    secret of the job's key signs.
     """
 
     def __init__(

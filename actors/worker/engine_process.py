@@ -429,9 +429,9 @@ class EngineHost:
     def is_broken(self) -> bool:
         """Whether the process must be replaced.
 
-        This is so if the engine has stopped, or if, since the last success, `_BROKEN_AFTER_RUNS`
-        runs of `_BROKEN_AFTER_JOBS` different jobs have failed because of the device or the
-        machine.
+        This is so if the engine has stopped. It is also so if, since the last success, at least
+        `_BROKEN_AFTER_RUNS` runs of `_BROKEN_AFTER_JOBS` different jobs have failed because of the
+        device or the machine.
         """
         failures = self._failures
         is_faulty = len(failures) >= _BROKEN_AFTER_RUNS and len(set(failures)) >= _BROKEN_AFTER_JOBS

@@ -1,7 +1,7 @@
 """Encodes results as files: images as PNG, WebP or JPEG, and latents as safetensors.
 
-The metadata in a file states how its image or latent was made. In JPEG and WebP
-files the metadata is in the EXIF tags that ComfyUI and the WebUI use:
+The metadata in a file states how its image or latent was made. In JPEG and WebP files the metadata
+is in the EXIF tags that ComfyUI and the WebUI use:
 
 - The graph is in `Model`, as `prompt:{...}`.
 - Additional data of a front end is in `Make` and further tags.
