@@ -498,10 +498,13 @@ async def work(bench: Bench) -> None:
             )
             outcome = await bench.writer.execute(start, await bench.job(job_id))
             if outcome.added and outcome.job is not None:
-                await bench.writer.execute(GiveUp("done"), outcome.job)
-                await bench.finish(job_id, RunOutcome.ENDED)
-            else:
-                actor.finish(RunOutcome.LOST)
+                outcome = await bench.writer.execute(GiveUp("done"), outcome.job)
+            has_ended = outcome.job is not None and outcome.job.end is not None
+            if actor.job_id != job_id:
+                continue  # The actor was replaced during the awaits above.
+            if has_ended:
+                await actor.entries[-1].ack()
+            actor.finish(RunOutcome.ENDED if has_ended else RunOutcome.LOST)
 
 
 async def test_of_two_dispatchers_one_of_which_is_killed_no_job_is_lost_or_run_twice(
