@@ -19,6 +19,8 @@ Colour: TypeAlias = tuple[float, float, float]
 
 
 class Family(StrEnum):
+    """The supported architectures."""
+
     SD1 = "sd1"
     SD2 = "sd2"
     SDXL = "sdxl"
