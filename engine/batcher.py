@@ -1,4 +1,4 @@
-"""Continuous batching by step: one device call serves waiting requests with equal keys.
+"""Continuous batching: one device call serves all waiting requests that have equal batch keys.
 
 Each run in the batch is a generator that yields its new requests and receives their answers. After
 each call, the served runs advance. A run can join or leave between any two calls.

@@ -239,7 +239,7 @@ def result_of(job: Job, url_for: UrlFor, *, delivery: Delivery | None = None) ->
 
 
 def image_count(job: Job) -> int:
-    """Return the number of requested images, or more if an image has a higher index."""
+    """Return the number of requested images, or the highest index plus one if that is more."""
     return max([job.submitted.images, *(image.index + 1 for image in job.images)])
 
 

@@ -1,4 +1,5 @@
-"""The Serve application. `serve run serve_app.app:build` or a RayService starts the whole system.
+"""The Serve application. `serve run serve_app.app:build` or a RayService starts the HTTP API and
+the roles. NATS must already run.
 
 The application has two deployments: `Api`, the HTTP ingress, and `Roles`, which holds the actors of
 the roles. They are separate, because Serve does not replace HTTP replicas while an actor of the

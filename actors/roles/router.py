@@ -15,9 +15,10 @@ same time.
 Most jobs are routed without reading the log, from the events that the router receives. The log is
 read only if these events lack data that a step needs.
 
-While two routers run during a deploy, NATS sends each event to one of them. A router then receives
-only some events of a job, possibly in another order. So the routers read the log more often, and an
-ended job may get an entry. The first reader of such an entry acknowledges it.
+While two routers run during a deploy, NATS sends each event to one of them. Each router then
+receives only some of the events of a job, possibly not in the order of the log. So the routers read
+the log more often, and an ended job may get an entry. The first reader of such an entry
+acknowledges it.
 
 The router skips a job with an event that this version cannot read. The projection records these
 jobs (`projection.py`). After a later version has projected such a job, its missing entry is added

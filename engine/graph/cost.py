@@ -298,7 +298,10 @@ def default_estimate(outputs: tuple[str, ...]) -> Estimate:
 
 
 def default_shape(type_name: str) -> Shape:
-    """Return the shape that is assumed for an output about which nothing is known."""
+    """Return the shape that is assumed for an output of which only the type is known.
+
+    Returns None for a type without a shape.
+    """
     found: Shape = _DEFAULTS.get(type_name)
     return found
 

@@ -77,7 +77,10 @@ class Uploads:
         return [Upload(**row._mapping) for row in rows]
 
     async def remove(self, owner: str, name: str, at: datetime) -> bool:
-        """Remove a name from its file. Return False if no file of the owner has the name."""
+        """Remove the name of a file. Return False if no file of the owner has the name.
+
+        The file stays while an accepted job may need it.
+        """
         remove = sa.update(UPLOADS).where(_labelled(owner, [name])).values(replaced_at=at)
         return await self._database.execute(remove) > 0
 

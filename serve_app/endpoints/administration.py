@@ -159,7 +159,10 @@ def _too_much_of(
 
 
 def _of_worker(endpoint: Endpoint, member: str) -> float:
-    """Return the amount that one worker takes; an unset amount counts as one."""
+    """Return the number of GPUs or CPUs that one worker takes. An unset number counts as one.
+
+    `member` is "gpus" or "cpus".
+    """
     amount: float | None = getattr(endpoint, member)
     return 1.0 if amount is None else amount
 

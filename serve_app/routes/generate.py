@@ -189,7 +189,8 @@ def _flavour_of(request: Request) -> Flavour:
 def _events_before_end(text: str | None, callback_url: str | None) -> tuple[str, ...] | None:
     """Return the events of `callback_events` that precede the end, in a fixed order.
 
-    `text` has been validated. Raises CallbackUrlMissing if there is no `callback_url`.
+    `text` has been validated. Raises CallbackUrlMissing if there is a `text`, but no
+    `callback_url`.
     """
     if text is None:
         return None

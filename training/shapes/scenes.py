@@ -75,7 +75,7 @@ _MIX = (0.46, 0.46, 0.08)
 
 
 def _held_out() -> NDArray[np.bool_]:
-    """Return (shapes, colours, backgrounds): the combinations that no training uses."""
+    """Return whether training leaves a combination out, by shape, colour and background colour."""
     size = (len(SHAPES), len(COLOURS), len(COLOURS))
     chosen = np.random.default_rng(_HELD_OUT_SEED).random(size) < _HELD_OUT_SHARE
     return chosen & _visible()

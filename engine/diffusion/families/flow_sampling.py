@@ -55,7 +55,7 @@ def noise_by_level(noise: NoiseSampler) -> NoiseSampler:
 def run_on_levels(
     sampler: Callable[[Tensor, Tensor], Sampling], x: Tensor, sigmas: Tensor
 ) -> Sampling:
-    """Run `sampler` on y, with noise levels of y in place of sigmas."""
+    """Run `sampler` on y = x / (1 - sigma), with the noise levels of y instead of `sigmas`."""
     levels = levels_of(sigmas)
     steps = sampler(x * (1 + levels[0]), levels)
     try:

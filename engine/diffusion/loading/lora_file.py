@@ -40,7 +40,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 
 
 class TensorsDoNotFit(ValueError):
-    """Raised if the tensors of a change do not fit each other or the weight."""
+    """Raised if the shapes of an adapter's tensors do not fit each other or their layer."""
 
 
 @dataclass(frozen=True, slots=True)

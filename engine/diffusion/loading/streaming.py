@@ -60,7 +60,7 @@ def streamed(module: object) -> Streamed | None:
 def device_of(module: nn.Module) -> torch.device:
     """Return the device on which a module computes, even if its weights are streamed."""
     mark = streamed(module)
-    # The property `device` of diffusers iterates over all weights and takes a millisecond.
+    # The property `device` of a diffusers model searches all submodules, so it is not used here.
     return next(module.parameters()).device if mark is None else mark.device
 
 
