@@ -60,7 +60,7 @@ class StageClock:
     def end(
         self, stage: Stage | None, *, rows: int, call_rows: int, span_links: Set[str] = frozenset()
     ) -> None:
-        """Note that a request was answered, which had `rows` of the `call_rows` rows of the call.
+        """Note that a request was answered.
 
         The request had `rows` of the `call_rows` rows of the call. `span_links` are those of the
         runs in the call.

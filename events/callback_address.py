@@ -1,4 +1,4 @@
-"""Decides to which addresses a callback may be sent. The functions are pure.
+"""Decides to which addresses a callback may be sent.
 
 A callback is a request of this service to an address that a caller chose. It must not reach systems
 that only this service can reach (OWASP: server-side request forgery). The rule is checked when a

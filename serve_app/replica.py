@@ -39,7 +39,7 @@ from serve_app.upload_store import UploadStore
 from telemetry.api_metrics import ApiMetrics
 
 if TYPE_CHECKING:
-    # These modules load SQLAlchemy, so they are imported only for type checking.
+    # Routes import this module. At run time only `assembly.py` loads SQLAlchemy and obstore.
     from events.store.ended_jobs import EndedJobs
     from events.store.keys import ApiKeys, KeyOptions
     from events.store.read_model import ReadModel

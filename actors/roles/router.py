@@ -4,16 +4,15 @@ For each `Submitted` the router adds an entry to the queue of the endpoint. For 
 with a delivery it adds an entry to the callback queue. An entry is added only if its subject is
 empty, so a repeated step adds no second entry.
 
-If the caller requested callbacks for `Started` or for each stored image (`callback_events`), the
-router also adds an entry for each of these events. For a job with `callback_events`, each new entry
-replaces the present entry and is due at once, because the holder of the present entry may have read
-the job before the event.
+A job with `callback_events` is different: its caller requested callbacks for `Started` or for each
+stored image. For each of these events and for the end, a new entry replaces the present entry and
+is due at once, because the holder of the present entry may have read the job before the event.
 
 Both queues are projections of the log. So every step may be repeated, also by two routers at the
 same time.
 
-Most jobs are routed without reading the log, from the events that the router receives. The log is
-read only if these events lack data that a step needs.
+A new job is routed from the events that the router receives. The log is read only if these events
+lack data that the step needs, and for the end of each job with a delivery.
 
 While two routers run during a deploy, NATS sends each event to one of them. Each router then
 receives only some of the events of a job, possibly not in the order of the log. So the routers read

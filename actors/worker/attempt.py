@@ -1,8 +1,9 @@
 """Attempt: runs a job once.
 
 Three tasks run at the same time. `_work` passes the job to the engine and handles its events,
-`_keep_lease` renews the queue entry, and `Heartbeat` checks that the engine answers. The first task
-that ends decides what happens to the job.
+`Heartbeat` checks that the engine answers, and `_keep_lease` renews the queue entry until the
+engine is silent or the job must stop for another reason. The first task that ends decides what
+happens to the job.
 
 If an engine dies, the `RunMark` of each of its jobs states whether the device worked for the job.
 Such a job is a suspect (`Blame.SUSPECT`). Any other job is a bystander (`Blame.BYSTANDER`), and its

@@ -34,7 +34,7 @@ _COUNTS_IN_TURN = 50
 that slow counts do not overload the database.
 """
 _EVENT_BYTES = 1024
-"""The approximate size of a `Submitted` event in the log without the request body, in bytes."""
+"""The approximate size in bytes of the envelope and the later events of a job in the log."""
 
 
 class Unprojected:
