@@ -21,9 +21,9 @@ AT_ONCE := --numprocesses=$(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((
 # Suites with their own targets; and tests with real servers or with a whole service.
 SUITES := tests/browser tests/clients tests/cluster tests/faults tests/hostile tests/image tests/outside tests/repository tests/skew
 LIVE := tests/acceptance tests/integration
-# Tests that compare the images of some hundred graphs and of the included checkpoint. They take
-# minutes of CPU time.
-FIDELITY := tests/unit/engine/reference tests/unit/training
+# Tests that compare the images of some hundred graphs, of all samplers, and of the included
+# checkpoint. They take minutes of CPU time.
+FIDELITY := tests/unit/engine/reference tests/unit/engine/diffusion/samplers/test_pictures.py tests/unit/training
 # Long tests with their own services, which run in `hostile` so that `test` stays short.
 LONG := $(patsubst %,tests/acceptance/test_%.py,documented_calls endpoints placement traces two_endpoints two_instances histories)
 # Manifests of Kubernetes' own kinds. Tests check the kinds of operators, if their schemas are

@@ -50,7 +50,7 @@ async def give_up_after_error(
     return True
 
 
-async def drop_entry(
+async def fail_job_and_ack(
     entry: QueueEntry, error: Exception, *, writer: JobWriter, action: str
 ) -> bool:
     """Call `give_up_after_error`. If it returns True, acknowledge the entry. Returns its result."""

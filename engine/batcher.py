@@ -151,10 +151,10 @@ class Batcher:
 
     def step(self) -> None:
         """Make the next device call, and advance the runs that it serves."""
-        for member, received in self._answers().items():
+        for member, received in self._serve_next_call().items():
             self._advance(member, received)
 
-    def _answers(self) -> dict[BatchedRun, list[Answer]]:
+    def _serve_next_call(self) -> dict[BatchedRun, list[Answer]]:
         """Make the next call and return its answers by run."""
         group = self._pick()
         results = self._run(group)
@@ -219,7 +219,7 @@ class Batcher:
         self.activity.begin(kind, [waiting.member.on_active for waiting in group])
         try:
             with self.limits.measured(key, rows):
-                return _results(requests)
+                return _call_device(requests)
         except BaseException as error:  # noqa: BLE001 - the run ends with the error, see `_advance`
             is_full = is_out_of_memory(error)
             if is_full and self.free_memory(requests[0].stage):
@@ -235,7 +235,7 @@ class Batcher:
         request = waiting.request
         self.activity.begin(request.activity, [waiting.member.on_active])
         try:
-            (result,) = _results([request])
+            (result,) = _call_device([request])
         except BaseException as error:  # noqa: BLE001 - the run ends with the error
             return _as_exception(error)
         return result
@@ -271,7 +271,7 @@ def _queued(member: BatchedRun, request: Request) -> _QueuedRequest:
     return _QueuedRequest(member, request, key, rows)
 
 
-def _results(requests: Sequence[Request]) -> Sequence[Any]:
+def _call_device(requests: Sequence[Request]) -> Sequence[Any]:
     """Return the results of a call. Raises EngineError if their number is wrong."""
     kind = type(requests[0])
     results = kind.run_batch(requests)

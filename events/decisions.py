@@ -217,7 +217,7 @@ def _decide(command: OpenJobCommand, job: Job) -> tuple[JobEvent, ...]:
         case GiveUp() | Quarantine():
             return (_dead_letter(command),)
         case StoreImage() | FailAttempt() | Complete() | ConfirmCancel():
-            return _write(command, job) if job.actor == command.actor else ()
+            return _decide_for_actor(command, job) if job.actor == command.actor else ()
         case _ as never:
             assert_never(never)
 
@@ -280,7 +280,7 @@ def _erase(job: Job) -> tuple[JobEvent, ...]:
     return (erased,) if job.end is not None else (Cancelled(), erased)
 
 
-def _write(
+def _decide_for_actor(
     command: StoreImage | FailAttempt | Complete | ConfirmCancel, job: Job
 ) -> tuple[JobEvent, ...]:
     match command:

@@ -100,9 +100,9 @@ AttemptVerdict = Delivered | RetryAt | Exhausted
 
 
 def judge_attempt(
-    sent: SendResult, *, tries: int, delays_s: Sequence[float], now: datetime, spread: float
+    sent: SendResult, *, attempts: int, delays_s: Sequence[float], now: datetime, spread: float
 ) -> AttemptVerdict:
-    """Decide what follows attempt number `tries`, counted from 1.
+    """Decide what follows attempt number `attempts`, counted from 1.
 
     `delays_s` has the delay in seconds before each attempt. `spread` is a random factor of the next
     delay, so that deliveries that failed together are not repeated together.
@@ -110,11 +110,11 @@ def judge_attempt(
     if sent.is_accepted:
         return Delivered()
     if sent.refused or sent.status == _GONE:
-        return Exhausted(f"Stopped at attempt {tries}: {sent}.")
+        return Exhausted(f"Stopped at attempt {attempts}: {sent}.")
     most = len(delays_s) if sent.is_transient else min(len(delays_s), _TRIES_OF_A_PERMANENT_ERROR)
-    if tries >= most:
-        return Exhausted(f"Given up after {tries} attempts. The last attempt: {sent}.")
-    delay_s = delays_s[tries] * spread
+    if attempts >= most:
+        return Exhausted(f"Given up after {attempts} attempts. The last attempt: {sent}.")
+    delay_s = delays_s[attempts] * spread
     if sent.retry_after_s is not None:
         delay_s = max(delay_s, min(sent.retry_after_s, LONGEST_RETRY_AFTER_S))
     return RetryAt(now + timedelta(seconds=delay_s))
@@ -139,11 +139,11 @@ def about_put(index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TriesBeforeEnd:
+class AttemptsBeforeEnd:
     """The attempts of the current step before the end."""
 
     about: str
-    tries: int
+    attempts: int
     retry_at: datetime | None
 
 
@@ -157,7 +157,7 @@ class Delivery:
 
     version: int = 0
     position: int = 0
-    tries: int = 0
+    attempts: int = 0
     """The number of attempts since the delivery was last requested."""
     retry_at: datetime | None = None
     withheld_at: datetime | None = None
@@ -166,12 +166,12 @@ class Delivery:
     exhausted: bool = False
     redeliveries: int = 0
     """The number of times that another delivery was requested."""
-    over: frozenset[str] = frozenset()
+    finished_steps: frozenset[str] = frozenset()
     """The names of the steps before the end that succeeded or were given up."""
     failures: Mapping[str, str] = field(default_factory=dict)
     """The last error of each step that was given up, by name."""
-    before_end: TriesBeforeEnd | None = None
-    is_at_end: bool = False
+    before_end: AttemptsBeforeEnd | None = None
+    end_was_attempted: bool = False
     """Whether the callback of the end was attempted, so that steps before the end are skipped."""
 
     @property
@@ -181,14 +181,14 @@ class Delivery:
     def attempts_of(self, about: str) -> int:
         """Return the number of attempts of this step before the end."""
         before = self.before_end
-        return before.tries if before is not None and before.about == about else 0
+        return before.attempts if before is not None and before.about == about else 0
 
     @property
     def was_tried(self) -> bool:
         """Whether the callback of the end was attempted or has ended. Only then may a caller
         request another delivery.
         """
-        return self.ended or self.tries > 0
+        return self.ended or self.attempts > 0
 
 
 def fold_delivery(events: Iterable[Event], delivery: Delivery | None = None) -> Delivery:
@@ -211,15 +211,15 @@ def _next(delivery: Delivery, event: Event) -> Delivery:
         case CallbackAttempted(about=str()) as attempted:
             return _tried_before_end(delivery, attempted)
         case CallbackAttempted() | CallbackDelivered() | CallbackExhausted() | CallbackWithheld():
-            return _at_end(replace(delivery, is_at_end=True), event)
+            return _at_end(replace(delivery, end_was_attempted=True), event)
         case RedeliveryRequested():
             return Delivery(
                 version=delivery.version,
                 position=delivery.position,
                 redeliveries=delivery.redeliveries + 1,
-                over=delivery.over,
+                finished_steps=delivery.finished_steps,
                 failures=delivery.failures,
-                is_at_end=True,
+                end_was_attempted=True,
             )
         case _:
             return delivery
@@ -233,18 +233,18 @@ def _tried_before_end(delivery: Delivery, attempted: CallbackAttempted) -> Deliv
         failed = {} if result.is_accepted else {about: str(result)}
         return replace(
             delivery,
-            over=delivery.over | {about},
+            finished_steps=delivery.finished_steps | {about},
             failures={**delivery.failures, **failed},
             before_end=None,
         )
-    tries = delivery.attempts_of(about) + 1
-    return replace(delivery, before_end=TriesBeforeEnd(about, tries, attempted.retry_at))
+    attempts = delivery.attempts_of(about) + 1
+    return replace(delivery, before_end=AttemptsBeforeEnd(about, attempts, attempted.retry_at))
 
 
 def _at_end(delivery: Delivery, event: Event) -> Delivery:
     match event.data:
         case CallbackAttempted(retry_at=retry_at):
-            return replace(delivery, tries=delivery.tries + 1, retry_at=retry_at)
+            return replace(delivery, attempts=delivery.attempts + 1, retry_at=retry_at)
         case CallbackDelivered():
             return replace(delivery, delivered=True, retry_at=None)
         case CallbackExhausted():
@@ -256,7 +256,7 @@ def _at_end(delivery: Delivery, event: Event) -> Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordTry:
+class RecordAttempt:
     """Record an attempt. `spread` is a factor of the pause that may follow."""
 
     result: SendResult
@@ -264,18 +264,18 @@ class RecordTry:
     now: datetime
     spread: float = 1.0
 
-    def verdict(self, tries: int) -> AttemptVerdict:
+    def verdict(self, attempts: int) -> AttemptVerdict:
         return judge_attempt(
-            self.result, tries=tries, delays_s=self.delays_s, now=self.now, spread=self.spread
+            self.result, attempts=attempts, delays_s=self.delays_s, now=self.now, spread=self.spread
         )
 
 
 @dataclass(frozen=True, slots=True)
-class RecordTryBeforeEnd:
+class RecordAttemptBeforeEnd:
     """Record an attempt of a step before the end."""
 
     about: str
-    tried: RecordTry
+    tried: RecordAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,14 +287,14 @@ class GiveUpBeforeEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class EndAfterTry:
+class EndAfterAttempt:
     """End the delivery if the last recorded attempt was the final attempt.
 
-    `RecordTry` does not do this, because a conflict between two events of one command could count
-    the attempt twice or lose the end.
+    `RecordAttempt` does not do this, because a conflict between two events of one command could
+    count the attempt twice or lose the end.
     """
 
-    tried: RecordTry
+    tried: RecordAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +322,11 @@ class RequestRedelivery:
     """Request the callback of the end again, with the full number of attempts."""
 
 
-_BeforeEnd = RecordTryBeforeEnd | GiveUpBeforeEnd
+_BeforeEnd = RecordAttemptBeforeEnd | GiveUpBeforeEnd
 DeliveryCommand = (
     _BeforeEnd
-    | RecordTry
-    | EndAfterTry
+    | RecordAttempt
+    | EndAfterAttempt
     | Withhold
     | GiveUpDelivery
     | EndWithoutCallback
@@ -341,18 +341,19 @@ def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[Deliv
     if delivery.ended:
         return ()
     if isinstance(command, _BeforeEnd):
-        is_over = delivery.is_at_end or command.about in delivery.over
+        is_over = delivery.end_was_attempted or command.about in delivery.finished_steps
         return () if is_over else (_before_end(command, delivery),)
     match command:
-        case RecordTry():
-            return (tried(command, attempt=delivery.tries + 1),)
-        case EndAfterTry(tried=made):
-            # If `tries` is 0, another delivery was requested after this attempt was recorded.
-            return _end(made.verdict(delivery.tries), delivery.tries) if delivery.tries else ()
+        case RecordAttempt():
+            return (tried(command, attempt=delivery.attempts + 1),)
+        case EndAfterAttempt(tried=made):
+            # If `attempts` is 0, another delivery was requested after this attempt was recorded.
+            attempts = delivery.attempts
+            return _end(made.verdict(attempts), attempts) if attempts else ()
         case Withhold():
             return _withhold(command, delivery)
         case GiveUpDelivery(message=message):
-            return (CallbackExhausted(attempts=delivery.tries, message=message),)
+            return (CallbackExhausted(attempts=delivery.attempts, message=message),)
         case EndWithoutCallback():
             return (CallbackDelivered(attempt=0),)
 
@@ -360,7 +361,7 @@ def decide_delivery(command: DeliveryCommand, delivery: Delivery) -> tuple[Deliv
 def _before_end(command: _BeforeEnd, delivery: Delivery) -> CallbackAttempted:
     attempt = delivery.attempts_of(command.about) + 1
     match command:
-        case RecordTryBeforeEnd(about=about, tried=made):
+        case RecordAttemptBeforeEnd(about=about, tried=made):
             event = tried(made, attempt=attempt)
             is_last: Literal[True] | None = True if event.retry_at is None else None
             return event.model_copy(update={"about": about, "is_last": is_last})
@@ -370,7 +371,7 @@ def _before_end(command: _BeforeEnd, delivery: Delivery) -> CallbackAttempted:
             )
 
 
-def tried(command: RecordTry, *, attempt: int) -> CallbackAttempted:
+def tried(command: RecordAttempt, *, attempt: int) -> CallbackAttempted:
     """Return the event of attempt number `attempt`, counted from 1."""
     verdict = command.verdict(attempt)
     return CallbackAttempted(
@@ -382,12 +383,12 @@ def tried(command: RecordTry, *, attempt: int) -> CallbackAttempted:
     )
 
 
-def _end(verdict: AttemptVerdict, tries: int) -> tuple[DeliveryEvent, ...]:
+def _end(verdict: AttemptVerdict, attempts: int) -> tuple[DeliveryEvent, ...]:
     match verdict:
         case Delivered():
-            return (CallbackDelivered(attempt=tries),)
+            return (CallbackDelivered(attempt=attempts),)
         case Exhausted(message=message):
-            return (CallbackExhausted(attempts=tries, message=message),)
+            return (CallbackExhausted(attempts=attempts, message=message),)
         case RetryAt():
             return ()
 
@@ -398,7 +399,7 @@ def _withhold(command: Withhold, delivery: Delivery) -> tuple[DeliveryEvent, ...
     if command.now < delivery.withheld_at + timedelta(seconds=command.longest_s):
         return ()
     message = (
-        f"Given up after {delivery.tries} attempts: the receiver kept failing, so the callback was "
-        f"withheld, and {command.longest_s:g} s have passed."
+        f"Given up after {delivery.attempts} attempts: the receiver kept failing, so the callback "
+        f"was withheld, and {command.longest_s:g} s have passed."
     )
-    return (CallbackExhausted(attempts=delivery.tries, message=message),)
+    return (CallbackExhausted(attempts=delivery.attempts, message=message),)

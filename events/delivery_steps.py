@@ -54,9 +54,9 @@ class PresignedUpload:
 
 def next_upload(job: Job, delivery: Delivery) -> PresignedUpload | None:
     """Return the next presigned upload of an ended job, or None if none is left."""
-    if job.end is None or delivery.is_at_end:
+    if job.end is None or delivery.end_was_attempted:
         return None
-    return next((each for each in _puts(job) if each.about not in delivery.over), None)
+    return next((each for each in _puts(job) if each.about not in delivery.finished_steps), None)
 
 
 def _puts(job: Job) -> Iterator[PresignedUpload]:
@@ -141,10 +141,10 @@ def next_before_end(
     Only images with an index below `most_images` have callbacks. After an attempt of the callback
     of the end, the result is None.
     """
-    if delivery.is_at_end:
+    if delivery.end_was_attempted:
         return None
     messages = _before_end(events, most_images=most_images)
-    return next((each for each in messages if each.about not in delivery.over), None)
+    return next((each for each in messages if each.about not in delivery.finished_steps), None)
 
 
 def _before_end(events: Sequence[Event], *, most_images: int) -> Iterator[CallbackMessage]:

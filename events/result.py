@@ -274,7 +274,7 @@ def _put(job: Job, index: int, delivery: Delivery | None) -> PutResult | None:
     if delivery is None or index >= len(job.submitted.image_puts or ()):
         return None
     about = about_put(index)
-    if about not in delivery.over:
-        return _LEFT_OUT if delivery.is_at_end else PutResult()
+    if about not in delivery.finished_steps:
+        return _LEFT_OUT if delivery.end_was_attempted else PutResult()
     why = delivery.failures.get(about)
     return PutResult(status=Status.COMPLETED if why is None else Status.FAILED, message=why)

@@ -29,7 +29,7 @@ _PATIENCE_S = 1.0
 """Longest time in seconds for which a delivery waits for the database."""
 
 
-class Remembered(Generic[V]):
+class QueryCache(Generic[V]):
     """Caches the results of queries for 5 s, and for longer while the database is not available."""
 
     def __init__(
@@ -98,7 +98,7 @@ class SigningSecrets:
         self._keys = keys
         self._secret = secret
         self._most = most
-        self._live = Remembered[list[str]](self._live_ids, unknown=[], clock=clock)
+        self._live = QueryCache[list[str]](self._live_ids, unknown=[], clock=clock)
 
     async def of(self, owner: str, key_id: str) -> list[str]:
         """Return the secret of `key_id`, then the secrets of the owner's newest other live keys."""
@@ -129,7 +129,7 @@ class AllowedHosts:
         """`default` is the list of a key without a list of its own."""
         self._keys = keys
         self._default = KeyLimits(callback_hosts=tuple(default))
-        self._limits = Remembered(self._key_limits, unknown=KeyLimits(), clock=clock)
+        self._limits = QueryCache(self._key_limits, unknown=KeyLimits(), clock=clock)
 
     async def allow(self, key_id: str, host: str) -> bool:
         """Return whether the key may use `host` (in the form of `callback_address.Target.host`)."""

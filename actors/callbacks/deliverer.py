@@ -31,12 +31,12 @@ from events.delivery import (
     JITTER,
     WITHHELD_S,
     Delivery,
-    EndAfterTry,
+    EndAfterAttempt,
     EndWithoutCallback,
     GiveUpBeforeEnd,
     GiveUpDelivery,
-    RecordTry,
-    RecordTryBeforeEnd,
+    RecordAttempt,
+    RecordAttemptBeforeEnd,
     SendResult,
     Withhold,
     has_delivery,
@@ -148,7 +148,7 @@ class Deliverer:
         self.receivers = Receivers(
             queue,
             at_once=limits.per_host,
-            most_inside=limits.in_flight // 2,
+            most_active=limits.in_flight // 2,
             breaker=limits.breaker,
         )
 
@@ -323,15 +323,15 @@ class Deliverer:
         spread = random.uniform(1 - jitter, 1 + jitter)
         is_upload = isinstance(step.what, PresignedUpload)
         delays_s = self._presigned_uploads.delays_s if is_upload else self.limits.delays_s
-        made = RecordTry(result, delays_s, now=utc_now(), spread=spread)
+        made = RecordAttempt(result, delays_s, now=utc_now(), spread=spread)
         job, delivery = step.job, step.delivery
         if step.about is None:
             delivery, tries = await self._writer.execute(made, job, delivery)
-            delivery, ends = await self._writer.execute(EndAfterTry(made), job, delivery)
-            _log_attempt(job, delivery.tries, result, [*tries, *ends])
+            delivery, ends = await self._writer.execute(EndAfterAttempt(made), job, delivery)
+            _log_attempt(job, delivery.attempts, result, [*tries, *ends])
         else:
             attempt = delivery.attempts_of(step.about) + 1
-            command = RecordTryBeforeEnd(step.about, made)
+            command = RecordAttemptBeforeEnd(step.about, made)
             delivery, tries = await self._writer.execute(command, job, delivery)
             _log_attempt(job, attempt, result, tries, about=step.about)
         return delivery

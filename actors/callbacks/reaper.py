@@ -59,7 +59,7 @@ class CallbackReaper:
             await asyncio.sleep(self._period_s * random.uniform(0.8, 1.2))
             fields: dict[str, object] = {"action": "requeue"}
             try:
-                if count := await self.put_back():
+                if count := await self.requeue_round():
                     fields["count"] = count
                     logger.warning("callbacks without an entry were queued again", extra=fields)
             except (ServiceError, ImageStoreError) as error:
@@ -69,7 +69,7 @@ class CallbackReaper:
             except Exception:
                 logger.exception("callbacks could not be queued again", extra=fields)
 
-    async def put_back(self) -> int:
+    async def requeue_round(self) -> int:
         """Run one round. Returns the number of deliveries that were re-queued.
 
         Raises DatabaseUnavailable, LogUnavailable, LogFull, ReadTimeout. Raises

@@ -193,19 +193,19 @@ class Receivers:
         queue: CallbackQueue,
         *,
         at_once: int,
-        most_inside: int,
+        most_active: int,
         breaker: BreakerLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`at_once` limits the callbacks that are being sent to one receiver.
 
-        `most_inside` limits the callbacks to one receiver that are being sent or wait in memory.
+        `most_active` limits the callbacks to one receiver that are being sent or wait in memory.
         """
         self._queue = queue
         self._clock = clock
         self._breaker = breaker
         self._at_once = at_once
-        self._most_inside = max(most_inside, at_once)
+        self._most_inside = max(most_active, at_once)
         self._receivers: dict[str, _Receiver] = {}
         """Receivers by name. The least recently used receiver is first."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.callbacks.api_key_data import SigningSecrets
 from actors.callbacks.sender import Sender, webhook_headers
-from events.delivery import RecordTry, tried
+from events.delivery import RecordAttempt, tried
 from events.errors import AddressNotAllowed
 from events.ids import new_id
 from events.log import utc_now
@@ -32,7 +32,7 @@ class SampleCallback:
         result = await self._sender.send(url, body, headers)
         if result.refused:
             raise AddressNotAllowed(result.error)
-        return tried(RecordTry(result, delays_s=(0,), now=utc_now()), attempt=1)
+        return tried(RecordAttempt(result, delays_s=(0,), now=utc_now()), attempt=1)
 
     def _result(self, job_id: str) -> ResultResponse:
         """Make a sample result of a job that does not exist."""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from actors.connections import connect, open_prepared_database
 from actors.scheduler.cluster import Cluster
 from actors.scheduler.endpoint_dispatcher import DISPATCHER_LEASE_S, EndpointDispatcher
-from actors.scheduler.endpoint_removal import DeletedEndpoints, GoneEndpoints
+from actors.scheduler.endpoint_removal import DeletedEndpoints, RowlessEndpoints
 from actors.scheduler.fairness import RunningJobs
 from actors.scheduler.names import worker_prefix
 from actors.scheduler.pool import WorkerPool
@@ -63,7 +63,7 @@ class Dispatcher:
         default_endpoint: Endpoint,
         open_endpoint: Callable[[Endpoint], EndpointDispatcher],
         deleted_endpoints: DeletedEndpoints,
-        gone_endpoints: GoneEndpoints,
+        gone_endpoints: RowlessEndpoints,
         lease_s: float = DISPATCHER_LEASE_S,
         period_s: float = ENDPOINTS_PERIOD_S,
         on_left: Callable[[str], None] = lambda _: None,
@@ -157,8 +157,8 @@ class Dispatcher:
 
     async def _reconcile_rows(self, rows: Mapping[str, Endpoint]) -> None:
         try:
-            # The ids are noted before workers are made, so that `GoneEndpoints` can distinguish a
-            # removed row from a lost database.
+            # The ids are noted before workers are made, so that `RowlessEndpoints` can distinguish
+            # a removed row from a lost database.
             await self._query(self._endpoints.note(rows.keys() - self._running.keys()))
         except DatabaseUnavailable:
             return
@@ -274,7 +274,7 @@ async def run_dispatcher(
         deleted_endpoints=DeletedEndpoints(
             endpoints=endpoints, queue=queue, writer=writer, cluster=cluster
         ),
-        gone_endpoints=GoneEndpoints(
+        gone_endpoints=RowlessEndpoints(
             endpoints=endpoints, queue=queue, writer=writer, cluster=cluster
         ),
         on_left=metrics.note_left,

@@ -79,8 +79,8 @@ class SeenJobs:
     |------------------------------------|---------------------------|--------------------------|
     | `_first`: its `Submitted`          | a recent `Submitted`      | `take_first`, or a later |
     |                                    |                           | event of the job         |
-    | `_asked`: the events for which it  | `Submitted`, or           | `forget_if_no_callback`, |
-    | has callbacks                      | `note_asked` after a read | or too many other jobs   |
+    | `_asked`: the events for which it  | `Submitted`, or           | `forget_ended`, or too   |
+    | has callbacks                      | `note_callback_events`    | many other jobs          |
     """
 
     def __init__(self, *, now: Callable[[], datetime] = utc_now) -> None:
@@ -94,9 +94,9 @@ class SeenJobs:
             return
         if self._now() - event.time < _RECENT:
             self._first[event.job_id] = event
-        self.note_asked(event.job_id, event.data)
+        self.note_callback_events(event.job_id, event.data)
 
-    def note_asked(self, job_id: str, submitted: Submitted) -> frozenset[str]:
+    def note_callback_events(self, job_id: str, submitted: Submitted) -> frozenset[str]:
         self._asked.pop(job_id, None)
         asked = callback_events_of(submitted)
         self._asked[job_id] = asked
@@ -110,7 +110,7 @@ class SeenJobs:
         """
         return self._first.pop(job_id, None)
 
-    def forget_if_no_callback(self, job_id: str) -> bool:
+    def forget_ended(self, job_id: str) -> bool:
         """Forget an ended job. Returns whether the job is known to have no callbacks."""
         asked = self._asked.pop(job_id, None)
         return asked is not None and not asked
@@ -159,7 +159,7 @@ class Router:
             case Submitted():
                 step = self._queue_new
             case Completed() | Failed() | Cancelled():
-                if self._seen.forget_if_no_callback(event.job_id):
+                if self._seen.forget_ended(event.job_id):
                     return
                 step = self._queue_callback
             case Started():
@@ -222,7 +222,7 @@ class Router:
             job = await self._writer.load(job_id)
             if job is None:
                 return
-            asked = self._seen.note_asked(job_id, job.submitted)
+            asked = self._seen.note_callback_events(job_id, job.submitted)
         if event in asked:
             await self._callbacks.park(job_id, AT_ONCE)
 

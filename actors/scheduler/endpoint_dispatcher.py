@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
-from actors.job_error import drop_entry
+from actors.job_error import fail_job_and_ack
 from actors.scheduler.cluster import ActorDied, ActorLost
 from actors.scheduler.expiry import EXPIRY_PERIOD_S, EntryReaper, Expiry
 from actors.scheduler.fairness import RunningJobs, WaitingJob, WaitingJobs
@@ -191,9 +191,9 @@ class EndpointDispatcher:
             return number
         if not free.is_warm(job.checkpoint):
             return free.least_recently_used()
-        if job.passed_at is None:
-            job.passed_at = now
-        if (wait_ends := job.passed_at + _WARM_WAIT_S) <= now:
+        if job.warm_wait_began_at is None:
+            job.warm_wait_began_at = now
+        if (wait_ends := job.warm_wait_began_at + _WARM_WAIT_S) <= now:
             return free.least_recently_used()
         self._wake_at = min(wait_ends, self._wake_at or wait_ends)
         return None
@@ -211,9 +211,11 @@ class EndpointDispatcher:
             else:
                 with job_log_fields(job):
                     await self._dispatch(prefetched, job, worker, slot)
-        except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
+        except Exception as error:  # noqa: BLE001 - `fail_job_and_ack` logs it
             if not isinstance(error, TRANSIENT):
-                await drop_entry(prefetched.entry, error, writer=self._writer, action="dispatch")
+                await fail_job_and_ack(
+                    prefetched.entry, error, writer=self._writer, action="dispatch"
+                )
             if slot.belongs_to(prefetched.entry):
                 slot.recycle()
 

@@ -5,10 +5,10 @@ accepts no more jobs. At its `ends_at`, its waiting jobs end with a message, and
 continue. The pool of the endpoint closes the workers. When neither jobs nor workers are left, the
 row is removed, and a little later the consumers.
 
-`GoneEndpoints` removes the jobs, workers and consumers of an endpoint without a row. It finds them
-on the queue and in the cluster. It removes them only if the database has recorded that the endpoint
-had a row. Without this record the database may have been lost, or restored from an older backup. In
-this case the workers stay, and the jobs wait for the row until their deadlines.
+`RowlessEndpoints` removes the jobs, workers and consumers of an endpoint without a row. It finds
+them on the queue and in the cluster. It removes them only if the database has recorded that the
+endpoint had a row. Without this record the database may have been lost, or restored from an older
+backup. In this case the workers stay, and the jobs wait for the row until their deadlines.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DeletedEndpoints:
         """
         self._endpoints = endpoints
         self._queue = queue
-        self._jobs = EndedJobs(queue, writer)
+        self._jobs = JobEnder(queue, writer)
         self._cluster = cluster
         self._period_s = period_s
         self._now = now
@@ -149,7 +149,7 @@ def _message(endpoint: str) -> str:
     )
 
 
-class GoneEndpoints:
+class RowlessEndpoints:
     def __init__(
         self,
         *,
@@ -165,7 +165,7 @@ class GoneEndpoints:
         """
         self._endpoints = endpoints
         self._queue = queue
-        self._jobs = EndedJobs(queue, writer)
+        self._jobs = JobEnder(queue, writer)
         self._cluster = cluster
         self._grace_s = grace_s
         self._clock = clock
@@ -254,7 +254,7 @@ TRANSIENT = (LogUnavailable, ReadTimeout, DatabaseUnavailable, ActorUnavailable)
 """Errors after which the next sweep repeats the step."""
 
 
-class EndedJobs:
+class JobEnder:
     """Ends the jobs on the queue of an endpoint."""
 
     def __init__(self, queue: JobQueue, writer: JobWriter) -> None:

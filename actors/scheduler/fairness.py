@@ -57,7 +57,7 @@ class WaitingJob:
     weight: float = 1.0
     priority: Priority = Priority.NORMAL
     checkpoint: str | None = None
-    passed_at: float | None = None
+    warm_wait_began_at: float | None = None
     """Time at which the job began to wait for a warm worker, or None."""
     is_waiting: bool = False
     is_first: bool = False

@@ -228,8 +228,8 @@ class WorkerPool:
         The first step waits until all adopted workers have reported their jobs, but at most
         `replace_s`.
         """
-        room_wait_s = self._limits.replace_s
-        is_early = time.monotonic() - self._found_at < room_wait_s
+        placement_wait_s = self._limits.replace_s
+        is_early = time.monotonic() - self._found_at < placement_wait_s
         if is_early and not all(worker.has_reported for worker in self._found or ()):
             return
         self._found = ()
@@ -237,7 +237,7 @@ class WorkerPool:
         if not old:
             self._leave_surplus(max(wanted, self._endpoint.max_workers))
         rollout = Rollout(old, [each for each in self._workers.values() if not self._is_old(each)])
-        step = rollout.step(wanted, room_wait_s=room_wait_s)
+        step = rollout.step(wanted, placement_wait_s=placement_wait_s)
         if step is RolloutStep.LEAVE:
             rollout.leaves_next.leave()
         elif step is RolloutStep.OPEN:
@@ -369,17 +369,17 @@ class Rollout:
     """Workers that were made from an earlier config."""
     new: Collection[Worker]
 
-    def step(self, wanted: int, *, room_wait_s: float) -> RolloutStep:
+    def step(self, wanted: int, *, placement_wait_s: float) -> RolloutStep:
         """Return the next step while `wanted` workers are needed.
 
-        If a new worker is not placed after `room_wait_s` seconds, an old worker leaves.
+        If a new worker is not placed after `placement_wait_s` seconds, an old worker leaves.
         """
         if not self._staying or len(self._staying) < len(self.old):
             return RolloutStep.WAIT  # No old worker stays, or an old worker is already leaving.
         starting = [worker for worker in self.new if not worker.is_ready]
         if any(worker.startup.is_placed for worker in starting):
             return RolloutStep.WAIT
-        if any(worker.startup.waits_for_room_s > room_wait_s for worker in starting):
+        if any(worker.startup.unplaced_s > placement_wait_s for worker in starting):
             return RolloutStep.LEAVE
         if starting:
             return RolloutStep.WAIT

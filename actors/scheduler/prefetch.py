@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from actors.job_error import drop_entry
+from actors.job_error import fail_job_and_ack
 from actors.scheduler.fairness import WaitingJob, WaitingJobs, waiting_job
 from actors.scheduler.pool import WorkerPool
 from events.bus.queues import JobQueue, QueueEntry
@@ -220,8 +220,8 @@ class Prefetch:
                 await self._handle_entry(entry, found, consumer)
             except TRANSIENT:
                 raise
-            except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
-                await drop_entry(entry, error, writer=self._writer, action="dispatch")
+            except Exception as error:  # noqa: BLE001 - `fail_job_and_ack` logs it
+                await fail_job_and_ack(entry, error, writer=self._writer, action="dispatch")
         self._arriving.pop(entry.ack_subject, None)
 
     async def _handle_entry(self, entry: QueueEntry, job: Job | None, consumer: int) -> None:
@@ -314,9 +314,11 @@ class Prefetch:
                     self._discard(prefetched)
             except TRANSIENT:
                 raise
-            except Exception as error:  # noqa: BLE001 - `drop_entry` logs it
+            except Exception as error:  # noqa: BLE001 - `fail_job_and_ack` logs it
                 self._discard(prefetched)
-                await drop_entry(prefetched.entry, error, writer=self._writer, action="dispatch")
+                await fail_job_and_ack(
+                    prefetched.entry, error, writer=self._writer, action="dispatch"
+                )
 
     async def _read_waiting(self, prefetched: Prefetched) -> Job | None:
         """Return the job if it still waits, or None.

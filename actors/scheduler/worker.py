@@ -190,7 +190,7 @@ class Worker:
             self.startup.answered()
 
     async def _place(self) -> float:
-        self.startup.waits_for_room()
+        self.startup.note_unplaced()
         gpus = await self._retry(lambda: self._cluster.place(self.name))
         self.startup.placed()
         return gpus
@@ -263,11 +263,11 @@ class Startup:
         return self._error or "its engine has not answered yet"
 
     @property
-    def waits_for_room_s(self) -> float:
+    def unplaced_s(self) -> float:
         """Seconds for which the worker has waited to be placed, or 0 if it is placed."""
         return 0.0 if self.is_placed else self._clock() - self._waits_since
 
-    def waits_for_room(self) -> None:
+    def note_unplaced(self) -> None:
         self.is_placed = False
         self._waits_since = self._clock()
 

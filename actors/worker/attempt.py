@@ -27,7 +27,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from actors.worker.engine_process import EngineDied, EngineTaken, RemoteEngine, RunRequest
+from actors.worker.engine_process import EngineDied, EngineLost, RemoteEngine, RunRequest
 from actors.worker.result_file import AS_PNG, ImageEncoding, encode_result
 from actors.worker.run_mark import RunMark
 from engine.interface import (
@@ -183,7 +183,7 @@ class Attempt:
             await self._fail_without_blame(error)
         else:
             if reason is not None:
-                await self._give_up(reason)
+                await self._stop(reason)
 
     async def _work(self) -> None:
         try:
@@ -204,7 +204,7 @@ class Attempt:
             if error.code == "machine_failed":
                 raise  # `_on_task_end` handles this error.
             await self._fail(str(error), final=True, code=code_of(error))
-        except EngineTaken as error:
+        except EngineLost as error:
             await self._fail(str(error), blame=Blame.BYSTANDER)
         except EngineDied as error:
             await self._fail_after_engine_death(str(error))
@@ -260,7 +260,7 @@ class Attempt:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(doubled, self._limits.longest_machine_pause_s)):
                 # The heartbeat has ended, so the engine would seem to be silent.
-                await self._give_up(await self._keep_lease(must_answer=False))
+                await self._stop(await self._keep_lease(must_answer=False))
 
     async def _read_input_files(self) -> dict[str, bytes]:
         """Raises _InputFileGone."""
@@ -391,7 +391,7 @@ class Attempt:
     def _seconds_left(self) -> float:
         return (self._job.deadline - self._now()).total_seconds()
 
-    async def _give_up(self, reason: StopReason) -> None:
+    async def _stop(self, reason: StopReason) -> None:
         logger.info(
             "an attempt is given up",
             extra={"action": "give_up", "job_id": self._job.id, "why": reason},

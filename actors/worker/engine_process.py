@@ -119,7 +119,7 @@ class EngineDied(Exception):
     """The engine or its process has ended or does not answer."""
 
 
-class EngineTaken(EngineDied):
+class EngineLost(EngineDied):
     """The engine was lost with its node or placement group. No job is to blame."""
 
 
@@ -140,7 +140,7 @@ class RemoteEngine:
             await self._handle()
 
     async def run(self, request: RunRequest) -> AsyncGenerator[EngineEvent]:
-        """Run a graph and yield its events. Raises EngineDied, EngineTaken."""
+        """Run a graph and yield its events. Raises EngineDied, EngineLost."""
         handle = await self._handle()
         method: Any = handle.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_EVENTS_AHEAD
@@ -159,7 +159,7 @@ class RemoteEngine:
                 handle.cancel.remote(request.job_id, request.attempt)
 
     async def check(self) -> EngineState:
-        """Return the state of the engine. Raises EngineDied, EngineTaken."""
+        """Return the state of the engine. Raises EngineDied, EngineLost."""
         handle = await self._handle()
         try:
             async with asyncio.timeout(self._answer_timeout_s):
@@ -208,7 +208,7 @@ class RemoteEngine:
         """Make an exception from `error`, and forget the process, so the next call looks it up."""
         self._found = None
         was_taken = isinstance(error, RayError) and was_taken_away(error)
-        died = EngineTaken if was_taken else EngineDied
+        died = EngineLost if was_taken else EngineDied
         return died(f"The engine died: {first_line(error)}")
 
 
@@ -445,7 +445,7 @@ def _is_device_failure(event: EngineEvent) -> bool:
 def _start_engine(config: EngineConfig, *, device: str, lock: DeviceLock) -> EngineHost:
     """Start the engine when this process holds the lock. A failed start ends the process."""
     try:
-        if not lock.take():
+        if not lock.acquire():
             stand_by(lock)
         exit_later(MODEL_LOAD_TIMEOUT_S)  # This call ends the process if the start hangs.
         host = build_engine_host(config, device=device)

@@ -18,7 +18,7 @@ from enum import StrEnum
 import ray
 
 from actors.connections import connect
-from actors.job_error import drop_entry
+from actors.job_error import fail_job_and_ack
 from actors.location import Location, location
 from actors.worker.attempt import Attempt, AttemptLimits, ReportProgress
 from actors.worker.config import WorkerConfig
@@ -122,7 +122,7 @@ class JobRunner:
         expected sequence of `Started` conflicts, and the job is read again. The dispatcher gave the
         job to this actor at `given_at`, after `after_attempts` earlier attempts.
 
-        Raises ServiceError. `drop_entry` handles JobUnreadable and all other errors.
+        Raises ServiceError. `fail_job_and_ack` handles JobUnreadable and all other errors.
         """
         if self._job_id is not None or self._is_retired:
             return RunOutcome.BUSY  # Two jobs at once would write events under the same name.
@@ -153,7 +153,7 @@ class JobRunner:
         except Exception as error:
             if isinstance(error, ServiceError) and not isinstance(error, JobUnreadable):
                 raise
-            is_done = await drop_entry(entry, error, writer=self._writer, action="run")
+            is_done = await fail_job_and_ack(entry, error, writer=self._writer, action="run")
             return RunOutcome.ENDED if is_done else RunOutcome.LOST
         finally:
             self._job_id = None

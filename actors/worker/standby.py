@@ -77,7 +77,7 @@ class DeviceLock:
     def is_held(self) -> bool:
         return self._socket is not None
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Acquire the lock if it is free. Returns whether this process holds the lock now.
 
         Raises OSError if binding the socket fails for another reason than a lock in use.
@@ -95,7 +95,7 @@ class DeviceLock:
                 self._socket = bound
         return self.is_held
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the lock."""
         if self._socket is not None:
             self._socket.close()
@@ -103,7 +103,7 @@ class DeviceLock:
 
     def wait(self) -> None:
         """Acquire the lock, if necessary after a wait. Raises OSError (see `take`)."""
-        while not self.take():
+        while not self.acquire():
             time.sleep(_POLL_S)
 
 

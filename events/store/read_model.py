@@ -205,7 +205,7 @@ class FoldedEvent:
     after: Job
 
 
-class Batch:
+class RowChanges:
     """Computes the changes of the database rows by a batch of events."""
 
     def __init__(
@@ -357,7 +357,7 @@ class ReadModel:
             ids = {event.job_id for event in events}
             jobs, blocked = await _read_jobs(connection, ids), await _read_blocked(connection, ids)
             await _remove_former(connection, events, jobs)
-            batch = Batch(jobs, blocked, now=self._now())
+            batch = RowChanges(jobs, blocked, now=self._now())
             for event in events:
                 batch.add(event)
             await self._put(connection, batch.jobs)

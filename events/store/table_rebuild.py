@@ -27,7 +27,7 @@ from events.job import Job
 from events.log import utc_now
 from events.store.database import Database, rebuilt_index
 from events.store.ended_jobs import moved_bytes
-from events.store.read_model import ERASED, Batch, image_rows, job_row, replace_offset
+from events.store.read_model import ERASED, RowChanges, image_rows, job_row, replace_offset
 from events.store.tables import (
     BLOCKED_JOBS,
     ERASURES,
@@ -95,7 +95,7 @@ class Rebuild:
 
         `histories` are the history objects of these jobs, by job id.
         """
-        batch = Batch({}, {}, now=self._now())
+        batch = RowChanges({}, {}, now=self._now())
         for event in events:
             batch.add(event)
         rows = [_row(job, histories.get(job.id), now=self._now()) for job in batch.jobs]

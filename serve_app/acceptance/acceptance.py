@@ -418,7 +418,7 @@ class Acceptance:
                 # This or an earlier submission has added the job.
                 assert outcome.job is not None
                 if outcome.added:
-                    reservation.stored_at(outcome.job.position)
+                    reservation.keep_until_counted(outcome.job.position)
         except OutcomeUnknown as error:
             if request.is_repeatable:
                 raise

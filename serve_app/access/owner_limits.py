@@ -79,7 +79,7 @@ class Reservation:
         counted.total += amount
         self._amounts.append((counted, amount))
 
-    def stored_at(self, position: int) -> None:
+    def keep_until_counted(self, position: int) -> None:
         """Keep the amounts until a count of the read model includes this offset of the log."""
         self._position = position
 

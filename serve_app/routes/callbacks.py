@@ -181,7 +181,7 @@ def _report(job: Job, events: Sequence[Event]) -> CallbackReport:
     """Build the report. Events after the first event that this version cannot read are ignored."""
     events = list(takewhile(is_readable, events))
     delivery = fold_delivery(events)
-    before_end = None if delivery.is_at_end else delivery.before_end
+    before_end = None if delivery.end_was_attempted else delivery.before_end
     if job.submitted.callback_url is None:
         state = CallbackState.NONE
     elif delivery.delivered:

@@ -104,7 +104,7 @@ def callbacks_end(run: Folded) -> Iterator[str]:
             continue
         delivery = run.delivery(job_id)
         if not delivery.ended:
-            yield f"{job_id}: its callback has not ended after {delivery.tries} tries"
+            yield f"{job_id}: its callback has not ended after {delivery.attempts} tries"
         elif delivery.delivered and job_id not in answered:
             yield f"{job_id}: its callback counts as delivered, and no receiver took it"
     yield from _ids_of_calls(run)

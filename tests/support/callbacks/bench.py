@@ -146,7 +146,7 @@ class Bench:
             await self.ended_job(other)
             await eventually(lambda: other in self.sender.sent)
 
-    async def tries(self, job_id: str) -> int:
+    async def attempts(self, job_id: str) -> int:
         events = await self.deliveries.read(job_id)
         return sum(isinstance(event.data, CallbackAttempted) for event in events)
 

@@ -13,13 +13,13 @@ from events.delivery import (
     Delivered,
     Delivery,
     DeliveryCommand,
-    EndAfterTry,
+    EndAfterAttempt,
     EndWithoutCallback,
     Exhausted,
     GiveUpBeforeEnd,
     GiveUpDelivery,
-    RecordTry,
-    RecordTryBeforeEnd,
+    RecordAttempt,
+    RecordAttemptBeforeEnd,
     RequestRedelivery,
     RetryAt,
     SendResult,
@@ -49,13 +49,13 @@ TRIED = CallbackAttempted(attempt=1, status=500, latency_s=0.1, retry_at=START)
 
 def test_tries_are_counted_and_the_last_says_when_to_come_again() -> None:
     delivery = fold_delivery(history_of(TRIED, TRIED))
-    assert (delivery.tries, delivery.retry_at, delivery.ended) == (2, START, False)
+    assert (delivery.attempts, delivery.retry_at, delivery.ended) == (2, START, False)
     assert (delivery.version, delivery.position) == (2, 20)
 
 
 def test_what_is_withheld_is_no_try_and_its_first_time_stands() -> None:
     delivery = fold_delivery(history_of(CallbackWithheld(), TRIED, CallbackWithheld()))
-    assert delivery.tries == 1
+    assert delivery.attempts == 1
     assert delivery.withheld_at == START
 
 
@@ -64,7 +64,12 @@ def test_an_end_stands_until_it_is_asked_for_again() -> None:
         ended = history_of(CallbackWithheld(), TRIED, end)
         assert fold_delivery(ended).ended
         anew = fold_delivery(history_of(CallbackWithheld(), TRIED, end, RedeliveryRequested()))
-        assert (anew.ended, anew.tries, anew.retry_at, anew.withheld_at) == (False, 0, None, None)
+        assert (anew.ended, anew.attempts, anew.retry_at, anew.withheld_at) == (
+            False,
+            0,
+            None,
+            None,
+        )
         assert (anew.version, anew.position) == (4, 40)
 
 
@@ -87,12 +92,12 @@ TAKEN = SendResult(0.25, status=204)
 BEFORE = CallbackAttempted(attempt=1, status=500, latency_s=0.1, retry_at=START, about="started")
 
 
-def before_end(result: SendResult, about: str = "started") -> RecordTryBeforeEnd:
-    return RecordTryBeforeEnd(about, RecordTry(result, delays_s=(0, 5), now=START))
+def before_end(result: SendResult, about: str = "started") -> RecordAttemptBeforeEnd:
+    return RecordAttemptBeforeEnd(about, RecordAttempt(result, delays_s=(0, 5), now=START))
 
 
-def made(result: SendResult) -> RecordTry:
-    return RecordTry(result, DELAYS_S, now=START, spread=1.0)
+def made(result: SendResult) -> RecordAttempt:
+    return RecordAttempt(result, DELAYS_S, now=START, spread=1.0)
 
 
 def delivery_of(*events: EventData) -> Delivery:
@@ -136,7 +141,7 @@ GIVEN_UP = "Given up after 3 attempts. The last attempt: the receiver answered 5
 def test_a_delivery_ends_with_the_try_that_was_taken_or_is_the_last(
     result: SendResult, tries: int, end: EventData | None
 ) -> None:
-    added = decide_delivery(EndAfterTry(made(result)), delivery_of(*[TRIED] * tries))
+    added = decide_delivery(EndAfterAttempt(made(result)), delivery_of(*[TRIED] * tries))
     assert added == (() if end is None else (end,))
 
 
@@ -154,7 +159,7 @@ def test_what_is_withheld_is_recorded_once_and_given_up_after_its_time() -> None
     "command",
     [
         made(TAKEN),
-        EndAfterTry(made(TAKEN)),
+        EndAfterAttempt(made(TAKEN)),
         Withhold(START, 0),
         GiveUpDelivery("no"),
         before_end(TAKEN),
@@ -174,7 +179,7 @@ def test_a_redelivery_is_requested_only_where_a_try_was_made() -> None:
             RedeliveryRequested(),
         )
     anew = delivery_of(BEFORE, TRIED, RedeliveryRequested())
-    assert (anew.is_at_end, anew.tries) == (True, 0)
+    assert (anew.end_was_attempted, anew.attempts) == (True, 0)
     for nothing_new in (anew, delivery_of(BEFORE)):
         assert decide_delivery(RequestRedelivery(), nothing_new) == ()
 
@@ -184,17 +189,17 @@ def test_a_redelivery_that_was_requested_during_a_try_is_not_ended_by_it(
     result: SendResult,
 ) -> None:
     anew = delivery_of(TRIED, RedeliveryRequested())
-    assert decide_delivery(EndAfterTry(made(result)), anew) == ()
+    assert decide_delivery(EndAfterAttempt(made(result)), anew) == ()
 
 
 # What is told before the end.
 def test_tries_before_the_end_are_not_tries_of_the_end() -> None:
     delivery = fold_delivery(history_of(BEFORE))
-    assert (delivery.tries, delivery.retry_at, delivery.was_tried) == (0, None, False)
+    assert (delivery.attempts, delivery.retry_at, delivery.was_tried) == (0, None, False)
     assert (delivery.attempts_of("started"), delivery.attempts_of("image-0")) == (1, 0)
     assert delivery.before_end is not None
     assert delivery.before_end.retry_at == START
-    assert not delivery.is_at_end
+    assert not delivery.end_was_attempted
 
 
 def test_what_was_taken_or_given_up_is_over() -> None:
@@ -204,14 +209,14 @@ def test_what_was_taken_or_given_up_is_over() -> None:
         assert isinstance(last, CallbackAttempted)
         assert (last.about, last.is_last, last.attempt) == ("started", True, len(events) + 1)
         ended = fold_delivery(history_of(*events, last))
-        assert (ended.over, ended.before_end, ended.ended) == ({"started"}, None, False)
+        assert (ended.finished_steps, ended.before_end, ended.ended) == ({"started"}, None, False)
         assert decide_delivery(before_end(TAKEN), ended) == ()
 
 
 def test_what_cannot_be_told_is_over_and_the_end_is_not() -> None:
     [given_up] = decide_delivery(GiveUpBeforeEnd("started", "no"), fold_delivery([]))
     delivery = fold_delivery(history_of(given_up))
-    assert delivery.over == {"started"}
+    assert delivery.finished_steps == {"started"}
     assert not delivery.ended
 
 
@@ -222,10 +227,10 @@ def test_what_was_given_up_says_why_and_a_redelivery_forgets_nothing_of_it() -> 
     again = tried.model_copy(update={"is_last": None, "about": "put-3", "retry_at": START})
     history = history_of(tried, lost, there, again, CallbackDelivered(attempt=1))
     told = fold_delivery(history)
-    assert told.over == {"put-0", "put-1", "put-2"}
+    assert told.finished_steps == {"put-0", "put-1", "put-2"}
     assert told.failures == {"put-0": "the receiver answered 403", "put-1": "no answer"}
     anew = fold_delivery([*history, *history_of(*[RedeliveryRequested()] * 6)[5:]])
-    assert (anew.over, anew.failures) == (told.over, told.failures)
+    assert (anew.finished_steps, anew.failures) == (told.finished_steps, told.failures)
 
 
 def test_a_delivery_of_no_callback_ends_once() -> None:
@@ -257,7 +262,7 @@ POLICY_S = CallbackSettings().delays_s
 
 
 def after(result: SendResult, *, tries: int = 1, spread: float = 1.0) -> AttemptVerdict:
-    return judge_attempt(result, tries=tries, delays_s=POLICY_S, now=NOW, spread=spread)
+    return judge_attempt(result, attempts=tries, delays_s=POLICY_S, now=NOW, spread=spread)
 
 
 def answered(status: int, retry_after_s: float | None = None) -> SendResult:

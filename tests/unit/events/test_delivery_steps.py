@@ -168,7 +168,7 @@ def due(
     history = history_of(*events)
     job = fold(history)
     assert job is not None
-    return next_delivery_step(history, job, Delivery(over=over), now=now, before_end_s=60)
+    return next_delivery_step(history, job, Delivery(finished_steps=over), now=now, before_end_s=60)
 
 
 def name(*events: EventData, over: Sequence[str] = (), after_s: float = 0) -> str | None:

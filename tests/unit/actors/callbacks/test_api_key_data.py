@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.callbacks.api_key_data import AllowedHosts, Remembered, SigningSecrets
+from actors.callbacks.api_key_data import AllowedHosts, QueryCache, SigningSecrets
 from events.errors import DatabaseUnavailable
 from events.log import utc_now
 from events.store.database import Database
@@ -31,7 +31,7 @@ class Source:
 
 async def test_what_was_known_is_known_while_the_database_is_away_or_its_answer_is_broken() -> None:
     clock, source = Clock(0.0), Source()
-    remembered = Remembered(source.ask, unknown="?", clock=clock)
+    remembered = QueryCache(source.ask, unknown="?", clock=clock)
     assert await remembered.get("a") == "of a"
     for error in (DatabaseUnavailable(), KeyError("nobody foresaw this")):
         clock.now += 60
@@ -42,7 +42,7 @@ async def test_what_was_known_is_known_while_the_database_is_away_or_its_answer_
 
 async def test_many_names_push_out_the_oldest_alone() -> None:
     clock, source = Clock(0.0), Source()
-    remembered = Remembered(source.ask, unknown="?", clock=clock)
+    remembered = QueryCache(source.ask, unknown="?", clock=clock)
     for number in range(10_001):
         await remembered.get(str(number))
     clock.now += 60

@@ -132,7 +132,7 @@ async def test_a_receiver_that_is_down_holds_up_the_end_for_so_long_at_most(
     bench.sender.outcomes = [FAILED]
     job = await job_of(bench, START)
     async with bench.running(tmp_path):
-        await eventually(lambda: bench.tries(job.id))  # the next one in an hour
+        await eventually(lambda: bench.attempts(job.id))  # the next one in an hour
         await job.goes_on(*IMAGES, END)
         await eventually(lambda: is_over(bench, job))
     assert job.told() == ["_started", ""]
@@ -163,7 +163,7 @@ async def test_an_end_that_comes_meanwhile_is_not_forgotten(tmp_path: Path, paus
     bench.sender.outcomes = [FAILED]
     queue.job = job = await job_of(bench, START)
     async with bench.running(tmp_path):
-        await eventually(lambda: bench.tries(job.id))
+        await eventually(lambda: bench.attempts(job.id))
         if pause > 1:
             await job.goes_on(IMAGES[0])
         await eventually(lambda: is_over(bench, job))

@@ -77,7 +77,7 @@ async def test_an_error_that_nobody_foresaw_may_pass(bench: Bench, tmp_path: Pat
     bench.sender.outcomes = [PASSING] * (LIMITS.max_errors - 1)
     async with bench.others_are_sent(tmp_path):
         await eventually(lambda: bench.is_delivered(job_id))
-    assert await bench.tries(job_id) == 1
+    assert await bench.attempts(job_id) == 1
 
 
 async def test_what_is_out_of_reach_is_waited_for(bench: Bench, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_a_process_that_stood_still_has_made_no_try(bench: Bench, tmp_path
     bench.sender.outcomes = [stalled] * (LIMITS.breaker.failures + 1)
     async with bench.running(tmp_path):
         await eventually(lambda: bench.is_delivered(job_id))
-    assert await bench.tries(job_id) == 1
+    assert await bench.attempts(job_id) == 1
 
 
 class CountingQueue(MemoryCallbackQueue):

@@ -46,7 +46,7 @@ class Queue(MemoryCallbackQueue):
 
 def few_receivers(queue: Queue) -> Receivers:
     clock = asyncio.get_running_loop().time
-    return Receivers(queue, at_once=4, most_inside=8, breaker=BREAKER, clock=clock)
+    return Receivers(queue, at_once=4, most_active=8, breaker=BREAKER, clock=clock)
 
 
 async def called_after(seconds: float, queue: Queue, receivers: Receivers) -> list[str]:
@@ -138,7 +138,7 @@ def new_receivers(queue: CallbackQueue) -> Receivers:
     return Receivers(
         queue,
         at_once=LIMITS.per_host,
-        most_inside=LIMITS.in_flight // 2,
+        most_active=LIMITS.in_flight // 2,
         breaker=BreakerLimits(),
         clock=asyncio.get_running_loop().time,
     )

@@ -98,17 +98,17 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 async def test_a_round_looks_at_so_many_and_a_new_process_goes_on_from_there(bench: Bench) -> None:
     lost = [bench.ended() for _ in range(5)]
     await bench.project()
-    counts = [await bench.repair(batch=2).put_back() for _ in range(3)]
+    counts = [await bench.repair(batch=2).requeue_round() for _ in range(3)]
     assert counts == [2, 2, 1]
     assert await bench.queue.job_ids() == set(lost)
     await bench.lose_all()
-    assert await bench.repair(batch=2).put_back() == 2, "it begins again at the first"
+    assert await bench.repair(batch=2).requeue_round() == 2, "it begins again at the first"
 
 
 async def test_a_page_is_no_end(bench: Bench) -> None:
     lost = {bench.ended() for _ in range(501)}
     await bench.project()
-    assert await bench.repair(batch=1000).put_back() == 501
+    assert await bench.repair(batch=1000).requeue_round() == 501
     assert await bench.queue.job_ids() == lost
 
 
@@ -124,9 +124,9 @@ async def test_an_erasure_ahead_of_the_projection_hides_nobody(bench: Bench) -> 
     erased = fold([erasure])
     assert erased is not None
     await bench.read_model.erase(erased)
-    assert await repair.put_back() == 1
+    assert await repair.requeue_round() == 1
     await bench.project()
-    assert await repair.put_back() == 1
+    assert await repair.requeue_round() == 1
     assert late in await bench.queue.job_ids()
     assert erased_id not in await bench.queue.job_ids()
 
@@ -136,10 +136,10 @@ async def test_what_comes_behind_the_place_is_found_on_the_next_way(bench: Bench
     await bench.project()
     [first] = await bench.read_model.unsettled.page(after=0, limit=1)
     await bench.read_model.unsettled.settle({first: MORNING})
-    assert await bench.repair(batch=2).put_back() == 2
+    assert await bench.repair(batch=2).requeue_round() == 2
     await bench.read_model.unsettled.reopen(early)
-    assert await bench.repair(batch=2).put_back() == 1
-    assert await bench.repair(batch=2).put_back() == 1
+    assert await bench.repair(batch=2).requeue_round() == 1
+    assert await bench.repair(batch=2).requeue_round() == 1
     assert await bench.queue.job_ids() == {early, *others}
 
 
@@ -148,10 +148,10 @@ async def test_a_delivery_that_has_ended_is_settled_and_read_no_more(bench: Benc
     await bench.project()
     await bench.record(ended, CallbackDelivered(attempt=1))
     await bench.record(opened, CallbackDelivered(attempt=1), RedeliveryRequested())
-    assert await bench.repair().put_back() == 1
+    assert await bench.repair().requeue_round() == 1
     assert await bench.unsettled() == [opened]
     bench.deliveries.unreadable.add(ended)
-    assert await bench.repair().put_back() == 0
+    assert await bench.repair().requeue_round() == 0
 
 
 async def test_jobs_of_an_older_version_are_settled_and_theirs_that_are_open_found(
@@ -161,7 +161,7 @@ async def test_jobs_of_an_older_version_are_settled_and_theirs_that_are_open_fou
     await bench.project()
     await bench.read_model.unsettled.reopen(silent)  # as a column that was added later reads
     assert await bench.unsettled() == [silent, opened]
-    assert await bench.repair().put_back() == 1
+    assert await bench.repair().requeue_round() == 1
     assert await bench.unsettled() == [opened]
 
 
@@ -171,7 +171,7 @@ async def test_a_redelivery_while_it_is_looked_at_leaves_it_unsettled(bench: Ben
     await bench.record(job_id, CallbackDelivered(attempt=1))
 
     bench.queue = AskedForMeanwhile()
-    assert await bench.repair().put_back() == 0
+    assert await bench.repair().requeue_round() == 0
     assert await bench.unsettled() == [job_id]
 
 
@@ -197,10 +197,10 @@ async def test_a_redelivery_that_was_never_parked_is_found(bench: Bench) -> None
     await bench.project()
     await bench.record(job_id, CallbackDelivered(attempt=1))
     deliveries.is_asked_for = True
-    assert await bench.repair().put_back() == 0
+    assert await bench.repair().requeue_round() == 0
     assert await bench.unsettled() == [job_id]
     await bench.record(job_id, CallbackDelivered(attempt=1), RedeliveryRequested())
-    assert await bench.repair().put_back() == 1
+    assert await bench.repair().requeue_round() == 1
     assert await bench.queue.job_ids() == {job_id}
 
 
@@ -228,7 +228,7 @@ async def test_one_that_cannot_be_read_stops_no_other(
     if error is None:
         deliveries.unreadable.add(deliveries.broken)
     await bench.project()
-    assert await bench.repair().put_back() == 1
+    assert await bench.repair().requeue_round() == 1
     assert await bench.queue.job_ids() == {lost}
     assert await bench.unsettled() == [deliveries.broken, lost]
 
@@ -242,10 +242,10 @@ async def test_a_round_of_which_nothing_can_be_read_fails_and_the_next_goes_on(
     await bench.project()
     repair = bench.repair(batch=1)
     with pytest.raises(ImageStoreUnavailable):
-        await repair.put_back()
-    assert await repair.put_back() == 1
+        await repair.requeue_round()
+    assert await repair.requeue_round() == 1
     assert await bench.queue.job_ids() == {lost}
     deliveries.error = None
-    counts = [await bench.repair().put_back() for _ in range(2)]
+    counts = [await bench.repair().requeue_round() for _ in range(2)]
     assert counts == [0, 1], "it begins again at the first"
     assert await bench.queue.job_ids() == {deliveries.broken, lost}

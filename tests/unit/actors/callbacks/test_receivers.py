@@ -19,10 +19,10 @@ LIMITS = BreakerLimits(failures=3, open_s=10, longest_open_s=40, jitter=0)
 
 
 def some_receivers(
-    *, at_once: int, most_inside: int, clock: Callable[[], float] = time.monotonic
+    *, at_once: int, most_active: int, clock: Callable[[], float] = time.monotonic
 ) -> Receivers:
     queue = MemoryCallbackQueue(clock=utc_now)
-    return Receivers(queue, at_once=at_once, most_inside=most_inside, breaker=LIMITS, clock=clock)
+    return Receivers(queue, at_once=at_once, most_active=most_active, breaker=LIMITS, clock=clock)
 
 
 async def visit(receivers: Receivers, name: str, until: asyncio.Event | None = None) -> float:
@@ -40,7 +40,7 @@ async def started(receivers: Receivers, name: str, until: asyncio.Event) -> asyn
 
 
 async def test_those_that_do_not_fit_are_told_to_come_later_one_after_another() -> None:
-    receivers, done = some_receivers(at_once=4, most_inside=8), asyncio.Event()
+    receivers, done = some_receivers(at_once=4, most_active=8), asyncio.Event()
     inside = [await started(receivers, "slow", done) for _ in range(8)]
     times_s = [await visit(receivers, "slow") for _ in range(100)]
     assert min(times_s) > 0
@@ -53,7 +53,7 @@ async def test_those_that_do_not_fit_are_told_to_come_later_one_after_another() 
 
 async def test_each_is_told_its_own_time_up_to_a_minute_and_the_others_come_one_by_one() -> None:
     clock, done = Clock(0.0), asyncio.Event()
-    receivers = some_receivers(at_once=2, most_inside=2, clock=clock)
+    receivers = some_receivers(at_once=2, most_active=2, clock=clock)
     inside = [await started(receivers, "slow", done)]
     first = await started(receivers, "slow", until := asyncio.Event())
     clock.now += 2
@@ -68,7 +68,7 @@ async def test_each_is_told_its_own_time_up_to_a_minute_and_the_others_come_one_
 
 
 async def test_nobody_waits_aside_for_long() -> None:
-    receivers, done = some_receivers(at_once=1, most_inside=2), asyncio.Event()
+    receivers, done = some_receivers(at_once=1, most_active=2), asyncio.Event()
     inside = await started(receivers, "hung", done)
     async with asyncio.timeout(5 * FACTOR):
         assert await visit(receivers, "hung") > 0
@@ -77,7 +77,7 @@ async def test_nobody_waits_aside_for_long() -> None:
 
 
 async def test_a_receiver_that_answers_fast_has_more_room() -> None:
-    receivers, end = some_receivers(at_once=2, most_inside=40), asyncio.Event()
+    receivers, end = some_receivers(at_once=2, most_active=40), asyncio.Event()
     assert await inside_of(receivers) == 2 + 8
     holds = await started(receivers, "fast", end)
     assert await visit(receivers, "fast") == 0
@@ -105,7 +105,7 @@ async def fail(receivers: Receivers, name: str) -> None:
 
 async def test_a_receiver_that_fails_time_after_time_is_left_alone_and_no_other() -> None:
     clock = Clock(0.0)
-    receivers = some_receivers(at_once=4, most_inside=8, clock=clock)
+    receivers = some_receivers(at_once=4, most_active=8, clock=clock)
     for _ in range(LIMITS.failures):
         await fail(receivers, "dead")
     async with receivers.permit("dead", new_id()) as permit:
@@ -121,7 +121,7 @@ async def test_a_receiver_that_fails_time_after_time_is_left_alone_and_no_other(
 
 
 async def test_who_waited_aside_while_the_breaker_opened_is_withheld() -> None:
-    receivers = some_receivers(at_once=1, most_inside=8, clock=Clock(0.0))
+    receivers = some_receivers(at_once=1, most_active=8, clock=Clock(0.0))
     for _ in range(LIMITS.failures - 1):
         await fail(receivers, "dead")
     async with receivers.permit("dead", new_id()) as last:
@@ -131,7 +131,7 @@ async def test_who_waited_aside_while_the_breaker_opened_is_withheld() -> None:
 
 
 async def test_receivers_that_are_left_alone_are_counted() -> None:
-    receivers = some_receivers(at_once=4, most_inside=8)
+    receivers = some_receivers(at_once=4, most_active=8)
     for name, answered in (("broken", False), ("well", True)):
         for _ in range(LIMITS.failures):
             async with receivers.permit(name, new_id()) as permit:

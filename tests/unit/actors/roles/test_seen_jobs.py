@@ -47,9 +47,9 @@ def test_a_first_event_of_long_ago_is_not_given() -> None:
 def test_it_is_known_who_wants_no_callback() -> None:
     [quiet] = history_of(submitted())
     [loud] = history_of(submitted(callback_url="http://example.com/done"))
-    assert seen(quiet).forget_if_no_callback(JOB_ID)
+    assert seen(quiet).forget_ended(JOB_ID)
     for jobs in (seen(), seen(loud), seen(quiet, loud)):
-        assert not jobs.forget_if_no_callback(JOB_ID)
+        assert not jobs.forget_ended(JOB_ID)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from actors.scheduler.cluster import ActorUnavailable
-from actors.scheduler.endpoint_removal import DeletedEndpoints, GoneEndpoints
+from actors.scheduler.endpoint_removal import DeletedEndpoints, RowlessEndpoints
 from events.decisions import Cancel, Start
 from events.errors import JobOfLaterVersion
 from events.job import Job
@@ -160,9 +160,9 @@ class GoneBench(JobsBench):
         self.now_s = 0.0
         self.gone = self.another()
 
-    def another(self) -> GoneEndpoints:
+    def another(self) -> RowlessEndpoints:
         """As a dispatcher has it that starts now."""
-        return GoneEndpoints(
+        return RowlessEndpoints(
             endpoints=self.endpoints,
             queue=self.queue,
             writer=self.writer,

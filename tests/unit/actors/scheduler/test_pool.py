@@ -412,7 +412,7 @@ def test_a_startup_fails_by_time_in_its_place(clock: Clock) -> None:
     assert startup.trouble == "its engine has not answered yet"
     clock.now += 6
     startup.silent(EngineRestarts("it is restarted"))
-    startup.waits_for_room()  # its node is gone
+    startup.note_unplaced()  # its node is gone
     clock.now += 1000
     startup.placed()
     clock.now += 4

@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 
 from actors.scheduler.fairness import checkpoint_of
 from actors.worker.attempt import AttemptLimits, Plan, plan_of, plan_text
-from actors.worker.engine_process import EngineState, EngineTaken, RunRequest
+from actors.worker.engine_process import EngineLost, EngineState, RunRequest
 from actors.worker.job_actor import RunOutcome
 from cli.infotext import user_comment
 from engine.activity import ActivityKind
@@ -87,7 +87,7 @@ class NoThreads(ScriptedEngine):
 
 class Taken(ScriptedEngine):
     async def run(self, request: RunRequest) -> Any:
-        raise EngineTaken("its node has died")
+        raise EngineLost("its node has died")
         yield
 
 

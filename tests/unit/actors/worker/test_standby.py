@@ -52,7 +52,7 @@ HOLD = """
 import sys
 from actors.worker.standby import DeviceLock
 turn = DeviceLock(sys.argv[1])
-assert turn.take()
+assert turn.acquire()
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -62,15 +62,15 @@ sys.stdin.read()
 def test_one_at_a_time_has_it() -> None:
     worker = str(uuid4())
     first, second, other = DeviceLock(worker), DeviceLock(worker), DeviceLock(str(uuid4()))
-    assert first.take()
-    assert first.take(), "it has it still"
-    assert not second.take()
+    assert first.acquire()
+    assert first.acquire(), "it has it still"
+    assert not second.acquire()
     assert (first.is_held, second.is_held) == (True, False)
-    assert other.take()
-    first.give_back()
-    assert second.take()
+    assert other.acquire()
+    first.release()
+    assert second.acquire()
     for turn in (second, other):
-        turn.give_back()
+        turn.release()
 
 
 @on_linux
@@ -88,7 +88,7 @@ def test_it_is_free_once_its_holder_was_killed() -> None:
         holder.kill()
         waiting.join(5)
         assert turn.is_held
-        turn.give_back()
+        turn.release()
 
 
 def test_where_there_are_no_such_names_the_only_process_has_it(
@@ -97,8 +97,8 @@ def test_where_there_are_no_such_names_the_only_process_has_it(
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(socket.socket, "bind", refuse(errno.EINVAL))
     turn = DeviceLock(str(uuid4()))
-    assert turn.take()
-    turn.give_back()
+    assert turn.acquire()
+    turn.release()
 
 
 @on_linux

@@ -65,7 +65,7 @@ async def store(
     limits: OwnerLimits, log_bytes: int, *, position: int, result_bytes: int = 0
 ) -> None:
     async with limits.reserve(ALICE, log_bytes=log_bytes, result_bytes=result_bytes) as reservation:
-        reservation.stored_at(position)
+        reservation.keep_until_counted(position)
 
 
 async def test_what_was_stored_here_counts_until_it_is_projected(rows: Rows) -> None:

@@ -11,8 +11,8 @@ from events.delivery import (
     EndWithoutCallback,
     GiveUpBeforeEnd,
     GiveUpDelivery,
-    RecordTry,
-    RecordTryBeforeEnd,
+    RecordAttempt,
+    RecordAttemptBeforeEnd,
     SendResult,
 )
 from events.errors import HistoryBroken
@@ -83,7 +83,7 @@ async def test_a_result_says_of_each_image_what_became_of_it(edge: Edge, client:
     writer = DeliveryWriter(edge.services.deliveries)
     job = await edge.job(job_id)
     for command in (
-        RecordTryBeforeEnd("put-0", RecordTry(TAKEN, (0,), now=utc_now())),
+        RecordAttemptBeforeEnd("put-0", RecordAttempt(TAKEN, (0,), now=utc_now())),
         GiveUpBeforeEnd("put-1", "no answer within 60 s"),
         EndWithoutCallback(),
     ):
