@@ -266,6 +266,7 @@ class Receivers:
                 await self._queue.park(chosen[0], AT_ONCE)
                 chosen.popleft()
         except (LogUnavailable, LogFull):
+            receiver = self._receiver(name)  # It may have been forgotten in the meantime.
             for job_id in reversed(chosen):  # Keeps the order.
                 receiver.arriving.pop(job_id, None)
                 receiver.waiting[job_id] = None

@@ -201,14 +201,13 @@ class Callbacks:
         job_id, arrival = entry.job_id, Arrival.of(entry)
         try:
             wait = await self._deliverer.deliver_due(arrival)
-        except JobOfLaterVersion:  # A process of the later version may get the entry next.
-            until = utc_now() + timedelta(seconds=_LATER_VERSION_S)
-            await self._queue.park(job_id, until + arrival.ahead)
-        else:
             if wait is not None:
                 await self._queue.park(job_id, wait.until + arrival.ahead, receiver=wait.receiver)
                 if await self._deliverer.has_changed(wait):
                     await self._queue.park(job_id, AT_ONCE)
+        except JobOfLaterVersion:  # A process of the later version may get the entry next.
+            until = utc_now() + timedelta(seconds=_LATER_VERSION_S)
+            await self._queue.park(job_id, until + arrival.ahead)
         await entry.ack()
 
 

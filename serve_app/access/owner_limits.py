@@ -155,7 +155,7 @@ class OwnerLimits:
     ) -> AsyncGenerator[Reservation]:
         """Reserve one open job and its bytes until the context ends.
 
-        Call `stored_at` of the reservation after the append. Raises TooManyOpenJobs,
+        Call `keep_until_counted` of the reservation after the append. Raises TooManyOpenJobs,
         TooManyLogBytes, TooManyResultBytes, and DatabaseUnavailable if the counts cannot be read.
         """
         reservation = Reservation()

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from actors.callbacks.deliverer import DeliveryLimits
 from actors.callbacks.receivers import BreakerLimits, Receivers
 from events.bus.queues import AT_ONCE, CallbackQueue
@@ -102,11 +104,18 @@ def test_callbacks_that_could_not_be_made_due_stay_first_in_their_line() -> None
 
     async def run() -> None:
         queue = FailingQueue()
-        queue.is_away = False
         receivers, receiver = few_receivers(queue), "http://a.example:80"
+        async with receivers.permit(receiver, "first") as permit:
+            permit.answered = False
         for number in range(3):
-            await queue.park(str(number), LATER, receiver=receiver)
-        assert await called_after(70, queue, receivers) == ["0", "1", "2"]
+            async with receivers.permit(receiver, str(number)) as permit:
+                assert permit.is_withheld
+        await asyncio.sleep(BREAKER.open_s)
+        with pytest.raises(LogUnavailable):
+            await receivers.make_due(receiver)
+        assert queue.called == []
+        await receivers.make_due(receiver)
+        assert queue.called == ["0", "1", "2"]
 
     run_in_virtual_time(run())
 
