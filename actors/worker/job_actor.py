@@ -126,9 +126,9 @@ class JobRunner:
         """
         if self._job_id is not None or self._is_retired:
             return RunOutcome.BUSY  # Two jobs at once would write events under the same name.
+        entry = self._queue.entry(job_id, ack_subject)
         self._job_id, self._jobs_run = job_id, self._jobs_run + 1
         self._idle.clear()
-        entry = self._queue.entry(job_id, ack_subject)
         try:
             job = job_as_read or await self._writer.load(job_id)
             if job is None:
@@ -230,6 +230,7 @@ class JobProcess(JobRunner):
         context = ray.get_runtime_context()
         name = f"{context.get_actor_name()}@{context.get_actor_id()}"
         self._connections = connect(config.log, name)
+        self._was_connected = False
         self._finding: asyncio.Task[None] | None = None
         super().__init__(
             actor=name,
@@ -247,8 +248,14 @@ class JobProcess(JobRunner):
         )
 
     async def ready(self) -> str:
-        """Wait until NATS is connected. Returns the name under which this actor writes events."""
-        await self._connections.bus.wait_connected()
+        """Wait until NATS was connected once. Returns the name under which this actor writes.
+
+        Later calls do not wait, because a dispatcher that finds a busy actor must get its answer
+        also while NATS is not available.
+        """
+        if not self._was_connected:
+            await self._connections.bus.wait_connected()
+            self._was_connected = True
         if self._finding is None:
             self._finding = asyncio.create_task(self._engine.find())
         return self._actor

@@ -102,7 +102,7 @@ class DeviceLock:
             self._socket = None
 
     def wait(self) -> None:
-        """Acquire the lock, if necessary after a wait. Raises OSError (see `take`)."""
+        """Acquire the lock, if necessary after a wait. Raises OSError (see `acquire`)."""
         while not self.acquire():
             time.sleep(_POLL_S)
 

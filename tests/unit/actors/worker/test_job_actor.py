@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from actors.worker.job_actor import RunOutcome
+from actors.worker.job_actor import JobProcess, RunOutcome
 from engine.reports import Finished, Note
 from events.decisions import Cancel, Erase, FailAttempt, Start
 from events.log import utc_now
@@ -129,3 +130,30 @@ def test_the_actors_load_neither_torch_nor_the_database() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == "[]"
+
+
+async def test_an_actor_that_was_connected_says_its_name_also_without_nats() -> None:
+    class Bus:
+        def __init__(self) -> None:
+            self.connected = asyncio.Event()
+
+        async def wait_connected(self) -> None:
+            await self.connected.wait()
+
+    class Actor(JobProcess):
+        def __init__(self, bus: Bus) -> None:
+            self._actor = "a"
+            self._was_connected = False
+            self._finding = asyncio.create_task(asyncio.sleep(0))
+            self._connections = SimpleNamespace(bus=bus)  # type: ignore[assignment]
+
+    bus = Bus()
+    actor = Actor(bus)
+    first = asyncio.create_task(actor.ready())
+    await asyncio.sleep(0.01)
+    assert not first.done()
+    bus.connected.set()
+    assert await first == "a"
+    bus.connected.clear()
+    async with asyncio.timeout(5):
+        assert await actor.ready() == "a"
