@@ -28,7 +28,7 @@ def new_id() -> str:
 
 
 def derived_id(secret: bytes, owner: str, idempotency_key: str) -> str:
-    """Derive a UUIDv8 from owner and key, which nobody can guess without the secret."""
+    """Derive a UUIDv8 from owner and key. It cannot be guessed without the secret."""
     message = f"{owner}\0{idempotency_key}".encode()
     digest = bytearray(hmac.new(secret, message, hashlib.sha256).digest()[:16])
     digest[6] = (digest[6] & 0x0F) | 0x80

@@ -188,7 +188,7 @@ class TryLater(RequestRefused):
 
 
 class Limited(StrEnum):
-    """What is limited: a key or an owner. Error messages begin with the value."""
+    """A kind of limit: of a key or of an owner. Error messages begin with the value."""
 
     KEY = "The key"
     OWNER = "All keys of this owner together"

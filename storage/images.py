@@ -135,7 +135,7 @@ class ImageStore:
     def _end(self, done: asyncio.Future[T]) -> None:
         self._free.release()
         if not done.cancelled():
-            # asyncio logs an error that nobody reads, for example because the caller was cancelled.
+            # asyncio logs an error that is never retrieved, for example after a cancelled call.
             done.exception()
 
     def _next(self, found: ListStream[Sequence[ObjectMeta]]) -> list[StoredFile]:

@@ -253,7 +253,7 @@ async def test_a_job_that_is_prefetched_or_on_a_worker_meanwhile_is_left(
 
 
 async def test_one_that_an_actor_runs_is_left(lost: LostEntryBench) -> None:
-    """Of a worker that is not this dispatcher's any more."""
+    """A worker that this dispatcher no longer owns."""
     await lost.start(await lost.submit())
     await lost.look_after(0)
     await lost.look_after(PATIENCE_S)

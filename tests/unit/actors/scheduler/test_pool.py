@@ -137,11 +137,11 @@ async def test_who_waits_for_a_change_hears_of_a_free_slot(cluster: FakeCluster)
 
 
 OLD = "worker:default:r-0:"
-"""Of the same release as `PREFIX`, and another make."""
+"""The prefix of the same release as `PREFIX`, but of another build."""
 
 
 async def old_workers(cluster: FakeCluster, count: int, prefix: str = OLD) -> list[str]:
-    """Those of a predecessor, each ready and with a job actor."""
+    """The workers of a predecessor, each ready and with a job actor."""
     names = [f"{prefix}{index}" for index in range(count)]
     for name in names:
         await cluster.place(name)

@@ -36,7 +36,7 @@ class FakePool:
         self.slot_index = self
         self.running: set[str] = set()
         self.asked: list[str] = []
-        """Of which jobs it was asked whether they run."""
+        """The jobs about which it was asked whether they run."""
 
     def slot_of(self, job_id: str) -> tuple[None, SimpleNamespace] | None:
         self.asked.append(job_id)
@@ -53,7 +53,7 @@ class FakePool:
 
 
 class PrefetchBench(JobsBench):
-    """What one dispatcher after the other has in bench of one queue."""
+    """The dispatchers of one queue, one after the other."""
 
     def __init__(self) -> None:
         super().__init__(queue=MemoryJobQueue(lease_s=LEASE_S))

@@ -357,7 +357,7 @@ async def test_while_no_process_has_the_device_the_engine_is_unavailable() -> No
 
 
 class Handle:
-    """Of an actor whose `state` raises, or has that job."""
+    """An actor whose `state` raises, or which has that job."""
 
     def __init__(self, said: Exception | str | None) -> None:
         self.said = said

@@ -43,7 +43,7 @@ async def test_an_ended_job_leaves_the_log_and_is_read_as_before(house: House) -
 
 
 async def test_a_job_whose_end_was_projected_late_stays_as_long(house: House) -> None:
-    """Who submits it again may have looked for its row right before that, and found none."""
+    """A caller that repeats it may have looked for its row just before, and found none."""
     job_id = await house.job()
     house.clock.time += 2 * HOUR
     await house.project()
@@ -432,7 +432,7 @@ async def test_one_file_that_the_store_refuses_stops_no_other_job(
 async def test_an_event_of_two_lines_stops_no_other_job(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JSON may be; somebody mended an event by hand."""
+    """Any JSON value is possible, for example after an event was mended by hand."""
     bad, other = await house.job(), await house.job()
     await house.project()
     real = house.log.read_raw

@@ -24,7 +24,7 @@ URL = "https://example.com/done"
 
 
 async def erase(house: House, job_id: str) -> bool:
-    """What `DELETE` does."""
+    """Do what `DELETE` does."""
     row = await house.read_model.job(job_id)
     assert row is not None
     job = (await JobWriter(house.history.log, now=house.clock).execute(Erase(), row)).job

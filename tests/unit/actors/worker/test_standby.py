@@ -1,4 +1,4 @@
-"""Who has the device, and which devices a standby takes."""
+"""The lock of a device, and the devices that a standby takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from actors.worker.standby import DeviceLock, Devices
 
 
 class Context:
-    """Of a process on a node."""
+    """The location of a process on a node."""
 
     def __init__(self, node: str) -> None:
         self._node = node

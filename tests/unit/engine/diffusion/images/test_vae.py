@@ -185,7 +185,7 @@ def test_an_upscale_chain_ends_with_a_message_that_says_what_is_too_large(submit
 
 
 SIDE = 64
-"""Of the latent, which 32 cells cut."""
+"""A size of the latent, which is cut into parts of 32 cells."""
 
 
 @pytest.fixture(scope="module")
