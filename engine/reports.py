@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of the `total` sampler steps of the graph, `done` steps have ended."""
+    """The progress of a run: `done` of the `total` sampler steps of its graph have ended."""
 
     done: int
     total: int
