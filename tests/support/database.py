@@ -31,6 +31,14 @@ async def database_in(folder: Path) -> AsyncGenerator[Database]:
     await database.close()
 
 
+@asynccontextmanager
+async def temporary_database() -> AsyncGenerator[Database]:
+    """A SQLite database with its tables, in a folder that is removed at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with database_in(Path(folder)) as database:
+            yield database
+
+
 async def given_up() -> None:
     """Wait until the driver has ended earlier work. aiosqlite never finishes closing a connection
     if it is cancelled again, as it is at the end of a loop.

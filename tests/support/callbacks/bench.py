@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -28,7 +27,7 @@ from events.store.records import ApiKey
 from events.types import CallbackAttempted
 from storage.images import ImageStore
 from telemetry.callback_metrics import CallbackMetrics
-from tests.support.database import database_in
+from tests.support.database import temporary_database
 from tests.support.events import submitted
 from tests.support.failing_log import FailingLog
 from tests.support.memory.queues import MemoryCallbackQueue
@@ -115,8 +114,8 @@ class Bench:
         return job_id
 
     @asynccontextmanager
-    async def running(self, folder: Path) -> AsyncGenerator[None]:
-        async with database_in(folder) as database:
+    async def running(self) -> AsyncGenerator[None]:
+        async with temporary_database() as database:
             for key in self.keys:
                 await ApiKeys(database).add(key)
             deliverer = Deliverer(
@@ -139,12 +138,17 @@ class Bench:
             await self.sender.close()
 
     @asynccontextmanager
-    async def others_are_sent(self, folder: Path) -> AsyncGenerator[None]:
-        async with self.running(folder):
+    async def others_are_sent(self) -> AsyncGenerator[None]:
+        async with self.running():
             yield
             other = "http://127.0.0.1/other"
             await self.ended_job(other)
             await eventually(lambda: other in self.sender.sent)
+
+    async def deliver(self, job_id: str) -> None:
+        """Run the role until the callback is delivered."""
+        async with self.running():
+            await eventually(lambda: self.is_delivered(job_id))
 
     async def attempts(self, job_id: str) -> int:
         events = await self.deliveries.read(job_id)

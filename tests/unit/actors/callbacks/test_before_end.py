@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from actors.callbacks.deliverer import DeliveryLimits
 from events.bus.queues import AT_ONCE, QueueEntry
-from events.decisions import (
-    Command,
-    Complete,
-    Erase,
-    Start,
-    StoreImage,
-    Submit,
-)
+from events.decisions import Command, Complete, Erase, Start, StoreImage, Submit
 from events.delivery import SendResult
 from events.errors import LogUnavailable
 from events.ids import new_id
@@ -75,18 +67,14 @@ async def job_of(bench: Bench, *commands: Command, asked: tuple[str, ...] = ()) 
     return job
 
 
-async def is_over(bench: Bench, job: Job) -> bool:
-    return await bench.is_delivered(job.id)
-
-
-async def test_a_job_is_told_of_as_it_runs(bench: Bench, tmp_path: Path) -> None:
+async def test_a_job_is_told_of_as_it_runs(bench: Bench) -> None:
     bench.sender.outcomes = [FAILED]
     job = await job_of(bench)
-    async with bench.running(tmp_path):
+    async with bench.running():
         for count, command in enumerate((START, *IMAGES, END), start=2):
             await job.goes_on(command)
             await eventually(lambda count=count: len(job.told()) == count)  # type: ignore[misc]
-        await eventually(lambda: is_over(bench, job))
+        await eventually(lambda: bench.is_delivered(job.id))
     assert job.told() == ["_started", *WHOLE]
     assert [each["event"] for each in bench.sender.bodies] == [
         *["started"] * 2,
@@ -95,46 +83,37 @@ async def test_a_job_is_told_of_as_it_runs(bench: Bench, tmp_path: Path) -> None
     ]
 
 
-async def test_a_later_one_waits_for_the_one_before(bench: Bench, tmp_path: Path) -> None:
+async def test_a_later_one_waits_for_the_one_before_whose_tries_have_one_body(
+    bench: Bench,
+) -> None:
     bench.sender.outcomes = [FAILED, FAILED]
     job = await job_of(bench, START)
-    async with bench.running(tmp_path):
+    async with bench.running():
         await eventually(lambda: len(job.told()) == 1)
         await job.goes_on(*IMAGES)
         await eventually(lambda: len(job.told()) >= 2)
         assert set(job.told()) == {"_started"}
+    assert bench.sender.bodies[0] == bench.sender.bodies[1]
 
 
-async def test_what_happened_while_nobody_called_is_told_in_order(
-    bench: Bench, tmp_path: Path
-) -> None:
-    job = await job_of(bench, START, *IMAGES, END)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job))
-    assert job.told() == WHOLE
-
-
-async def test_one_that_is_given_up_makes_room_for_the_next(bench: Bench, tmp_path: Path) -> None:
+async def test_one_that_is_given_up_makes_room_for_the_next(bench: Bench) -> None:
     bench.sender.outcomes = [GONE]
     job = await job_of(bench, START, *IMAGES, END)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job))
+    await bench.deliver(job.id)
     assert job.told() == WHOLE
     first, *_ = await bench.deliveries.read(job.id)
     assert isinstance(first.data, CallbackAttempted)
     assert (first.data.about, first.data.is_last, first.data.status) == ("started", True, 410)
 
 
-async def test_a_receiver_that_is_down_holds_up_the_end_for_so_long_at_most(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_a_receiver_that_is_down_holds_up_the_end_for_so_long_at_most(bench: Bench) -> None:
     bench.limits = SLOW
     bench.sender.outcomes = [FAILED]
     job = await job_of(bench, START)
-    async with bench.running(tmp_path):
+    async with bench.running():
         await eventually(lambda: bench.attempts(job.id))  # the next one in an hour
         await job.goes_on(*IMAGES, END)
-        await eventually(lambda: is_over(bench, job))
+        await eventually(lambda: bench.is_delivered(job.id))
     assert job.told() == ["_started", ""]
 
 
@@ -156,22 +135,22 @@ class RacingQueue(MemoryCallbackQueue):
 
 
 @pytest.mark.parametrize("pause", [1, 2], ids=["after a try", "after another event"])
-async def test_an_end_that_comes_meanwhile_is_not_forgotten(tmp_path: Path, pause: int) -> None:
+async def test_an_end_that_comes_meanwhile_is_not_forgotten(pause: int) -> None:
     queue = RacingQueue(pause)
     bench = Bench(queue)
     bench.limits = SLOW
     bench.sender.outcomes = [FAILED]
     queue.job = job = await job_of(bench, START)
-    async with bench.running(tmp_path):
+    async with bench.running():
         await eventually(lambda: bench.attempts(job.id))
         if pause > 1:
             await job.goes_on(IMAGES[0])
-        await eventually(lambda: is_over(bench, job))
+        await eventually(lambda: bench.is_delivered(job.id))
     assert job.told() == ["_started", ""]
 
 
 async def test_an_image_that_comes_while_another_is_told_is_told_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = asyncio.Event()
     take = MemoryEntries.next
@@ -192,71 +171,51 @@ async def test_an_image_that_comes_while_another_is_told_is_told_next(
             return await super().send(url, body, headers)
 
     monkeypatch.setattr(MemoryEntries, "next", watched)
-
-    bench = Bench()
     bench.sender = Slow()
     job = await job_of(bench, START, IMAGES[0])
-    async with bench.running(tmp_path):
+    async with bench.running():
         await eventually(lambda: len(job.told()) == 4)
     assert job.told() == WHOLE[:4]
 
 
-async def test_a_role_that_dies_after_a_try_tells_it_again_and_goes_on(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_a_role_that_dies_after_a_try_tells_it_again_and_goes_on(bench: Bench) -> None:
     job = await job_of(bench, START, *IMAGES, END)
     bench.deliveries.append_error = LogUnavailable()  # between the answer and its record
-    async with bench.running(tmp_path):
+    async with bench.running():
         await eventually(lambda: len(job.told()) == 1)
     bench.deliveries.recover()
     bench.registry = CollectorRegistry()  # of another process
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job))
+    await bench.deliver(job.id)
     assert job.told() == ["_started", *WHOLE]
 
 
-async def test_of_an_erased_job_nothing_is_sent(bench: Bench, tmp_path: Path) -> None:
+async def test_of_an_erased_job_nothing_is_sent(bench: Bench) -> None:
     job = await job_of(bench, START, *IMAGES, Erase())
-    async with bench.others_are_sent(tmp_path):
+    async with bench.others_are_sent():
         await eventually(bench.nothing_is_due)
     assert job.told() == []
 
 
-async def test_one_that_cannot_be_made_holds_up_no_other(tmp_path: Path) -> None:
+async def test_one_that_cannot_be_made_holds_up_no_other(bench: Bench) -> None:
     class Hostile(RecordingSender):
         async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
             if headers["webhook-id"].endswith("_image-1"):
                 raise TypeError("nobody foresaw this")
             return await super().send(url, body, headers)
 
-    bench = Bench()
     bench.sender = Hostile()
     job = await job_of(bench, START, *IMAGES, END)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job))
+    await bench.deliver(job.id)
     assert job.told() == ["_started", "_image-0", "_image-2", ""]
 
 
-async def test_entries_that_come_twice_tell_nothing_twice(bench: Bench, tmp_path: Path) -> None:
+async def test_what_happened_while_nobody_called_is_told_in_order_and_once_though_entries_repeat(
+    bench: Bench,
+) -> None:
     job = await job_of(bench, START, *IMAGES, END)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job))
+    async with bench.running():
+        await eventually(lambda: bench.is_delivered(job.id))
         for _ in range(3):
             await bench.queue.park(job.id, AT_ONCE)
             await eventually(bench.nothing_is_due)
     assert job.told() == WHOLE
-
-
-def bodies_of(bench: Bench, event: str) -> list[dict[str, Any]]:
-    return [each for each in bench.sender.bodies if each.get("event") == event]
-
-
-async def test_each_try_of_one_has_the_same_body(bench: Bench, tmp_path: Path) -> None:
-    bench.sender.outcomes = [FAILED]
-    job = await job_of(bench, START)
-    async with bench.running(tmp_path):
-        await eventually(lambda: len(job.told()) == 1)
-        await job.goes_on(*IMAGES)
-        await eventually(lambda: "_image-2" in job.told())
-    first, second = bodies_of(bench, "started")
-    assert first == second

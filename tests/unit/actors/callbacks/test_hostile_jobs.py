@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -22,9 +21,9 @@ from tests.support.patience import FACTOR
 from tests.support.polling import eventually
 
 
-async def test_a_callback_that_cannot_be_made_is_given_up(bench: Bench, tmp_path: Path) -> None:
+async def test_a_callback_that_cannot_be_made_is_given_up(bench: Bench) -> None:
     job_id = await bench.ended_job("http://127.0.0.1/hostile")
-    async with bench.others_are_sent(tmp_path):
+    async with bench.others_are_sent():
         await eventually(bench.nothing_is_due)
     *_, last = await bench.deliveries.read(job_id)
     assert isinstance(last.data, CallbackExhausted)
@@ -32,33 +31,29 @@ async def test_a_callback_that_cannot_be_made_is_given_up(bench: Bench, tmp_path
 
 
 @pytest.mark.parametrize("url", ["", "not a url", "http://[::1", "http://\x00/", "ftp://x/"])
-async def test_an_address_of_any_form_comes_to_an_end(
-    bench: Bench, tmp_path: Path, url: str
-) -> None:
+async def test_an_address_of_any_form_comes_to_an_end(bench: Bench, url: str) -> None:
     job_id = await bench.ended_job(url)
-    async with bench.others_are_sent(tmp_path):
+    async with bench.others_are_sent():
         await eventually(bench.nothing_is_due)
     assert fold_delivery(await bench.deliveries.read(job_id)).ended
 
 
 @pytest.mark.parametrize("logs", [("jobs",), ("deliveries",), ("jobs", "deliveries")])
 async def test_a_job_that_cannot_be_read_leaves_the_queue(
-    bench: Bench, tmp_path: Path, logs: Sequence[str]
+    bench: Bench, logs: Sequence[str]
 ) -> None:
     job_id = await bench.ended_job("http://127.0.0.1/")
     for log in logs:
         getattr(bench, log).unreadable.add(job_id)
-    async with bench.others_are_sent(tmp_path):
+    async with bench.others_are_sent():
         await eventually(bench.nothing_is_due)
 
 
 @pytest.mark.parametrize("log", ["jobs", "deliveries"])
-async def test_a_callback_of_a_later_version_waits_for_it(
-    bench: Bench, tmp_path: Path, log: str
-) -> None:
+async def test_a_callback_of_a_later_version_waits_for_it(bench: Bench, log: str) -> None:
     job_id = await bench.ended_job("http://127.0.0.1/")
     getattr(bench, log).of_later_version.add(job_id)
-    async with bench.others_are_sent(tmp_path):
+    async with bench.others_are_sent():
         await eventually(lambda: job_id in bench.queue.parked)
     assert await bench.queue.job_ids() == {job_id}
     assert bench.sender.sent == ["http://127.0.0.1/other"]
@@ -72,26 +67,25 @@ PASSING = AttributeError("'NoneType' object has no attribute 'write'")
 AHEAD = timedelta(seconds=3)
 
 
-async def test_an_error_that_nobody_foresaw_may_pass(bench: Bench, tmp_path: Path) -> None:
+async def test_an_error_that_nobody_foresaw_may_pass(bench: Bench) -> None:
     job_id = await bench.ended_job(ADDRESS)
     bench.sender.outcomes = [PASSING] * (LIMITS.max_errors - 1)
-    async with bench.others_are_sent(tmp_path):
+    async with bench.others_are_sent():
         await eventually(lambda: bench.is_delivered(job_id))
     assert await bench.attempts(job_id) == 1
 
 
-async def test_what_is_out_of_reach_is_waited_for(bench: Bench, tmp_path: Path) -> None:
+async def test_what_is_out_of_reach_is_waited_for(bench: Bench) -> None:
     job_id = await bench.ended_job(ADDRESS)
     for error in (ImageStoreUnavailable(), HistoryBroken(), DatabaseUnavailable()):
         bench.sender.outcomes += [error] * LIMITS.max_errors
-    async with bench.running(tmp_path):
-        await eventually(lambda: bench.is_delivered(job_id))
+    await bench.deliver(job_id)
 
 
-async def test_what_cannot_be_given_up_now_is_given_up_later(bench: Bench, tmp_path: Path) -> None:
+async def test_what_cannot_be_given_up_now_is_given_up_later(bench: Bench) -> None:
     job_id = await bench.ended_job("http://127.0.0.1/hostile")
     bench.deliveries.append_error = HistoryGone()
-    async with bench.running(tmp_path):
+    async with bench.running():
         other = await bench.ended_job(ADDRESS)  # nothing of it can be recorded either
         await eventually(lambda: len(bench.sender.sent) > LIMITS.max_errors)
         assert await bench.queue.job_ids() == {job_id, other}
@@ -101,12 +95,11 @@ async def test_what_cannot_be_given_up_now_is_given_up_later(bench: Bench, tmp_p
     assert isinstance(last.data, CallbackExhausted)
 
 
-async def test_a_process_that_stood_still_has_made_no_try(bench: Bench, tmp_path: Path) -> None:
+async def test_a_process_that_stood_still_has_made_no_try(bench: Bench) -> None:
     job_id = await bench.ended_job(ADDRESS)
     stalled = SendResult(latency_s=300, error="no answer within 15 s", stalled=True)
     bench.sender.outcomes = [stalled] * (LIMITS.breaker.failures + 1)
-    async with bench.running(tmp_path):
-        await eventually(lambda: bench.is_delivered(job_id))
+    await bench.deliver(job_id)
     assert await bench.attempts(job_id) == 1
 
 
@@ -122,14 +115,12 @@ class CountingQueue(MemoryCallbackQueue):
         await super().park(job_id, until, receiver=receiver)
 
 
-async def test_a_clock_behind_that_of_the_queue_leaves_pauses_and_makes_no_loop(
-    tmp_path: Path,
-) -> None:
+async def test_a_clock_behind_that_of_the_queue_leaves_pauses_and_makes_no_loop() -> None:
     queue, pause_s = CountingQueue(), 2 * FACTOR
     bench = Bench(queue)
     bench.limits = replace(LIMITS, delays_s=(0, pause_s))
     bench.sender.outcomes = [FAILED]
-    async with bench.running(tmp_path):
+    async with bench.running():
         job_id = await bench.ended_job(ADDRESS)
         await eventually(lambda: bench.is_delivered(job_id))
     assert queue.parks <= 2
@@ -152,14 +143,11 @@ class RacingQueue(MemoryCallbackQueue):
         await super().park(job_id, until, receiver=receiver)
 
 
-async def test_a_redelivery_that_is_asked_for_while_a_retry_is_parked_is_made_at_once(
-    tmp_path: Path,
-) -> None:
+async def test_a_redelivery_that_is_asked_for_while_a_retry_is_parked_is_made_at_once() -> None:
     queue = RacingQueue()
     queue.bench = bench = Bench(queue)
     job_id = await bench.ended_job(ADDRESS)
     bench.sender.outcomes = [FAILED, FAILED]
-    async with bench.running(tmp_path):
-        await eventually(lambda: bench.is_delivered(job_id))
+    await bench.deliver(job_id)
     events = [event.data for event in await bench.deliveries.read(job_id)]
     assert RedeliveryRequested() in events

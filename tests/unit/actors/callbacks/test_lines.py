@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -121,15 +120,15 @@ def test_callbacks_that_could_not_be_made_due_stay_first_in_their_line() -> None
 
 
 async def test_callbacks_of_which_nothing_is_due_any_more_keep_no_other_waiting(
-    tmp_path: Path,
+    bench: Bench,
 ) -> None:
     """The callbacks of erased jobs are an example."""
-    bench, later = Bench(), utc_now() + timedelta(hours=1)
+    later = utc_now() + timedelta(hours=1)
     for _ in range(60):
         await bench.queue.park(new_id(), later, receiver="http://127.0.0.1:80")
     job_id = await bench.ended_job("http://127.0.0.1/done")
     await bench.queue.park(job_id, later, receiver="http://127.0.0.1:80")
-    async with bench.running(tmp_path):
+    async with bench.running():
         await eventually(lambda: bench.is_delivered(job_id), within_s=5)
     assert await bench.queue.job_ids() == set()
 

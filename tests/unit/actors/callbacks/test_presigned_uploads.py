@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,17 +68,9 @@ async def told(bench: Bench, job_id: str) -> tuple[ImageResult, ...]:
     return result_of(job, lambda *_: "", delivery=delivery).results
 
 
-async def is_over(bench: Bench, job_id: str) -> bool:
-    return await bench.is_delivered(job_id)
-
-
-@pytest.mark.parametrize("hook", [None, HOOK])
-async def test_each_image_is_put_at_its_address_and_then_the_end_is_told(
-    bench: Bench, tmp_path: Path, hook: str | None
-) -> None:
-    job_id = await ended(bench, callback_url=hook)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job_id))
+async def test_each_image_is_put_at_its_address_and_then_the_end_is_told(bench: Bench) -> None:
+    job_id = await ended(bench, callback_url=HOOK)
+    await bench.deliver(job_id)
     assert {url: data for url, (data, _) in bench.sender.put_at.items()} == {
         URLS[0]: LARGE,
         URLS[1]: b"small",
@@ -89,37 +80,26 @@ async def test_each_image_is_put_at_its_address_and_then_the_end_is_told(
         "Content-Length": str(len(LARGE)),
     }
     assert [each.put for each in await told(bench, job_id)] == [PutResult(status=1)] * 2
-    if hook is None:
-        assert bench.sender.sent == []
-    else:
-        [body] = bench.sender.bodies
-        assert [each["put"] for each in body["results"]] == [{"status": 1}] * 2
+    [body] = bench.sender.bodies
+    assert [each["put"] for each in body["results"]] == [{"status": 1}] * 2
 
 
-async def test_a_delivery_without_a_callback_ends_and_counts_as_none(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_a_delivery_without_a_callback_ends_and_counts_as_none(bench: Bench) -> None:
     job_id = await ended(bench)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job_id))
-    events = [event.data for event in await bench.deliveries.read(job_id)]
-    assert [event.about for event in events if isinstance(event, CallbackAttempted)] == [
-        "put-0",
-        "put-1",
-    ]
-    assert events[-1] == CallbackDelivered(attempt=0)
+    await bench.deliver(job_id)
+    *puts, end = [event.data for event in await bench.deliveries.read(job_id)]
+    assert [isinstance(put, CallbackAttempted) and put.about for put in puts] == ["put-0", "put-1"]
+    assert end == CallbackDelivered(attempt=0)
+    assert bench.sender.sent == []
     counted = bench.registry.get_sample_value
     assert counted("darkroom_callbacks_ended_total", {"outcome": "delivered"}) == 0
     assert counted("darkroom_image_put_tries_total", {"outcome": "taken"}) == 2
 
 
-async def test_what_passes_is_tried_again_and_what_does_not_is_given_up(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_what_passes_is_tried_again_and_what_does_not_is_given_up(bench: Bench) -> None:
     bench.sender.put_outcomes = [FAILED, TAKEN, FORBIDDEN, FORBIDDEN]
     job_id = await ended(bench, callback_url=HOOK)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job_id))
+    await bench.deliver(job_id)
     first, second = await told(bench, job_id)
     assert first.put == PutResult(status=Status.COMPLETED)
     assert second.put == PutResult(status=Status.FAILED, message="the receiver answered 403")
@@ -130,14 +110,11 @@ async def test_what_passes_is_tried_again_and_what_does_not_is_given_up(
     assert "s3cret" not in str(bench.sender.bodies)
 
 
-async def test_a_bucket_that_is_down_holds_up_the_end_for_so_long_at_most(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_a_bucket_that_is_down_holds_up_the_end_for_so_long_at_most(bench: Bench) -> None:
     bench.put_limits = {"delays_s": (0, 3600), "longest_s": 0.5}
     bench.sender.put_outcomes = [FAILED] * 9
     job_id = await ended(bench, callback_url=HOOK)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job_id))
+    await bench.deliver(job_id)
     assert bench.sender.sent == [HOOK]
     puts = [each.put for each in await told(bench, job_id)]
     assert {each and each.status for each in puts} == {Status.FAILED}
@@ -145,74 +122,67 @@ async def test_a_bucket_that_is_down_holds_up_the_end_for_so_long_at_most(
 
 
 async def test_the_time_in_which_no_role_ran_is_not_counted_nor_that_the_job_failed(
-    bench: Bench, tmp_path: Path
+    bench: Bench,
 ) -> None:
     failed = FailAttempt("a", "No room.", final=True)
     job_id = await ended(bench, images=1, end=failed, at=utc_now() - timedelta(hours=1))
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job_id))
+    await bench.deliver(job_id)
     assert list(bench.sender.put_at) == URLS[:1]
 
 
-async def test_a_role_that_starts_anew_puts_what_is_left(bench: Bench, tmp_path: Path) -> None:
+async def test_a_role_that_starts_anew_puts_what_is_left(bench: Bench) -> None:
     bench.put_limits = {"delays_s": (0, 0.5)}
     bench.sender.put_outcomes = [TAKEN, FAILED]
     job_id = await ended(bench, callback_url=HOOK)
-    async with bench.running(tmp_path):
+    async with bench.running():
         await eventually(lambda: bench.sender.put_outcomes == [])
     assert list(bench.sender.put_at) == URLS[:1]
     bench.registry = CollectorRegistry()
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job_id))
+    await bench.deliver(job_id)
     assert list(bench.sender.put_at) == URLS[:2]
     assert bench.sender.sent == [HOOK]
 
 
-async def test_the_hosts_of_the_key_are_asked_again(bench: Bench, tmp_path: Path) -> None:
+async def test_the_hosts_of_the_key_are_asked_again(bench: Bench) -> None:
     limits = KeyLimits(callback_hosts=("hooks.example.com",))
     _, key = mint("alice", "test", [Scope.GENERATE], created_at=utc_now(), limits=limits)
     bench.keys = [replace(key, id="k1")]
     job_id = await ended(bench)
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job_id))
+    await bench.deliver(job_id)
     assert bench.sender.put_at == {}
     puts = [each.put for each in await told(bench, job_id)]
     assert "may not use this callback host" in str(puts[0])
 
 
-async def test_an_address_that_was_sealed_with_another_secret_is_given_up(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_an_address_that_was_sealed_with_another_secret_is_given_up(bench: Bench) -> None:
     job_id = await ended(bench, images=1, secret=b"another secret")
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job_id))
+    await bench.deliver(job_id)
     [only] = await told(bench, job_id)
     assert "secret of the service has changed" in str(only.put)
     assert bench.sender.put_at == {}
 
 
-async def test_an_image_that_is_too_large_or_gone_is_not_put(bench: Bench, tmp_path: Path) -> None:
+async def test_an_image_that_is_too_large_or_gone_is_not_put(bench: Bench) -> None:
     bench.put_limits = {"max_bytes": 1000}
     job_id = await ended(bench)
     await bench.images.delete(f"{job_id}/1/1.png")
-    async with bench.running(tmp_path):
-        await eventually(lambda: is_over(bench, job_id))
+    await bench.deliver(job_id)
     first, second = [each.put for each in await told(bench, job_id)]
     assert "more than 1000 bytes" in str(first)
     assert "not stored any more" in str(second)
 
 
-async def test_slow_buckets_of_one_owner_hold_up_nobody_else(bench: Bench, tmp_path: Path) -> None:
+async def test_slow_buckets_of_one_owner_hold_up_nobody_else(bench: Bench) -> None:
     bench.put_limits = {"in_flight": 4, "delays_s": (0, 0)}
     bench.limits = replace(bench.limits, in_flight=12, per_host=12)
     bench.sender.slow = "slow.png"
     slow = ["http://127.0.0.1/bucket/slow.png"]
     for _ in range(12):
         await ended(bench, urls=slow, images=1, end=Complete("a", images=1), owner="mallory")
-    async with bench.running(tmp_path):
+    async with bench.running():
         await eventually(lambda: bench.sender.waiting == 2)
         other = await ended(bench, callback_url=HOOK)
-        await eventually(lambda: is_over(bench, other))
+        await eventually(lambda: bench.is_delivered(other))
         assert bench.sender.waiting == 2
     assert bench.sender.sent == [HOOK]
 
@@ -237,14 +207,12 @@ def test_those_without_a_turn_come_again_one_after_the_other() -> None:
     assert turns.retry_after_s("b") == 1
 
 
-async def test_a_bucket_host_that_fails_for_one_owner_is_tried_for_others(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_a_bucket_host_that_fails_for_one_owner_is_tried_for_others(bench: Bench) -> None:
     bench.put_limits = {"delays_s": (0,) * 9}
     bench.sender.put_outcomes = [FAILED] * bench.limits.breaker.failures
     broken = await ended(bench, owner="mallory")
-    async with bench.running(tmp_path):
+    async with bench.running():
         await eventually(lambda: bench.sender.put_outcomes == [])
         other = await ended(bench)
-        await eventually(lambda: is_over(bench, other))
-        assert not await is_over(bench, broken)
+        await eventually(lambda: bench.is_delivered(other))
+        assert not await bench.is_delivered(broken)
