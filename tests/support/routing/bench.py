@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from actors.roles.router import Router
-from events.decisions import Cancel, Command, Submit
+from events.bus.jetstream_log import EventConsumer
+from events.decisions import Cancel, Command, Start, Submit
 from events.ids import new_id
 from events.log import JobWriter, utc_now
 from events.store.database import Database
@@ -25,6 +26,10 @@ NEVER_S = 3600.0
 """A period so long that the reaper never runs in a test."""
 A_WHILE = timedelta(minutes=1)
 """The age of the jobs. The router does not read the log for jobs that were just submitted."""
+
+
+def start() -> Start:
+    return Start("a", max_attempts=3, max_attempts_total=9, now=utc_now())
 
 
 class FailingJobQueue(MemoryJobQueue):
@@ -61,9 +66,11 @@ class Bench:
         self.callbacks = MemoryCallbackQueue()
 
     @asynccontextmanager
-    async def routing(self, *, requeue_period_s: float = NEVER_S) -> AsyncGenerator[None]:
+    async def routing(
+        self, events: EventConsumer | None = None, *, requeue_period_s: float = NEVER_S
+    ) -> AsyncGenerator[None]:
         router = Router(
-            events=MemoryConsumer(self.log),
+            events=events or MemoryConsumer(self.log),
             writer=self.writer,
             queue=self.queue,
             callbacks=self.callbacks,

@@ -3,73 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from actors.roles.projection import Projection
-from events.decisions import Start, StoreImage, Submit
 from events.errors import LogUnavailable
 from events.ids import new_id
-from events.log import Appended, EventReader, JobWriter, utc_now
+from events.log import Appended, EventReader, utc_now
+from events.store.database import Database
 from events.store.read_model import ReadModel
 from events.types import CancelRequested, Event, EventData, Started, Unknown
-from tests.support.database import database_in
 from tests.support.events import image, submitted
 from tests.support.failing_log import FailingLog
-from tests.support.memory.log import MemoryLog
-from tests.support.polling import eventually
+from tests.support.polling import eventually, running
 
-
-@asynccontextmanager
-async def projecting(
-    log: MemoryLog, model: ReadModel, *, catch_up_period_s: float = 60
-) -> AsyncGenerator[None]:
-    role = Projection(log=log, read_model=model, catch_up_period_s=catch_up_period_s)
-    task = asyncio.create_task(role.run())
-    try:
-        yield
-        assert not task.done(), task
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-
-
-async def test_an_event_that_no_row_can_hold_stops_its_job_alone(tmp_path: Path) -> None:
-    log = MemoryLog()
-    writer = JobWriter(log)
-
-    async def job(*, size_bytes: int) -> str:
-        job_id = new_id()
-        outcome = await writer.submit(job_id, Submit(submitted()))
-        start = Start("a", max_attempts=3, max_attempts_total=5, now=utc_now())
-        store = StoreImage("a", image(0, size_bytes=size_bytes))
-        for command in (start, store):
-            assert outcome.job is not None
-            outcome = await writer.execute(command, outcome.job)
-        return job_id
-
-    before, hostile, after = [await job(size_bytes=size) for size in (1, 2**80, 1)]
-    async with database_in(tmp_path) as database:
-        model = ReadModel(database)
-        async with projecting(log, model):
-            await eventually(lambda: is_past(model, 9))
-        images = {}
-        for job_id in (before, hostile, after):
-            row = await model.job(job_id)
-            assert row is not None
-            images[job_id] = len(row.images)
-        assert images == {before: 1, hostile: 0, after: 1}
-        [stop] = await model.blocked.page(limit=9)
-        assert stop.job_id == hostile
-
-
-async def is_past(model: ReadModel, position: int) -> bool:
-    return await model.offset() >= position
+BEGUN = (submitted(), Started(attempt=1, actor="a"))
+UNKNOWN = Unknown(original_type="darkroom.job.paused.v1")
 
 
 class InParts:
@@ -85,47 +38,11 @@ class InParts:
         return []
 
 
-class LogInParts(MemoryLog):
-    @asynccontextmanager
-    async def reader(self, *, after: int) -> AsyncGenerator[EventReader]:  # type: ignore[override]
-        # Any reader will do.
-        async with super().reader(after=after) as reader:
-            yield InParts(await reader.next(1))
-
-
-class CountingReadModel(ReadModel):
-    """Notes how many events each transaction has."""
-
-    batches: list[int]
-
-    async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
-        self.batches.append(len(events))
-        return await super().apply(events, expected=expected)
-
-
-async def test_events_that_follow_one_another_share_a_transaction(tmp_path: Path) -> None:
-    log = LogInParts()
-    for _ in range(3):
-        await JobWriter(log).submit(new_id(), Submit(submitted()))
-    async with database_in(tmp_path) as database:
-        model = CountingReadModel(database)
-        model.batches = []
-        async with projecting(log, model):
-            await eventually(lambda: is_past(model, 3))
-    assert model.batches == [3]
-
-
-# What it cannot read, and once a version runs that can.
-
-UNKNOWN = Unknown(original_type="darkroom.job.paused.v1")
-
-
 class Log(FailingLog):
     """Its readers know `UNKNOWN` once a test says so."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_of_later_version = False
+    is_of_later_version = False
+    comes_in_parts = False
 
     async def read(self, job_id: str) -> list[Event]:
         events = await super().read(job_id)
@@ -133,6 +50,12 @@ class Log(FailingLog):
             return events
         known = CancelRequested()
         return [replace(e, data=known) if e.data == UNKNOWN else e for e in events]
+
+    @asynccontextmanager
+    async def reader(self, *, after: int) -> AsyncGenerator[EventReader]:  # type: ignore[override]
+        # Any reader will do.
+        async with super().reader(after=after) as reader:
+            yield InParts(await reader.next(1)) if self.comes_in_parts else reader
 
     async def job(self, *data: EventData) -> str:
         job_id, position = new_id(), 0
@@ -144,13 +67,37 @@ class Log(FailingLog):
         return job_id
 
 
+class WatchedReadModel(ReadModel):
+    """Notes how many events each transaction has, and fails as often as a test says."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.batches: list[int] = []
+        self.failures = 0
+
+    async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
+        self._fail()
+        self.batches.append(len(events))
+        return await super().apply(events, expected=expected)
+
+    async def catch_up(self, job_id: str, history: Sequence[Event]) -> bool:
+        self._fail()
+        return await super().catch_up(job_id, history)
+
+    def _fail(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("can't start new thread")
+
+
 class Bench:
-    def __init__(self, model: ReadModel) -> None:
+    def __init__(self, model: WatchedReadModel) -> None:
         self.model = model
         self.log = Log()
 
-    def projecting(self) -> AbstractAsyncContextManager[None]:
-        return projecting(self.log, self.model, catch_up_period_s=0.01)
+    def projecting(self, *, period_s: float = 0.01) -> AbstractAsyncContextManager[None]:
+        role = Projection(log=self.log, read_model=self.model, catch_up_period_s=period_s)
+        return running(role.run())
 
     def has_read(self, times: int) -> bool:
         assert self.log.reads.total() <= times
@@ -160,16 +107,40 @@ class Bench:
         job = await self.model.job(job_id)
         return job is not None and job.version == version
 
+    async def is_past(self, position: int) -> bool:
+        return await self.model.offset() >= position
+
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with database_in(tmp_path) as database:
-        yield Bench(ReadModel(database))
+def bench(database: Database) -> Bench:
+    return Bench(WatchedReadModel(database))
+
+
+async def test_an_event_that_no_row_can_hold_stops_its_job_alone(bench: Bench) -> None:
+    before, hostile, after = [
+        await bench.log.job(*BEGUN, image(0, size_bytes=size)) for size in (1, 2**80, 1)
+    ]
+    async with bench.projecting(period_s=60):
+        await eventually(lambda: bench.is_past(9))
+    rows = {job_id: await bench.model.job(job_id) for job_id in (before, hostile, after)}
+    images = {job_id: row and len(row.images) for job_id, row in rows.items()}
+    assert images == {before: 1, hostile: 0, after: 1}
+    [stop] = await bench.model.blocked.page(limit=9)
+    assert stop.job_id == hostile
+
+
+async def test_events_that_follow_one_another_share_a_transaction(bench: Bench) -> None:
+    bench.log.comes_in_parts = True
+    for _ in range(3):
+        await bench.log.job(submitted())
+    async with bench.projecting(period_s=60):
+        await eventually(lambda: bench.is_past(3))
+    assert bench.model.batches == [3]
 
 
 async def test_an_event_of_a_later_version_is_not_lost(bench: Bench) -> None:
     job_id = await bench.log.job(submitted(), UNKNOWN, Started(attempt=1, actor="a"))
-    other = await bench.log.job(submitted(), Started(attempt=1, actor="a"))
+    other = await bench.log.job(*BEGUN)
     async with bench.projecting():
         await eventually(lambda: bench.is_at(other, 2))
     assert await bench.is_at(job_id, 1)
@@ -198,41 +169,19 @@ async def test_a_log_that_is_away_is_asked_again(bench: Bench) -> None:
         await eventually(lambda: bench.is_at(job_id, 2))
 
 
-class ModelOnFullMachine(ReadModel):
-    """The machine has no free thread for the first so many calls."""
-
-    failures = 1
-
-    async def apply(self, events: Sequence[Event], *, expected: int) -> bool:
-        self._fail()
-        return await super().apply(events, expected=expected)
-
-    async def catch_up(self, job_id: str, history: Sequence[Event]) -> bool:
-        self._fail()
-        return await super().catch_up(job_id, history)
-
-    def _fail(self) -> None:
-        if self.failures:
-            self.failures -= 1
-            raise RuntimeError("can't start new thread")
+async def test_a_failed_machine_stops_no_job(bench: Bench) -> None:
+    job_id = await bench.log.job(submitted())
+    bench.model.failures = 1
+    async with bench.projecting(period_s=60):
+        await eventually(lambda: bench.is_past(1))
+    assert await bench.is_at(job_id, 1)
+    assert await bench.model.blocked.count() == 0
 
 
-async def test_a_failed_machine_stops_no_job(tmp_path: Path) -> None:
-    async with database_in(tmp_path) as database:
-        bench = Bench(ModelOnFullMachine(database))
-        job_id = await bench.log.job(submitted())
-        async with projecting(bench.log, bench.model):
-            await eventually(lambda: is_past(bench.model, 1))
-        assert await bench.is_at(job_id, 1)
-        assert await bench.model.blocked.count() == 0
-
-
-async def test_a_failed_machine_makes_no_stopped_job_hopeless(tmp_path: Path) -> None:
-    async with database_in(tmp_path) as database:
-        bench = Bench(ReadModel(database))
-        job_id = await bench.log.job(submitted(), UNKNOWN)
-        async with bench.projecting():
-            await eventually(lambda: bench.is_at(job_id, 1))
-        bench.log.is_of_later_version, bench.model = True, ModelOnFullMachine(database)
-        async with bench.projecting():
-            await eventually(lambda: bench.is_at(job_id, 2), within_s=5)
+async def test_a_failed_machine_makes_no_stopped_job_hopeless(bench: Bench) -> None:
+    job_id = await bench.log.job(submitted(), UNKNOWN)
+    async with bench.projecting():
+        await eventually(lambda: bench.is_at(job_id, 1))
+    bench.log.is_of_later_version, bench.model.failures = True, 1
+    async with bench.projecting():
+        await eventually(lambda: bench.is_at(job_id, 2), within_s=5)

@@ -1,43 +1,42 @@
-"""What the router puts on which queue, over the log and the queues in memory."""
+"""What the router puts on which queue, and what it reads for that, over a log in memory."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
-from pathlib import Path
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
-from events.decisions import Cancel, Command, Complete, Erase, FailAttempt, Start, StoreImage
+from actors.roles.router import SeenJobs
+from events.decisions import Cancel, Command, Complete, Erase, FailAttempt, StoreImage
 from events.errors import DatabaseUnavailable, LogFull, LogUnavailable, ReadTimeout
 from events.ids import CONSUMERS
-from events.log import utc_now
-from events.types import Failed
-from tests.support.database import database_in
-from tests.support.events import image
+from events.log import JobWriter
+from events.types import Cancelled, Event, Failed, Unknown
+from tests.support.events import JOB_ID, START, history_of, image, submitted
 from tests.support.polling import eventually
-from tests.support.routing.bench import LANE, Bench
+from tests.support.routing.bench import LANE, Bench, start
 
 ADDRESS = "http://example.com/done"
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with database_in(tmp_path) as database:
-        yield Bench(database)
-
-
-def start() -> Start:
-    return Start("a", max_attempts=3, max_attempts_total=9, now=utc_now())
-
-
 COMPLETED: list[Command] = [start(), Complete("a", images=0)]
 FAILED: list[Command] = [start(), FailAttempt("a", message="No.", final=True)]
 CANCELLED: list[Command] = [Cancel()]
 
 
-async def test_a_submitted_job_is_queued_once_on_its_endpoint_and_lane(bench: Bench) -> None:
+@pytest.fixture(params=["a minute old", "new"])
+def of_any_age(bench: Bench, request: pytest.FixtureRequest) -> Bench:
+    """A job that has just come is known to the router, which does not read it."""
+    if request.param == "new":
+        bench.writer = JobWriter(bench.log)
+    return bench
+
+
+async def test_a_submitted_job_is_queued_once_on_its_endpoint_and_lane(of_any_age: Bench) -> None:
+    bench = of_any_age
     job_id = await bench.job(endpoint="fast", lane=9)
+    job = await bench.writer.load(job_id)
+    assert job is not None
     for _ in range(2):  # a router that starts again is handed the same events
         async with bench.routing():
             await bench.routed()
@@ -47,7 +46,15 @@ async def test_a_submitted_job_is_queued_once_on_its_endpoint_and_lane(bench: Be
         [entry] = await lane.next(most=9, timeout_s=1)
     assert entry.job_id == job_id
     [queued] = await bench.queue.queued("fast", after=0, most=9)
-    assert queued.deadline is not None
+    assert (queued.lane, queued.deadline) == (9, job.deadline)
+
+
+async def test_a_job_that_has_just_come_is_not_read(bench: Bench) -> None:
+    bench.writer = JobWriter(bench.log)
+    job_id = await bench.job()
+    async with bench.routing():
+        await eventually(lambda: bench.waits(job_id))
+    assert bench.log.reads[job_id] == 0
 
 
 @pytest.mark.parametrize(
@@ -55,11 +62,13 @@ async def test_a_submitted_job_is_queued_once_on_its_endpoint_and_lane(bench: Be
     [COMPLETED, FAILED, CANCELLED, [Erase()]],
     ids=["completed", "failed", "cancelled", "erased"],
 )
-async def test_a_job_that_has_ended_is_not_queued(bench: Bench, commands: list[Command]) -> None:
-    await bench.job(*commands)
-    async with bench.routing():
-        await bench.routed()
-    assert await bench.waits()
+async def test_a_job_that_has_ended_is_not_queued(
+    of_any_age: Bench, commands: list[Command]
+) -> None:
+    await of_any_age.job(*commands)
+    async with of_any_age.routing():
+        await of_any_age.routed()
+    assert await of_any_age.waits()
 
 
 @pytest.mark.parametrize(
@@ -192,3 +201,51 @@ async def test_a_router_that_starts_anew_reads_once_what_a_caller_asked_for(benc
             assert job is not None
         await bench.routed()
     assert (bench.log.reads - seen)[job_id] <= 1
+
+
+# What of the jobs need not be read.
+
+
+def seen(*events: Event, at: datetime = START) -> SeenJobs:
+    jobs = SeenJobs(now=lambda: at)
+    for event in events:
+        jobs.note(event)
+    return jobs
+
+
+def test_a_first_event_is_given_once() -> None:
+    [first] = history_of(submitted())
+    jobs = seen(first)
+    assert jobs.take_first(JOB_ID) == first
+    assert jobs.take_first(JOB_ID) is None
+
+
+def test_a_first_event_of_long_ago_or_with_another_behind_it_is_not_given() -> None:
+    [first] = history_of(submitted())
+    assert seen(first, at=START + timedelta(minutes=1)).take_first(JOB_ID) is None
+    for later in (Cancelled(), Unknown(original_type="darkroom.job.paused.v1")):
+        assert seen(*history_of(submitted(), later)).take_first(JOB_ID) is None
+
+
+def test_it_is_known_who_wants_no_callback() -> None:
+    [quiet] = history_of(submitted())
+    [loud] = history_of(submitted(callback_url=ADDRESS))
+    assert seen(quiet).forget_ended(JOB_ID)
+    for jobs in (seen(), seen(loud), seen(quiet, loud)):
+        assert not jobs.forget_ended(JOB_ID)
+
+
+@pytest.mark.parametrize("asked", [{"callback_url": ADDRESS}, {"image_puts": ("sealed",)}])
+async def test_an_end_that_begins_no_delivery_is_not_read(
+    bench: Bench, asked: dict[str, Any]
+) -> None:
+    bench.writer = JobWriter(bench.log)
+    async with bench.routing():
+        job_ids = [await bench.job(), await bench.job(**asked)]
+        await eventually(lambda: bench.waits(*job_ids))
+        before = bench.log.reads.copy()
+        for job_id in job_ids:
+            await bench.cancel(job_id)
+        await eventually(lambda: bench.callbacks_of(job_ids[1]))
+        reads = [(bench.log.reads - before)[job_id] for job_id in job_ids]
+    assert reads == [1, 2]  # one is our own

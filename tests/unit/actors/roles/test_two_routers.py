@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from actors.roles.router import Router
-from events.decisions import Cancel, Command, Complete, Erase, FailAttempt, Start, StoreImage
-from events.log import JobWriter, utc_now
+from events.decisions import Cancel, Command, Complete, Erase, FailAttempt, StoreImage
+from events.log import JobWriter
 from events.types import Event
-from tests.support.database import database_in
 from tests.support.events import image
-from tests.support.routing.bench import Bench
+from tests.support.routing.bench import Bench, start
 
 ADDRESS = "http://example.com/done"
 TOLD = ("started", "image")
@@ -36,24 +33,12 @@ class Dealt:
         await asyncio.Event().wait()
 
 
-def start() -> Start:
-    return Start("a", max_attempts=3, max_attempts_total=9, now=utc_now())
-
-
 OPEN: list[list[Command]] = [[], [start()], [start(), StoreImage("a", image(0))]]
 ENDS: list[list[Command]] = [
     [Cancel()],
     [start(), Complete("a", images=0)],
     [start(), StoreImage("a", image(0)), FailAttempt("a", message="No.", final=True)],
 ]
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with database_in(tmp_path) as database:
-        bench = Bench(database)
-        bench.writer = JobWriter(bench.log)  # at this moment
-        yield bench
 
 
 def deal(events: list[Event], chance: random.Random) -> tuple[Dealt, Dealt]:
@@ -67,27 +52,6 @@ def deal(events: list[Event], chance: random.Random) -> tuple[Dealt, Dealt]:
     return one, two
 
 
-async def route(bench: Bench, *dealt: Dealt) -> None:
-    tasks = [asyncio.create_task(router(bench, each).run()) for each in dealt]
-    for each in dealt:
-        await asyncio.wait_for(each.all_handled.wait(), 30)
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-
-
-def router(bench: Bench, events: Dealt) -> Router:
-    return Router(
-        events=events,
-        writer=bench.writer,
-        queue=bench.queue,
-        callbacks=bench.callbacks,
-        read_model=bench.read_model,
-        requeue_period_s=60,
-        most_notified_images=8,
-    )
-
-
 async def all_events(bench: Bench) -> list[Event]:
     histories = [await bench.log.read(job_id) for job_id in bench.log.job_ids()]
     return sorted((each for events in histories for each in events), key=lambda e: e.position)
@@ -97,6 +61,7 @@ async def all_events(bench: Bench) -> list[Event]:
 async def test_all_jobs_are_queued_and_all_callbacks_due_whoever_sees_what(
     bench: Bench, seed: int
 ) -> None:
+    bench.writer = JobWriter(bench.log)  # jobs of this moment
     asked = {"callback_url": ADDRESS}
     open_jobs = {await bench.job(*commands) for commands in OPEN}
     ended = {await bench.job(*commands) for commands in [*ENDS, [Erase()]]}
@@ -106,7 +71,10 @@ async def test_all_jobs_are_queued_and_all_callbacks_due_whoever_sees_what(
         (open_jobs if commands in OPEN else ended).add(job_id)
         called.add(job_id)
 
-    await route(bench, *deal(await all_events(bench), random.Random(seed)))
+    one, two = deal(await all_events(bench), random.Random(seed))
+    async with bench.routing(one), bench.routing(two):
+        for each in (one, two):
+            await asyncio.wait_for(each.all_handled.wait(), 30)
     queued = await bench.queue.job_ids()
     # An ended job may have an entry, which whoever takes it takes off the queue.
     assert open_jobs <= queued <= open_jobs | ended | called
