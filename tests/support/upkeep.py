@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from actors.connections import open_history, open_removal
 from actors.upkeep.historian import Historian
@@ -138,6 +142,63 @@ class House:
             now=self.clock,
         )
 
+    @contextmanager
+    def interrupted(
+        self, step: str, act: Callable[[], Awaitable[None]], *, after: bool = False
+    ) -> Iterator[None]:
+        """Let `act` happen before or after the first call of a step such as "images.put"."""
+        owner, name, real = self._step(step)
+        is_due = True
+
+        async def instead(*args: Any, **named: Any) -> Any:
+            nonlocal is_due
+            acts, is_due = is_due, False
+            if acts and not after:
+                await act()
+            result = await real(*args, **named)
+            if acts and after:
+                await act()
+            return result
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, instead)
+            yield
+        assert not is_due, f"{step} was not called"
+
+    @contextmanager
+    def failing(
+        self,
+        step: str,
+        error: BaseException,
+        *,
+        of: Collection[str] = (),
+        after: bool = False,
+        spared: int = 0,
+    ) -> Iterator[None]:
+        """Have the calls of a step fail, before or after its work; only those about the files of
+        some jobs, if any are named. The first so many calls are spared.
+        """
+        owner, name, real = self._step(step)
+        left = spared
+
+        async def fail(*args: Any, **named: Any) -> Any:
+            nonlocal left
+            is_spared = left > 0 or bool(of and str(args[0]).partition("/")[0] not in of)
+            left -= 1
+            result = await real(*args, **named) if is_spared or after else None
+            if not is_spared:
+                raise error
+            return result
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            yield
+
+    def _step(self, step: str) -> tuple[object, str, Callable[..., Awaitable[Any]]]:
+        part, name = step.split(".")
+        owner = getattr(self, part)
+        return owner, name, getattr(owner, name)
+
     async def history_keys(self, job_id: str) -> list[str]:
         """The keys of the history objects in the folder of the job."""
         keys = [file.key async for files in self.images.files(job_id) for file in files]
@@ -180,11 +241,18 @@ class House:
         await self.writer.execute(StoreImage("a", image(0, key=key)), await self.load(job_id))
         return job_id
 
-    async def moved(self, count: int = 1, **changes: Any) -> list[str]:
-        """Jobs that have left the log."""
+    async def jobs(
+        self, count: int = 1, *, age: timedelta = timedelta(), **changes: Any
+    ) -> list[str]:
+        """Jobs that ended so long ago, with rows that know all of their events."""
         ids = [await self.job(**changes) for _ in range(count)]
         await self.project()
-        self.clock.time += 2 * HOUR
+        self.clock.time += age
+        return ids
+
+    async def moved(self, count: int = 1, **changes: Any) -> list[str]:
+        """Jobs that have left the log."""
+        ids = await self.jobs(count, age=2 * HOUR, **changes)
         await self.historian().round()
         assert [len(await self.history_keys(job_id)) for job_id in ids] == [1] * count
         return ids

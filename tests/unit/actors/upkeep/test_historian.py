@@ -56,9 +56,7 @@ async def test_a_job_whose_end_was_projected_late_stays_as_long(house: House) ->
 
 async def test_a_job_stays_while_a_repeat_of_it_may_be_submitted(house: House) -> None:
     """A repeat looks for the row for at most 10 s, and appends for at most 10 s."""
-    job_id = await house.job()
-    await house.project()
-    house.clock.time += timedelta(seconds=19)
+    [job_id] = await house.jobs(age=timedelta(seconds=19))
     await house.historian(log_hot_s=0).round()
     assert await house.is_in_log(job_id)
     house.clock.time += timedelta(seconds=1)
@@ -67,10 +65,8 @@ async def test_a_job_stays_while_a_repeat_of_it_may_be_submitted(house: House) -
 
 
 async def test_a_job_that_is_not_projected_yet_stays(house: House) -> None:
-    job_id = await house.job()
-    await house.project()
-    job = await house.load(job_id)
-    await house.writer.execute(Erase(), job)  # the row is behind
+    [job_id] = await house.jobs()
+    await house.writer.execute(Erase(), await house.load(job_id))  # the row is behind
     house.clock.time += 2 * HOUR
     await house.historian().round()
     assert await house.is_in_log(job_id)
@@ -110,34 +106,38 @@ async def test_jobs_that_wait_do_not_hold_up_those_behind_them(house: House) -> 
     assert all([await house.is_in_log(each) for each in waiting])
 
 
+class Died(BaseException):
+    """The process was killed."""
+
+
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
-    ("part", "step"),
+    ("step", "spared"),
     [
-        ("log", "read_raw"),
-        ("images", "put"),
-        ("ended_jobs", "store_history_keys"),
-        ("images", "delete"),
-        ("deliveries", "purge"),
-        ("log", "purge"),
-        ("ended_jobs", "mark_moved"),
+        ("log.read_raw", 0),
+        ("images.put", 1),
+        ("ended_jobs.store_history_keys", 0),
+        ("images.delete", 1),
+        ("deliveries.purge", 1),
+        ("log.purge", 1),
+        ("ended_jobs.mark_moved", 0),
     ],
 )
 async def test_whenever_the_historian_dies_another_ends_its_work(
-    house: House, monkeypatch: pytest.MonkeyPatch, part: str, step: str, *, after: bool
+    house: House, step: str, spared: int, *, after: bool
 ) -> None:
     """Some jobs are over for the first time, and some again: these have an object already."""
     ids = await house.moved(2, callback_url=URL)
     for job_id in ids:
         await house.deliver_again(job_id)
-    ids += [await house.job(callback_url=URL) for _ in range(2)]
-    await house.project()
+    ids += await house.jobs(2, callback_url=URL)
     before = await house.stories(*ids)
     house.clock.time += 2 * HOUR
-    with monkeypatch.context() as patch:
-        die(patch, getattr(house, part), step, after=after)
-        with pytest.raises(BaseException):  # noqa: B017, PT011 - a task group wraps it
-            await house.historian().round()
+    with (
+        house.failing(step, Died(), after=after, spared=spared),
+        pytest.raises(BaseException),  # noqa: B017, PT011 - a task group wraps it
+    ):
+        await house.historian().round()
     assert await house.stories(*ids) == before
     house.clock.time += 3 * MINUTE
     await house.historian().round()
@@ -149,27 +149,6 @@ async def test_whenever_the_historian_dies_another_ends_its_work(
         await house.janitor(retention_days=0).round()
     assert await house.kept_ids() == sorted(ids)
     assert await house.stories(*ids) == before
-
-
-def die(patch: pytest.MonkeyPatch, part: object, step: str, *, after: bool) -> None:
-    """At the second call of this step, or after it; at the first where a round has one alone."""
-    real = getattr(part, step)
-    calls = 0
-
-    async def dying(*args: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls < 2 and step in {"put", "delete", "purge"}:
-            return await real(*args, **named)
-        if after:
-            await real(*args, **named)
-        raise Died
-
-    patch.setattr(part, step, dying)
-
-
-class Died(BaseException):
-    """The process was killed."""
 
 
 async def test_a_job_that_is_called_back_again_leaves_the_log_again(house: House) -> None:
@@ -190,41 +169,28 @@ async def test_a_job_that_is_called_back_again_leaves_the_log_again(house: House
     assert (first, second) == (HistoryName(job_id, 5, 1).key, HistoryName(job_id, 5, 3).key)
 
 
-async def test_nothing_is_stored_again_where_nothing_was_added(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_stored_again_where_nothing_was_added(house: House) -> None:
     """A redelivery was asked for by a process that died before it stored the event."""
     [job_id] = await house.moved()
     await house.ended_jobs.restart_hot_time(job_id, house.clock())
     house.clock.time += 2 * HOUR
-
-    async def refuse(*_: Any) -> None:
-        raise ImageStoreUnavailable
-
-    monkeypatch.setattr(house.images, "put", refuse)
-    await house.historian().round()
+    with house.failing("images.put", ImageStoreUnavailable()):
+        await house.historian().round()
     assert await house.ended_jobs.due_for_move(house.clock(), limit=9) == []
 
 
-@pytest.mark.parametrize("step", ["put", "store_history_keys"])
+@pytest.mark.parametrize("step", ["images.put", "ended_jobs.store_history_keys"])
 async def test_a_job_that_is_erased_while_its_object_is_written_leaves_none(
-    house: House, monkeypatch: pytest.MonkeyPatch, step: str
+    house: House, step: str
 ) -> None:
-    job_id, other = await house.job(), await house.job()
-    await house.project()
-    house.clock.time += 2 * HOUR
-    part = house.images if step == "put" else house.ended_jobs
-    real = getattr(part, step)
+    job_id, other = await house.jobs(2, age=2 * HOUR)
 
-    async def meanwhile(*args: Any) -> Any:
-        if not (await house.load(job_id)).erased:
-            job = (await house.writer.execute(Erase(), await house.load(job_id))).job
-            assert job is not None
-            assert await house.removal.hide(job)
-        return await real(*args)
+    async def erase() -> None:
+        job = (await house.writer.execute(Erase(), await house.load(job_id))).job
+        assert job is not None
+        assert await house.removal.hide(job)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(part, step, meanwhile)
+    with house.interrupted(step, erase):
         await house.historian().round()
     assert await house.history_keys(job_id) == []
     house.clock.time += 2 * HOUR
@@ -233,54 +199,46 @@ async def test_a_job_that_is_erased_while_its_object_is_written_leaves_none(
     assert len(await house.history.read(job_id)) == 1
 
 
-async def test_a_job_that_is_removed_while_its_object_is_written_leaves_none(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = await house.job()
-    await house.project()
-    house.clock.time += 8 * DAY
-    put = house.images.put
+async def test_a_job_that_is_removed_while_its_object_is_written_leaves_none(house: House) -> None:
+    [job_id] = await house.jobs(age=8 * DAY)
 
-    async def late(key: str, data: bytes) -> None:
+    async def remove() -> None:
         await house.janitor().round()
-        await put(key, data)
 
-    monkeypatch.setattr(house.images, "put", late)
-    await house.historian().round()
+    with house.interrupted("images.put", remove):
+        await house.historian().round()
     assert await house.traces(job_id) == set()
 
 
-async def test_a_stalled_historian_replaces_no_later_object(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its object is stored after another one has moved the job, once more with a redelivery."""
-    job_id = await house.job(callback_url=URL)
-    await house.project()
-    house.clock.time += 2 * HOUR
-    put = house.images.put
+@pytest.mark.parametrize("is_redelivered", [True, False])
+async def test_two_that_overlap_move_each_job_once(house: House, *, is_redelivered: bool) -> None:
+    """One stores its objects after the other has moved the jobs, once more with a redelivery."""
+    ids = await house.jobs(3, age=2 * HOUR, callback_url=URL)
+    before = await house.stories(*ids)
 
-    async def stalled(key: str, data: bytes) -> None:
-        monkeypatch.setattr(house.images, "put", put)
+    async def move() -> None:
         await house.historian().round()
-        await house.deliver_again(job_id)
-        house.clock.time += 2 * HOUR
-        await house.historian().round()
-        await put(key, data)
+        if is_redelivered:
+            for job_id in ids:
+                await house.deliver_again(job_id)
+            house.clock.time += 2 * HOUR
+            await house.historian().round()
 
-    monkeypatch.setattr(house.images, "put", stalled)
-    await house.historian().round()
-    assert not await house.is_in_log(job_id)
-    assert len(await house.history.deliveries(job_id)) == 3
-    assert len(await house.history.read(job_id)) == 5
+    with house.interrupted("images.put", move):
+        await house.historian().round()
+    assert not any([await house.is_in_log(job_id) for job_id in ids])
+    if not is_redelivered:
+        assert await house.kept_ids() == sorted(ids)
+    for (events, deliveries), was in zip(await house.stories(*ids), before, strict=True):
+        assert (events, deliveries[:1]) == was
+        assert len(deliveries) == (3 if is_redelivered else 1)
 
 
 async def test_a_lost_object_is_stored_again_from_what_the_log_has(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job_id = await house.job()
-    await house.project()
-    before = await house.stories(job_id)
-    house.clock.time += 2 * HOUR
+    [job_id] = await house.jobs(age=2 * HOUR)
+    before = await house.history.read(job_id)
     house.log.purge_error = LogUnavailable()
     with pytest.raises(LogUnavailable):
         await house.historian().round()
@@ -290,7 +248,7 @@ async def test_a_lost_object_is_stored_again_from_what_the_log_has(
     await house.historian().round()
     assert "history cannot be read" in caplog.text
     assert not await house.log.read(job_id)
-    assert len(await house.history.read(job_id)) == len(before[0][0])
+    assert len(await house.history.read(job_id)) == len(before)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -327,10 +285,7 @@ def test_so_many_bytes_are_in_memory_at_a_time(
 async def test_so_many_jobs_are_in_hand_at_a_time(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(6):
-        await house.job()
-    await house.project()
-    house.clock.time += 2 * HOUR
+    await house.jobs(6, age=2 * HOUR)
     monkeypatch.setattr(historian, "_AT_ONCE", 3)
     purge, now, most = house.log.purge, 0, 0
 
@@ -348,84 +303,39 @@ async def test_so_many_jobs_are_in_hand_at_a_time(
 
 
 async def test_what_cannot_be_read_stays_in_the_log(house: House) -> None:
-    broken, whole = await house.job(), await house.job()
-    await house.project()
+    broken, whole = await house.jobs(2, age=2 * HOUR)
     house.log.unreadable.add(broken)
-    house.clock.time += 2 * HOUR
     await house.historian().round()
     assert await house.kept_ids() == [whole]
     house.log.unreadable.clear()
     assert await house.is_in_log(broken)
 
 
-async def test_an_outage_is_waited_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_id = await house.job()
-    await house.project()
-    house.clock.time += 2 * HOUR
-
-    async def refuse(*_: Any) -> None:
-        raise ImageStoreUnavailable
-
-    with monkeypatch.context() as patch:
-        patch.setattr(house.images, "put", refuse)
-        with pytest.raises(ImageStoreUnavailable):
+async def test_an_outage_is_waited_out(house: House) -> None:
+    [job_id] = await house.jobs(age=2 * HOUR)
+    for step, error in (("images.put", ImageStoreUnavailable()), ("log.purge", LogUnavailable())):
+        with house.failing(step, error), pytest.raises(type(error)):
             await house.historian().round()
-    assert await house.is_in_log(job_id)
-    house.log.purge_error = LogUnavailable()
-    with pytest.raises(LogUnavailable):
-        await house.historian().round()
-    house.log.recover()
+        assert await house.is_in_log(job_id)
     house.clock.time += 3 * MINUTE
     await house.historian().round()
     assert not await house.is_in_log(job_id)
     assert await house.kept_ids() == [job_id]
 
 
-async def test_two_that_overlap_move_each_job_once(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = [await house.job() for _ in range(3)]
-    await house.project()
-    before = await house.stories(*ids)
-    house.clock.time += 2 * HOUR
-    put = house.images.put
-
-    async def meanwhile(key: str, data: bytes) -> None:
-        monkeypatch.setattr(house.images, "put", put)
-        await house.historian("a").round()
-        await put(key, data)
-
-    monkeypatch.setattr(house.images, "put", meanwhile)
-    await house.historian("a").round()
-    assert await house.kept_ids() == sorted(ids)
-    assert not any([await house.is_in_log(job_id) for job_id in ids])
-    assert await house.stories(*ids) == before
-
-
 @pytest.mark.parametrize("step", ["put", "get", "delete"])
-async def test_one_file_that_the_store_refuses_stops_no_other_job(
-    house: House, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+async def test_one_file_that_the_store_refuses_stops_no_other_job(house: House, step: str) -> None:
     [bad] = await house.moved(callback_url=URL)
     await house.deliver_again(bad)
     house.clock.time += MINUTE
-    others = [await house.job() for _ in range(3)]
-    await house.project()
-    real = getattr(house.images, step)
-
-    async def refusing(key: str, *args: Any) -> Any:
-        if key.startswith(bad):
-            raise ImageStoreUnavailable("Input/output error")
-        return await real(key, *args)
-
-    monkeypatch.setattr(house.images, step, refusing)
-    for _ in range(5):
-        house.clock.time += 2 * HOUR
-        with suppress(ImageStoreUnavailable):
-            await house.historian().round()
-    left = [await house.is_in_log(each) for each in others]
+    others = await house.jobs(3)
+    with house.failing(f"images.{step}", ImageStoreUnavailable(), of=[bad]):
+        for _ in range(5):
+            house.clock.time += 2 * HOUR
+            with suppress(ImageStoreUnavailable):
+                await house.historian().round()
+    assert not any([await house.is_in_log(each) for each in others])
     cool = await house.ended_jobs.due_for_move(house.clock(), limit=9)
-    assert not any(left)
     assert [each.id for each in cool if each.id != bad] == []
 
 
@@ -433,8 +343,7 @@ async def test_an_event_of_two_lines_stops_no_other_job(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any JSON value is possible, for example after an event was mended by hand."""
-    bad, other = await house.job(), await house.job()
-    await house.project()
+    bad, other = await house.jobs(2)
     real = house.log.read_raw
 
     async def read_raw(job_ids: Any) -> Any:
@@ -452,13 +361,9 @@ async def test_an_event_of_two_lines_stops_no_other_job(
     assert not await house.is_in_log(other)
 
 
-async def test_a_job_that_is_asked_for_while_it_leaves_the_log_is_not_settled(
-    house: House,
-) -> None:
+async def test_a_job_that_is_asked_for_while_it_leaves_the_log_is_not_settled(house: House) -> None:
     """The route reopens, the historian marks, the route heats."""
-    job_id = await house.job(callback_url=URL)
-    await house.project()
-    house.clock.time += 2 * HOUR
+    [job_id] = await house.jobs(age=2 * HOUR, callback_url=URL)
     await house.read_model.unsettled.reopen(job_id)
     await house.historian().round()
     await house.ended_jobs.restart_hot_time(job_id, house.clock())

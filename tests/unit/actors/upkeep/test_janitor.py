@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -39,10 +37,8 @@ async def test_a_job_goes_when_its_time_is_over(house: House) -> None:
 
 async def test_a_job_with_more_events_than_its_row_knows_stays_whole(house: House) -> None:
     """Of a later version, behind its end: nobody would find them without the row."""
-    job_id = await house.job()
-    await house.project()
+    [job_id] = await house.jobs(age=8 * DAY)
     house.log.unreadable.add(job_id)
-    house.clock.time += 8 * DAY
     await house.janitor().round()
     assert await house.traces(job_id) == ALL
     house.log.unreadable.clear()
@@ -51,17 +47,16 @@ async def test_a_job_with_more_events_than_its_row_knows_stays_whole(house: Hous
     assert await house.traces(job_id) == set()
 
 
-async def test_zero_days_keep_a_job_for_good(house: House) -> None:
-    job_id = await house.job()
-    await house.project()
-    house.clock.time += 10_000 * DAY
-    await house.janitor(retention_days=0).round()
+async def test_zero_days_keep_a_job_and_an_upload_for_good(house: House) -> None:
+    key = await house.upload("a")
+    [job_id] = await house.jobs(age=10_000 * DAY)
+    await house.janitor(retention_days=0, upload_retention_days=0).round()
     assert await house.traces(job_id) == ALL
+    assert await house.has_file(key)
 
 
 async def test_a_job_outlives_the_tries_of_its_callback(house: House) -> None:
-    job_id = await house.job()
-    await house.project()
+    [job_id] = await house.jobs()
     janitor = house.janitor(retention_days=0.001, callback_delays_s=(0, 86400))
     # A receiver may ask for an hour before the first try, too, and a breaker may keep it back.
     house.clock.time += (1 + JITTER) * (HOUR + DAY) + timedelta(seconds=WITHHELD_S)
@@ -74,9 +69,7 @@ async def test_a_job_outlives_the_tries_of_its_callback(house: House) -> None:
 
 @pytest.mark.parametrize("log", ["log", "deliveries"])
 async def test_a_removal_that_was_cut_short_is_taken_up_again(house: House, log: str) -> None:
-    job_id, other = await house.job(), await house.job()
-    await house.project()
-    house.clock.time += 8 * DAY
+    job_id, other = await house.jobs(2, age=8 * DAY)
     broken: FailingLog = getattr(house, log)
     broken.purge_error = LogUnavailable()
     assert not await house.janitor(batch=2).round()  # trouble is no reason to hurry
@@ -87,18 +80,14 @@ async def test_a_removal_that_was_cut_short_is_taken_up_again(house: House, log:
 
 
 async def test_a_round_is_bounded(house: House) -> None:
-    ids = [await house.job() for _ in range(5)]
-    await house.project()
-    house.clock.time += 8 * DAY
+    ids = await house.jobs(5, age=8 * DAY)
     janitor = house.janitor(batch=2)
     more = [await janitor.round() for _ in range(3)]
     assert more == [True, True, False]
     assert [await house.traces(job_id) for job_id in ids] == [set()] * 5
 
 
-async def test_an_erased_job_is_looked_after_until_its_writer_is_surely_gone(
-    house: House,
-) -> None:
+async def test_an_erased_job_is_looked_after_until_its_writer_is_surely_gone(house: House) -> None:
     job_id = await house.running_job()
     await house.writer.execute(Erase(), await house.load(job_id))
     await house.project()  # whoever asked for it died before anything was removed
@@ -118,54 +107,34 @@ async def test_an_erased_job_is_looked_after_until_its_writer_is_surely_gone(
     assert await house.traces(job_id) == set()
 
 
-async def test_what_cannot_be_erased_holds_up_no_others(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_cannot_be_erased_holds_up_no_others(house: House) -> None:
     ids = [await house.job() for _ in range(5)]
     for job_id in ids:
         await house.writer.execute(Erase(), await house.load(job_id))
         house.clock.time += timedelta(seconds=1)
     await house.project()
-    break_folders(house, monkeypatch, ids[:3])
     janitor = house.janitor(batch=2)
-    for _ in range(3):
-        await janitor.round()
-        house.clock.time += timedelta(minutes=1)
+    with house.failing("images.delete_folder", ImageStoreUnavailable(), of=ids[:3]):
+        for _ in range(3):
+            await janitor.round()
+            house.clock.time += timedelta(minutes=1)
     assert [len(await house.log.read(job_id)) for job_id in ids[3:]] == [1, 1]
-    monkeypatch.undo()
     await house.janitor().round()
     assert [len(await house.log.read(job_id)) for job_id in ids] == [1] * 5
 
 
-async def test_what_cannot_be_removed_holds_up_no_others(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = [await house.job() for _ in range(5)]
-    await house.project()
-    house.clock.time += 8 * DAY
-    break_folders(house, monkeypatch, ids[:3])
+async def test_what_cannot_be_removed_holds_up_no_others(house: House) -> None:
+    ids = await house.jobs(5, age=8 * DAY)
     janitor = house.janitor(batch=2)
-    for _ in range(3):
-        await janitor.round()
+    with house.failing("images.delete_folder", ImageStoreUnavailable(), of=ids[:3]):
+        for _ in range(3):
+            await janitor.round()
     assert [await house.traces(job_id) for job_id in ids[3:]] == [set(), set()]
-    monkeypatch.undo()
     await janitor.round()
     assert await house.traces(ids[2]) == ALL
     for _ in range(2):
         await janitor.round()
     assert [await house.traces(job_id) for job_id in ids] == [set()] * 5
-
-
-def break_folders(house: House, monkeypatch: pytest.MonkeyPatch, job_ids: Sequence[str]) -> None:
-    """Have the image store refuse to delete these jobs' files."""
-    real = house.images.delete_folder
-
-    async def refuse(folder: str, **named: Any) -> None:
-        if folder in job_ids:
-            raise ImageStoreUnavailable("Permission denied.")
-        await real(folder, **named)
-
-    monkeypatch.setattr(house.images, "delete_folder", refuse)
 
 
 # Files that belong to nothing, and uploads.
@@ -189,8 +158,7 @@ async def test_orphans_are_swept_when_they_are_old(house: House) -> None:
 
 async def test_an_image_in_the_read_model_needs_no_log(house: House) -> None:
     """A log that was lost does not take the images with it."""
-    job_id = await house.job()
-    await house.project()
+    [job_id] = await house.jobs()
     await house.log.purge(job_id)
     house.clock.time += 2 * HOUR
     await sweep(house.janitor())
@@ -247,13 +215,6 @@ async def test_an_upload_whose_row_is_lost_outlives_the_jobs_that_name_it(house:
     house.clock.time += timedelta(seconds=1)
     await sweep(janitor)
     assert not await house.has_file(key)
-
-
-async def test_zero_days_keep_an_upload_for_good(house: House) -> None:
-    key = await house.upload("a")
-    house.clock.time += 10_000 * DAY
-    await house.janitor(upload_retention_days=0).round()
-    assert await house.has_file(key)
 
 
 async def test_an_upload_outlives_the_jobs_that_name_it(house: House) -> None:

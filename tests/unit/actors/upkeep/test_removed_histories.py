@@ -6,7 +6,6 @@ import sqlite3
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -42,8 +41,7 @@ async def test_the_history_of_an_erased_job_goes_and_others_stay(house: House) -
 
 
 async def test_a_late_erasure_takes_nothing_of_a_new_job_with_the_id(house: House) -> None:
-    job_id = await house.job()
-    await house.project()
+    [job_id] = await house.jobs()
     assert await house.removal.erase(job_id)
     assert await house.has_file(f"{job_id}/1/0.png")
     assert len(await house.history.deliveries(job_id)) == 1
@@ -65,19 +63,9 @@ async def test_one_event_of_an_erased_job_leaves_the_log_and_stays(house: House)
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_an_erasure_that_was_cut_short_is_ended(
-    house: House, monkeypatch: pytest.MonkeyPatch, *, after: bool
-) -> None:
+async def test_an_erasure_that_was_cut_short_is_ended(house: House, *, after: bool) -> None:
     [gone] = await house.moved()
-    real = house.images.delete
-
-    async def dying(key: str) -> None:
-        if after:
-            await real(key)
-        raise ImageStoreUnavailable
-
-    with monkeypatch.context() as patch:
-        patch.setattr(house.images, "delete", dying)
+    with house.failing("images.delete", ImageStoreUnavailable(), after=after):
         assert not await erase(house, gone)
     await house.janitor().round()
     assert await house.history_keys(gone) == []
@@ -109,22 +97,13 @@ async def test_retention_removes_histories_job_by_job(house: House) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("part", "step"), [("images", "delete_folder"), ("read_model", "remove")])
+@pytest.mark.parametrize("step", ["images.delete_folder", "read_model.remove"])
 async def test_a_removal_that_was_cut_short_is_ended(
-    house: House, monkeypatch: pytest.MonkeyPatch, part: str, step: str, *, after: bool
+    house: House, step: str, *, after: bool
 ) -> None:
     ids = await house.moved(3)
     house.clock.time += 9 * DAY
-    owner = getattr(house, part)
-    real = getattr(owner, step)
-
-    async def dying(*args: Any, **named: Any) -> None:
-        if after:
-            await real(*args, **named)
-        raise ImageStoreUnavailable
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, step, dying)
+    with house.failing(step, ImageStoreUnavailable(), after=after):
         assert not await house.janitor().round()
     await house.janitor().round()
     assert [await house.traces(job_id) for job_id in ids] == [set()] * 3
@@ -173,19 +152,10 @@ async def test_no_job_goes_before_its_callback_was_delivered(house: House) -> No
 
 
 @pytest.mark.parametrize("is_projected", [False, True])
-async def test_the_id_of_a_removed_job_is_another_ones(
-    house: House, monkeypatch: pytest.MonkeyPatch, *, is_projected: bool
-) -> None:
+async def test_the_id_of_a_removed_job_is_another_ones(house: House, *, is_projected: bool) -> None:
     """The database was away when the janitor came to its row; its Idempotency-Key came again."""
-    job_id = await house.job()
-    await house.project()
-    house.clock.time += 8 * DAY
-
-    async def away(*_: Any) -> None:
-        raise DatabaseUnavailable
-
-    with monkeypatch.context() as patch:
-        patch.setattr(house.read_model, "remove", away)
+    [job_id] = await house.jobs(age=8 * DAY)
+    with house.failing("read_model.remove", DatabaseUnavailable()):
         await house.janitor().round()
     assert await house.log.read(job_id) == []
     await house.running_job(job_id=job_id)
@@ -201,83 +171,87 @@ async def test_the_id_of_a_removed_job_is_another_ones(
     assert await house.read_model.job(job_id) == before
 
 
-class TestLeftOvers:
-    """Objects that no row names."""
+# Objects that no row names.
 
-    async def test_a_history_that_was_replaced_is_swept(self, house: House) -> None:
-        [job_id] = await house.moved()
-        [key] = await house.history_keys(job_id)
-        await house.images.put(HistoryName(job_id, 4, 0).key, await house.images.get(key))
-        await self.sweep(house)
-        assert await house.history_keys(job_id) == [key]
-        assert len(await house.history.read(job_id)) == 5
 
-    async def test_the_objects_of_a_hot_job_are_left_to_the_historian(self, house: House) -> None:
-        """It may be about to name one of them."""
-        [job_id] = await house.moved()
-        [key] = await house.history_keys(job_id)
-        later = HistoryName(job_id, 5, 3).key
-        await house.images.put(later, await house.images.get(key))
-        await house.ended_jobs.restart_hot_time(job_id, house.clock())
-        await self.sweep(house)
-        assert await house.history_keys(job_id) == [key, later]
+async def sweep(house: House) -> None:
+    """Walks through all files, long after the last of them was stored."""
+    janitor = house.janitor(retention_days=0, upload_retention_days=0)
+    for _ in range(6):
+        house.clock.time += 30 * DAY
+        await janitor.round()
 
-    async def test_nothing_is_swept_where_the_rows_are_lost(
-        self, house: House, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        first, second = await house.moved(2)
-        upload = await house.upload("in.png")
-        for job_id in (first, second):
-            row = await house.read_model.job(job_id)
-            assert row is not None
-            await house.read_model.remove({job_id: row.position})
-        await house.database.execute(sa.delete(UPLOADS))
-        await self.sweep(house)
-        for job_id in (first, second):
-            assert len(await house.history_keys(job_id)) == 1
-            assert await house.has_file(f"{job_id}/1/0.png")
-        assert await house.has_file(upload)
-        said = {each.message for each in caplog.records if each.levelname == "ERROR"}
-        assert said == {"a job with a history has no row: rebuild the read model"}
 
-    async def test_an_object_without_a_row_goes_after_the_retention_time(
-        self, house: House
-    ) -> None:
-        """As a historian has left it that died behind a janitor."""
-        [job_id] = await house.moved()
+async def lose_rows(house: House, *job_ids: str) -> None:
+    for job_id in job_ids:
         row = await house.read_model.job(job_id)
         assert row is not None
         await house.read_model.remove({job_id: row.position})
-        janitor = house.janitor(retention_days=60, upload_retention_days=0)
-        house.clock.time += 50 * DAY
-        for _ in range(3):
-            await janitor.round()
+
+
+async def test_a_history_that_was_replaced_is_swept(house: House) -> None:
+    [job_id] = await house.moved()
+    [key] = await house.history_keys(job_id)
+    await house.images.put(HistoryName(job_id, 4, 0).key, await house.images.get(key))
+    await sweep(house)
+    assert await house.history_keys(job_id) == [key]
+    assert len(await house.history.read(job_id)) == 5
+
+
+async def test_the_objects_of_a_hot_job_are_left_to_the_historian(house: House) -> None:
+    """It may be about to name one of them."""
+    [job_id] = await house.moved()
+    [key] = await house.history_keys(job_id)
+    later = HistoryName(job_id, 5, 3).key
+    await house.images.put(later, await house.images.get(key))
+    await house.ended_jobs.restart_hot_time(job_id, house.clock())
+    await sweep(house)
+    assert await house.history_keys(job_id) == [key, later]
+
+
+async def test_nothing_is_swept_where_the_rows_are_lost(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = await house.moved(2)
+    upload = await house.upload("in.png")
+    await lose_rows(house, first, second)
+    await house.database.execute(sa.delete(UPLOADS))
+    await sweep(house)
+    for job_id in (first, second):
         assert len(await house.history_keys(job_id)) == 1
-        house.clock.time += 20 * DAY
-        for _ in range(6):
-            await janitor.round()
-        assert await house.history_keys(job_id) == []
-        assert not await house.has_file(f"{job_id}/1/0.png")
-
-    async def test_nothing_is_swept_that_an_older_database_does_not_know(
-        self, house: House, tmp_path: Path
-    ) -> None:
-        """It was restored from a copy of before the job left the log."""
-        job_id = await house.job()
-        await house.project()
-        with closing(sqlite3.connect(tmp_path / "darkroom.sqlite3")) as database:
-            database.execute("VACUUM INTO ?", [str(tmp_path / "older.sqlite3")])
-        house.clock.time += 2 * HOUR
-        await house.historian().round()
-        older = Database(f"sqlite+aiosqlite:///{tmp_path / 'older.sqlite3'}")
-        await self.sweep(House(house.folder, older, house.clock, house.log, house.deliveries))
-        await older.close()
-        assert len(await house.history.read(job_id)) == 5
         assert await house.has_file(f"{job_id}/1/0.png")
+    assert await house.has_file(upload)
+    said = {each.message for each in caplog.records if each.levelname == "ERROR"}
+    assert said == {"a job with a history has no row: rebuild the read model"}
 
-    async def sweep(self, house: House) -> None:
-        """Walks through all files, long after the last of them was stored."""
-        janitor = house.janitor(retention_days=0, upload_retention_days=0)
-        for _ in range(6):
-            house.clock.time += 30 * DAY
-            await janitor.round()
+
+async def test_an_object_without_a_row_goes_after_the_retention_time(house: House) -> None:
+    """As a historian has left it that died behind a janitor."""
+    [job_id] = await house.moved()
+    await lose_rows(house, job_id)
+    janitor = house.janitor(retention_days=60, upload_retention_days=0)
+    house.clock.time += 50 * DAY
+    for _ in range(3):
+        await janitor.round()
+    assert len(await house.history_keys(job_id)) == 1
+    house.clock.time += 20 * DAY
+    for _ in range(6):
+        await janitor.round()
+    assert await house.history_keys(job_id) == []
+    assert not await house.has_file(f"{job_id}/1/0.png")
+
+
+async def test_nothing_is_swept_that_an_older_database_does_not_know(
+    house: House, tmp_path: Path
+) -> None:
+    """It was restored from a copy of before the job left the log."""
+    [job_id] = await house.jobs()
+    with closing(sqlite3.connect(tmp_path / "darkroom.sqlite3")) as database:
+        database.execute("VACUUM INTO ?", [str(tmp_path / "older.sqlite3")])
+    house.clock.time += 2 * HOUR
+    await house.historian().round()
+    older = Database(f"sqlite+aiosqlite:///{tmp_path / 'older.sqlite3'}")
+    await sweep(House(house.folder, older, house.clock, house.log, house.deliveries))
+    await older.close()
+    assert len(await house.history.read(job_id)) == 5
+    assert await house.has_file(f"{job_id}/1/0.png")

@@ -6,8 +6,8 @@ By then the id of a job may be another one's: its Idempotency-Key came again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,36 +20,9 @@ from tests.support.upkeep import ALL, DAY, HOUR, House
 LONGER_THAN_A_LEASE = timedelta(minutes=5)
 
 
-def stall(
-    house: House,
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
-    meanwhile: Callable[[], Awaitable[None]],
-    *,
-    after: bool,
-) -> Callable[[], bool]:
-    """Let something happen before or after a step that is done first; says whether it has."""
-    part, name = step.split(".")
-    owner = getattr(house, part)
-    real = getattr(owner, name)
-    happened = False
-
-    async def stalled(*args: Any, **named: Any) -> Any:
-        nonlocal happened
-        result = await real(*args, **named) if after or happened else None
-        if not happened:
-            happened = True
-            house.clock.time += LONGER_THAN_A_LEASE
-            await meanwhile()
-            result = result if after else await real(*args, **named)
-        return result
-
-    monkeypatch.setattr(owner, name, stalled)
-    return lambda: happened
-
-
 async def another_job(house: House, job_id: str) -> None:
     """The job is removed by another janitor, and the next one of its id comes."""
+    house.clock.time += LONGER_THAN_A_LEASE
     await house.janitor("other").round()
     assert await house.traces(job_id) == set()
     await house.job(job_id=job_id)
@@ -73,18 +46,13 @@ async def another_job(house: House, job_id: str) -> None:
     ],
 )
 async def test_the_next_job_of_the_id_of_a_removed_one_is_whole(
-    house: House, monkeypatch: pytest.MonkeyPatch, step: str, *, has_left_the_log: bool, after: bool
+    house: House, step: str, *, has_left_the_log: bool, after: bool
 ) -> None:
-    if has_left_the_log:
-        [job_id] = await house.moved()
-    else:
-        job_id = await house.job()
-        await house.project()
+    [job_id] = await (house.moved() if has_left_the_log else house.jobs())
     house.clock.time += 9 * DAY
 
-    happened = stall(house, monkeypatch, step, lambda: another_job(house, job_id), after=after)
-    await house.janitor().round()
-    assert happened()
+    with house.interrupted(step, partial(another_job, house, job_id), after=after):
+        await house.janitor().round()
     assert await house.traces(job_id) == ALL
     assert len(await house.log.read(job_id)) == 5
 
@@ -100,19 +68,17 @@ async def test_the_next_job_of_the_id_of_a_removed_one_is_whole(
         "read_model.settle_erasure",
     ],
 )
-async def test_an_erased_job_stays_erased(
-    house: House, monkeypatch: pytest.MonkeyPatch, step: str, *, after: bool
-) -> None:
+async def test_an_erased_job_stays_erased(house: House, step: str, *, after: bool) -> None:
     job_id = await house.job()
     await house.writer.execute(Erase(), await house.load(job_id))
     await house.project()
 
-    async def meanwhile() -> None:
+    async def stall() -> None:
+        house.clock.time += LONGER_THAN_A_LEASE
         await house.janitor("other").round()
 
-    happened = stall(house, monkeypatch, step, meanwhile, after=after)
-    await house.janitor().round()
-    assert happened()
+    with house.interrupted(step, stall, after=after):
+        await house.janitor().round()
     house.clock.time += HOUR
     await house.janitor().round()
     assert await house.traces(job_id) == {"log", "row"}
@@ -122,9 +88,7 @@ async def test_an_erased_job_stays_erased(
 
 @pytest.mark.parametrize("role", ["janitor", "historian"])
 async def test_one_of_two_works(house: House, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
-    job_id = await house.job()
-    await house.project()
-    house.clock.time += 8 * DAY
+    [job_id] = await house.jobs(age=8 * DAY)
     leases, acquire = Leases(house.database), Leases.acquire
     assert await leases.acquire(role, "other", ttl_s=3600)
     asked: list[float] = []
