@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,7 +18,7 @@ from events.store.records import Endpoint
 from settings.keys import OwnerSettings
 from tests.support.failing_log import FailingLog
 from tests.support.memory.queues import MemoryJobQueue
-from tests.support.polling import eventually
+from tests.support.polling import eventually, running
 from tests.support.scheduler.cluster import FakeCluster, FakeJobActor
 from tests.support.scheduler.jobs import JobsBench
 
@@ -71,13 +70,8 @@ class Bench(JobsBench):
             expiry_period_s=0.02,
             max_dispatch_failures=max_dispatch_failures,
         )
-        task = asyncio.create_task(dispatcher.run())
-        try:
+        async with running(dispatcher.run()):
             yield dispatcher
-            assert not task.done(), task
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
 
     async def start(self, job_id: str, actor: FakeJobActor) -> None:
         """Start a job as a job actor does."""

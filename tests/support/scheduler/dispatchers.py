@@ -18,6 +18,7 @@ from events.store.leases import Leases
 from events.store.records import Endpoint, StoredEndpoint
 from events.store.tables import ENDPOINTS
 from tests.support.database import Hanging
+from tests.support.polling import running
 
 LEASE_S = 2.0
 DEFAULT = Endpoint("default", jobs_per_worker=7)
@@ -123,13 +124,8 @@ class DispatcherBench:
             period_s=0.01,
             on_left=self.left.append,
         )
-        task = asyncio.create_task(dispatcher.run())
-        try:
+        async with running(dispatcher.run()):
             yield dispatcher
-            assert not task.done(), task
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
 
     def _open(self, endpoint: Endpoint) -> Any:
         self.opened.append(FakeEndpointDispatcher(endpoint))

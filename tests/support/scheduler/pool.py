@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from actors.scheduler.pool import PoolLimits, WorkerPool
 from actors.scheduler.slot_index import WorkerSlot
 from actors.scheduler.slots import SlotNumbers
 from events.store.records import Endpoint
+from tests.support.polling import running
 from tests.support.scheduler.bench import PREFIX
 from tests.support.scheduler.cluster import FakeCluster
 
@@ -49,13 +49,8 @@ class Demand:
 
 @asynccontextmanager
 async def kept(pool: WorkerPool, demand: Demand) -> AsyncIterator[WorkerPool]:
-    task = asyncio.create_task(pool.keep(demand))
-    try:
+    async with running(pool.keep(demand)):
         yield pool
-        assert not task.done(), task
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 def workers(*indexes: int) -> set[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from actors.scheduler.cluster import ActorDied, ActorUnavailable
 from actors.worker.attempt import AttemptLimits
@@ -208,6 +209,15 @@ class BlameBench(Bench):
             device.cancel()
             await asyncio.wait({device})
 
+    async def run_with_poison(self, *lanes: int, slots: int) -> tuple[list[Job], list[Job]]:
+        """Run a job of each lane, some of which kill the engine. Returns these, and the others."""
+        jobs = {lane: await self.submit(lane=lane, images=1) for lane in range(8)}
+        self.engine.poison.update(jobs[lane] for lane in lanes)
+        async with self.working(slots=slots):
+            ended = await self.all_ended(*jobs.values())
+        poison = [job for job in ended if job.id in self.engine.poison]
+        return poison, [job for job in ended if job not in poison]
+
     async def all_ended(self, *job_ids: str) -> list[Job]:
         async def have_ended() -> list[Job]:
             jobs = [await self.job(job_id) for job_id in job_ids]
@@ -216,58 +226,48 @@ class BlameBench(Bench):
         return await eventually(have_ended, within_s=20)
 
 
-async def test_a_job_that_kills_the_engine_fails_alone(tmp_path: Path) -> None:
-    bench = BlameBench(tmp_path)
-    poison = await bench.submit(lane=1, images=1)
-    bench.engine.poison.add(poison)
-    neighbours = [await bench.submit(lane=lane, images=1) for lane in range(2, 8)]
-    async with bench.working(slots=4):
-        [failed, *rest] = await bench.all_ended(poison, *neighbours)
-    reason = "3 of them with no other job on the engine: The engine died: killed"
-    assert failed.end == Failed(message=f"Gave up after 4 attempts, {reason}", code="engine_failed")
-    assert [job.end for job in rest] == [Completed(images=1)] * len(rest)
-    assert [job.blamed_attempts for job in rest] == [0] * len(rest)
+@pytest.fixture
+def bench(tmp_path: Path) -> BlameBench:
+    return BlameBench(tmp_path)
+
+
+def gave_up(message: str) -> Failed:
+    reason = f"3 of them with no other job on the engine: {message}"
+    return Failed(message=f"Gave up after 4 attempts, {reason}", code="engine_failed")
+
+
+async def test_a_job_that_kills_the_engine_fails_alone(bench: BlameBench) -> None:
+    [poison], rest = await bench.run_with_poison(1, slots=4)
+    assert poison.end == gave_up("The engine died: killed")
+    assert [(job.end, job.blamed_attempts) for job in rest] == [(Completed(images=1), 0)] * 7
     assert len(bench.engine.deaths) == 4
-    assert bench.engine.deaths[1:] == [{poison}] * 3
+    assert bench.engine.deaths[1:] == [{poison.id}] * 3
     # One neighbour was in the deadly call, and ran alone once. The others only ran again.
     assert sum(job.is_suspect for job in rest) == ROWS - 1
 
 
 async def test_an_engine_that_is_not_there_is_no_fault_of_the_jobs_that_ask_for_it(
-    tmp_path: Path,
+    bench: BlameBench,
 ) -> None:
-    bench = BlameBench(tmp_path)
     bench.engine.away_s = 0.2
-    poison = await bench.submit(lane=1, images=1)
-    bench.engine.poison.add(poison)
-    neighbours = [await bench.submit(lane=lane, images=1) for lane in range(2, 8)]
-    async with bench.working(slots=8):
-        [failed, *rest] = await bench.all_ended(poison, *neighbours)
-    assert isinstance(failed.end, Failed)
-    assert [job.end for job in rest] == [Completed(images=1)] * len(rest)
-    assert [job.blamed_attempts for job in rest] == [0] * len(rest)
+    [poison], rest = await bench.run_with_poison(1, slots=8)
+    assert isinstance(poison.end, Failed)
+    assert [(job.end, job.blamed_attempts) for job in rest] == [(Completed(images=1), 0)] * 7
     assert sum(job.is_suspect for job in rest) == ROWS - 1
     # Nobody was sent to it before it was back: one attempt for each death, and one that succeeded.
     assert max(job.attempts for job in rest) <= len(bench.engine.deaths) + 1
 
 
-async def test_many_poison_jobs_fail_no_neighbour(tmp_path: Path) -> None:
-    bench = BlameBench(tmp_path)
-    poison = [await bench.submit(lane=lane, images=1) for lane in (1, 3, 5)]
-    bench.engine.poison.update(poison)
-    neighbours = [await bench.submit(lane=lane, images=1) for lane in (0, 2, 4, 6, 7)]
-    async with bench.working(slots=4):
-        ends = [type(job.end) for job in await bench.all_ended(*poison, *neighbours)]
-    assert ends == [Failed] * len(poison) + [Completed] * len(neighbours)
+async def test_many_poison_jobs_fail_no_neighbour(bench: BlameBench) -> None:
+    poison, neighbours = await bench.run_with_poison(1, 3, 5, slots=4)
+    assert [type(job.end) for job in poison] == [Failed] * 3
+    assert [type(job.end) for job in neighbours] == [Completed] * 5
 
 
-async def test_a_job_that_kills_its_actor_comes_to_an_end(tmp_path: Path) -> None:
-    bench = BlameBench(tmp_path)
-    deadly = await bench.submit(lane=1, images=1)
+async def test_a_job_that_kills_its_actor_comes_to_an_end(bench: BlameBench) -> None:
+    deadly, neighbour = [await bench.submit(lane=lane, images=1) for lane in (1, 2)]
     bench.deadly.add(deadly)
-    neighbour = await bench.submit(lane=2, images=1)
     async with bench.working(slots=2):
         failed, completed = await bench.all_ended(deadly, neighbour)
-    reason = "3 of them with no other job on the engine: The job actor died: its process ended"
-    assert failed.end == Failed(message=f"Gave up after 4 attempts, {reason}", code="engine_failed")
+    assert failed.end == gave_up("The job actor died: its process ended")
     assert completed.end == Completed(images=1)

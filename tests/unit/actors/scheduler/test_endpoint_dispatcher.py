@@ -191,19 +191,7 @@ async def test_the_job_of_an_actor_that_died_is_tried_again_before_its_lease_is_
         assert (job.attempts, job.dispatch_failures, job.end) == (2, 0, None)
 
 
-async def test_a_death_before_the_start_is_told_by_the_lease(bench: Bench) -> None:
-    """Nobody knows whether another dispatcher's actor has the job: its lease has to run out."""
-    job_id = await bench.submit()
-    async with bench.dispatching():
-        actor = await bench.running(job_id)
-        actor.die()
-        assert (await bench.next_actor(job_id, actor)).writer != actor.writer
-        assert bench.cluster.engines[WORKER].cancelled == []
-
-
-async def test_a_late_look_at_a_dead_actors_job_leaves_the_next_job_alone(
-    bench: Bench,
-) -> None:
+async def test_a_late_look_at_a_dead_actors_job_leaves_the_next_job_alone(bench: Bench) -> None:
     first = await bench.submit(lane=1)
     async with bench.dispatching():
         dead = await bench.running(first)
@@ -295,7 +283,10 @@ async def test_an_entry_that_was_on_its_way_when_its_job_was_given_out_ends_no_a
 
 
 async def test_a_job_that_kills_every_actor_before_it_starts_is_given_up(bench: Bench) -> None:
-    """Its tries are a lease apart, so a node that is broken for a while gives up no job at once."""
+    """Its tries are a lease apart, so a node that is broken for a while gives up no job at once.
+
+    Nobody knows whether another dispatcher's actor has the job: its lease has to run out.
+    """
     job_id = await bench.submit()
     seen: list[FakeJobActor] = []
     async with bench.dispatching(max_dispatch_failures=3):
@@ -304,6 +295,7 @@ async def test_a_job_that_kills_every_actor_before_it_starts_is_given_up(bench: 
             seen[-1].die()
         end = (await bench.ended(job_id)).end
         await bench.running(await bench.submit())
+    assert bench.cluster.engines[WORKER].cancelled == []
     assert isinstance(end, Failed)
     assert end.dead_letter is DeadLetter.UNDISPATCHABLE
     assert "could not be dispatched 3 times" in end.message
@@ -313,30 +305,25 @@ async def test_a_job_that_kills_every_actor_before_it_starts_is_given_up(bench: 
     assert all((after - before).total_seconds() > LEASE_S / 2 for before, after in tries)
 
 
-async def test_a_log_that_shows_too_little_for_a_while_gives_up_no_job(
+async def test_a_death_that_may_be_told_wrongly_gives_up_no_job(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The log shows too little for a while, and then that another actor has begun the job."""
     job_id = await bench.submit()
 
     async def fail_once(*_: object) -> None:
         monkeypatch.undo()
         raise ReadTimeout
 
-    async with bench.dispatching():
-        actor = await bench.running(job_id)
-        monkeypatch.setattr(bench.writer, "execute", fail_once)
-        actor.die()
-        await bench.next_actor(job_id, actor)
-        assert (await bench.job(job_id)).end is None
-
-
-async def test_a_job_that_another_actor_has_begun_is_left_alone(bench: Bench) -> None:
-    job_id = await bench.submit()
     async with bench.dispatching(max_dispatch_failures=1):
-        actor = await bench.running(job_id)
+        first = await bench.running(job_id)
+        monkeypatch.setattr(bench.writer, "execute", fail_once)
+        first.die()
+        second = await bench.next_actor(job_id, first)
+        assert (await bench.job(job_id)).end is None
         await bench.start(job_id, FakeJobActor("of another dispatcher", 1))
-        actor.die()
-        await bench.next_actor(job_id, actor)
+        second.die()
+        await bench.next_actor(job_id, first, second)
         assert (await bench.job(job_id)).end is None
 
 
@@ -415,34 +402,33 @@ async def test_a_run_that_is_cancelled_before_it_began_counts_no_more(
 # Jobs that go on under another dispatcher or a later delivery.
 
 
-async def test_a_job_that_runs_goes_on_under_a_later_delivery(bench: Bench) -> None:
+async def test_a_job_that_runs_goes_on_under_a_later_delivery_and_a_successor(bench: Bench) -> None:
     job_id = await bench.submit()
     async with bench.dispatching():
         actor = await bench.running(job_id)
         await actor.entries[0].nak()  # as a restarted server does, which forgot the renewals
         await eventually(lambda: len(actor.entries) == 2)
         assert actor.job_id == job_id
-    assert bench.cluster.killed == []
-
-
-async def test_a_successor_finds_the_job_that_still_runs(bench: Bench) -> None:
-    job_id = await bench.submit()
     async with bench.dispatching():
-        actor = await bench.running(job_id)
-    async with bench.dispatching():
-        await eventually(lambda: len(actor.entries) == 2)
+        await eventually(lambda: len(actor.entries) == 3)
         assert bench.cluster.running(job_id) is actor
     assert bench.cluster.killed == []
+
+
+async def left_running(bench: Bench) -> tuple[str, FakeJobActor]:
+    """A job whose dispatcher has ended, and the actor that runs it."""
+    job_id = await bench.submit()
+    async with bench.dispatching(slots=2):
+        actor = await bench.running(job_id)
+        await bench.start(job_id, actor)
+    return job_id, actor
 
 
 async def test_a_job_that_runs_is_not_started_again_before_its_actor_was_heard(
     bench: Bench,
 ) -> None:
     """Its entry comes again at once, as where the consumer that delivered it was removed."""
-    job_id = await bench.submit()
-    async with bench.dispatching(slots=2):
-        actor = await bench.running(job_id)
-        await bench.start(job_id, actor)
+    job_id, actor = await left_running(bench)
     answers = asyncio.Event()
 
     async def ready() -> str:
@@ -467,10 +453,7 @@ async def test_a_job_that_runs_on_a_worker_of_another_release_is_not_started_aga
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its entry comes again at once, since the consumers of that release were removed."""
-    job_id = await bench.submit()
-    async with bench.dispatching(slots=2):
-        actor = await bench.running(job_id)
-        await bench.start(job_id, actor)
+    job_id, actor = await left_running(bench)
     await actor.entries[-1].nak()
     monkeypatch.setattr("tests.support.scheduler.bench.PREFIX", "worker:default:s-1:")
     async with bench.dispatching(slots=2):

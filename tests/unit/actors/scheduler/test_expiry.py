@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import cast
 
@@ -240,23 +241,35 @@ async def test_an_entry_of_nobody_comes_again_after_some_time(lost: LostEntryBen
     assert await lost.delivered() == []  # its time begins again
 
 
-async def test_a_job_that_is_prefetched_or_on_a_worker_meanwhile_is_left(
-    lost: LostEntryBench,
-) -> None:
-    job_id = await lost.submit()
-    await lost.look_after(0)
+async def is_prefetched_for_a_while(lost: LostEntryBench, job_id: str) -> None:
     lost.known.add(job_id)
     await lost.look_after(PATIENCE_S / 2)
     lost.known.clear()
     await lost.look_after(PATIENCE_S / 2)
-    assert await lost.delivered() == []
 
 
-async def test_one_that_an_actor_runs_is_left(lost: LostEntryBench) -> None:
-    """A worker that this dispatcher no longer owns."""
-    await lost.start(await lost.submit())
-    await lost.look_after(0)
+async def runs_elsewhere(lost: LostEntryBench, job_id: str) -> None:
+    """On a worker that this dispatcher no longer owns."""
+    await lost.start(job_id)
     await lost.look_after(PATIENCE_S)
+
+
+async def finds_a_full_prefetch(lost: LostEntryBench, _: str) -> None:
+    lost.has_room = False
+    await lost.look_after(PATIENCE_S)
+    lost.has_room = True
+    await lost.look_after(PATIENCE_S - 1)
+
+
+@pytest.mark.parametrize(
+    "happens", [is_prefetched_for_a_while, runs_elsewhere, finds_a_full_prefetch]
+)
+async def test_the_entry_is_left_of_a_job_that(
+    lost: LostEntryBench, happens: Callable[[LostEntryBench, str], Awaitable[None]]
+) -> None:
+    job_id = await lost.submit()
+    await lost.look_after(0)
+    await happens(lost, job_id)
     assert await lost.delivered() == []
 
 
@@ -265,16 +278,6 @@ async def test_that_of_a_job_which_has_ended_is_removed(lost: LostEntryBench) ->
     await lost.look_after(0)
     await lost.look_after(PATIENCE_S)
     assert await lost.queue.job_ids() == set()
-
-
-async def test_a_backlog_that_is_not_prefetched_is_left(lost: LostEntryBench) -> None:
-    await lost.submit()
-    await lost.look_after(0)
-    lost.has_room = False
-    await lost.look_after(PATIENCE_S)
-    lost.has_room = True
-    await lost.look_after(PATIENCE_S - 1)
-    assert await lost.delivered() == []
 
 
 async def test_an_outage_forgets_nothing(

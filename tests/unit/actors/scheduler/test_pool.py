@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from actors.scheduler.cluster import ActorUnavailable, EngineGone, EngineRestarts
 from actors.scheduler.names import slot_name
-from actors.scheduler.pool import Pauses, WorkerPool
+from actors.scheduler.pool import Pauses
 from actors.scheduler.worker import Startup
 from events.bus.queues import QueueEntry
 from events.types import Failed
@@ -51,9 +52,7 @@ async def test_so_many_workers_are_opened(
         assert cluster.removed == []
 
 
-async def test_a_worker_is_filled_by_as_many_jobs_as_its_engine_takes(
-    cluster: FakeCluster,
-) -> None:
+async def test_a_worker_is_filled_by_as_many_jobs_as_its_engine_takes(cluster: FakeCluster) -> None:
     demand = Demand()
     async with kept(new_pool(cluster, jobs_per_worker=0), demand) as pool:
         await eventually(lambda: pool.slot_index.count == 4)
@@ -63,13 +62,21 @@ async def test_a_worker_is_filled_by_as_many_jobs_as_its_engine_takes(
         await eventually(lambda: set(cluster.groups) == workers(0, 1))
 
 
-async def test_an_idle_worker_above_the_minimum_is_closed(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize(
+    ("room", "options", "closed"),
+    [(100, {"idle_s": 0.05}, [2, 1]), (1, {"limits": {"unwanted_s": 0.05}}, [1, 2])],
+    ids=["idle", "waits for room"],
+)
+async def test_a_worker_above_the_minimum_is_closed_once_no_job_needs_it(
+    cluster: FakeCluster, room: int, options: dict[str, Any], closed: list[int]
+) -> None:
+    cluster.room = room
     demand = Demand(6)
-    async with kept(new_pool(cluster, idle_s=0.05), demand):
+    async with kept(new_pool(cluster, **options), demand):
         await eventually(lambda: set(cluster.groups) == workers(0, 1, 2))
         demand.jobs = 0
         await eventually(lambda: set(cluster.groups) == workers(0))
-        assert cluster.removed == [f"{PREFIX}2", f"{PREFIX}1"]
+        assert cluster.removed == [f"{PREFIX}{index}" for index in closed]
         demand.jobs = 6
         await eventually(lambda: set(cluster.groups) == workers(0, 1, 2))
 
@@ -95,7 +102,8 @@ async def test_a_worker_that_is_not_ready_is_not_closed_as_idle(cluster: FakeClu
 async def test_workers_of_another_making_are_closed_once_they_run_nothing(
     cluster: FakeCluster,
 ) -> None:
-    stale = "worker:default:old:0"
+    stale, of_another_endpoint = "worker:default:old:0", "worker:default-2:d1:0"
+    await cluster.place(of_another_endpoint)
     await cluster.place(stale)
     actor = await cluster.job_actor(stale, slot_name(stale, 0))
     actor.begin("a-job")
@@ -106,13 +114,8 @@ async def test_workers_of_another_making_are_closed_once_they_run_nothing(
         assert (cluster.removed, len(pool.describe())) == ([], 1)
         actor.finish()
         await eventually(lambda: cluster.removed == [stale])
-
-
-async def test_workers_of_other_endpoints_are_let_alone(cluster: FakeCluster) -> None:
-    await cluster.place("worker:default-2:d1:0")
-    async with kept(new_pool(cluster), Demand()) as pool:
-        await eventually(lambda: idle_slot(pool, None))
-        assert "worker:default-2:d1:0" in cluster.groups
+        await settled(cluster)
+    assert set(cluster.groups) == {of_another_endpoint, *workers(0)}
 
 
 async def test_another_worker_takes_the_place_of_one_whose_node_drains(
@@ -154,9 +157,7 @@ def made(cluster: FakeCluster, prefix: str = PREFIX) -> set[str]:
     return {name for name in cluster.groups if name.startswith(prefix)}
 
 
-async def test_they_are_replaced_one_by_one_each_by_one_that_is_ready(
-    cluster: FakeCluster,
-) -> None:
+async def test_they_are_replaced_one_by_one_each_by_one_that_is_ready(cluster: FakeCluster) -> None:
     await old_workers(cluster, 3)
     seen: list[tuple[int, int]] = []
     async with kept(new_pool(cluster, min_workers=3), Demand()) as pool:
@@ -181,7 +182,7 @@ async def test_one_that_runs_a_job_is_closed_at_its_end(cluster: FakeCluster) ->
         await eventually(lambda: pool.describe()[0]["state"] == "leaving")
         worker, slot = await eventually(lambda: idle_slot(pool, None))
         assert {worker.name} == new
-        slot.reserve(MemoryJobQueue().entry("another-job", "1"))
+        slot.reserve(entry("another-job"))
         await settled(cluster)
         assert cluster.removed == []
         actor.finish()
@@ -260,7 +261,7 @@ async def test_a_pool_that_is_drained_keeps_no_worker_without_a_job(cluster: Fak
     demand = Demand(1)
     async with kept(new_pool(cluster, min_workers=2), Demand()):
         await eventually(lambda: len(made(cluster)) == 2)
-    drained: WorkerPool = new_pool(cluster, min_workers=2, draining=True)
+    drained = new_pool(cluster, min_workers=2, draining=True)
     async with kept(drained, demand):
         await eventually(lambda: idle_slot(drained, None))
         await settled(cluster)
@@ -274,39 +275,25 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.mark.parametrize("idle_timeout_s", [0.0, 0.05])
-async def test_a_worker_idles_for_as_long_as_its_endpoint_says_and_not_before_its_job_has_come(
-    cluster: FakeCluster, idle_timeout_s: float
+@pytest.mark.parametrize(
+    ("options", "is_ready"),
+    [
+        ({"idle_timeout_s": 0.0}, True),
+        ({"idle_timeout_s": 0.05}, True),
+        ({"limits": {"unwanted_s": 0.05}}, False),
+    ],
+    ids=["not to idle", "to idle for a while", "still starts"],
+)
+async def test_the_last_worker_is_closed_once_no_job_needs_it_and_not_before_its_job_has_come(
+    cluster: FakeCluster, options: dict[str, Any], *, is_ready: bool
 ) -> None:
+    (await cluster.engine(WORKER)).answers = is_ready
     demand = Demand(1)
-    pool = new_pool(cluster, min_workers=0, idle_timeout_s=idle_timeout_s)
+    pool = new_pool(cluster, min_workers=0, **options)
     async with kept(pool, demand):
-        await eventually(lambda: pool.slot_index.count)
+        await eventually(lambda: pool.slot_index.count if is_ready else cluster.groups)
         await settled(cluster)
         assert cluster.removed == []
-        demand.jobs = 0
-        await eventually(lambda: not cluster.groups)
-
-
-async def test_workers_that_wait_for_room_are_closed_once_no_job_needs_them(
-    cluster: FakeCluster,
-) -> None:
-    cluster.room = 1
-    demand = Demand(6)
-    async with kept(new_pool(cluster, limits={"unwanted_s": 0.05}), demand):
-        await eventually(lambda: set(cluster.groups) == workers(0, 1, 2))
-        demand.jobs = 0
-        await eventually(lambda: set(cluster.groups) == workers(0))
-        demand.jobs = 6
-        await eventually(lambda: set(cluster.groups) == workers(0, 1, 2))
-
-
-async def test_a_worker_that_starts_is_closed_once_no_job_needs_it(cluster: FakeCluster) -> None:
-    (await cluster.engine(WORKER)).answers = False
-    demand = Demand(1)
-    pool = new_pool(cluster, min_workers=0, limits={"unwanted_s": 0.05})
-    async with kept(pool, demand):
-        await eventually(lambda: set(cluster.groups) == workers(0))
         demand.jobs = 0
         await eventually(lambda: not cluster.groups)
 
@@ -389,16 +376,11 @@ async def test_a_cluster_that_is_away_for_a_while_ends_no_pool(cluster: FakeClus
         await asyncio.sleep(0.05)
 
 
-async def test_a_job_that_timed_out_without_a_worker_says_why() -> None:
-    bench = Bench()
+async def test_a_job_that_timed_out_without_a_worker_says_why(bench: Bench) -> None:
     bench.cluster.room = 0
     job_id = await bench.submit(deadline_s=0.2)
-
-    async def end() -> object:
-        return (await bench.job(job_id)).end
-
     async with bench.dispatching():
-        failed = await eventually(end)
+        failed = (await bench.ended(job_id)).end
     assert isinstance(failed, Failed)
     assert failed.message.endswith("No worker is ready: the cluster has no room for a worker.")
 

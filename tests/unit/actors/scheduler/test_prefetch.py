@@ -20,7 +20,7 @@ from events.job import Job
 from events.log import utc_now
 from events.types import Cancelled
 from tests.support.memory.queues import MemoryJobQueue
-from tests.support.polling import eventually
+from tests.support.polling import eventually, running
 from tests.support.scheduler.cluster import FakeJobActor
 from tests.support.scheduler.jobs import JobsBench
 
@@ -73,13 +73,21 @@ class PrefetchBench(JobsBench):
             hold_s=HOLD_S,
             lease_s=LEASE_S,
         )
-        task = asyncio.create_task(prefetch.run())
-        try:
+        async with running(prefetch.run()):
             yield prefetch
-            assert not task.done(), task
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
+
+    @asynccontextmanager
+    async def holding(self, count: int) -> AsyncGenerator[tuple[Prefetch, list[str]]]:
+        """So many jobs are prefetched."""
+        jobs = [await self.submit() for _ in range(count)]
+        async with self.open() as prefetch:
+            await eventually(lambda: len(prefetch) == count)
+            yield prefetch, jobs
+
+    async def delivered(self) -> list[str]:
+        """The jobs that a successor gets."""
+        async with self.queue.consume("default", LANE) as successor:
+            return [entry.job_id for entry in await successor.next(most=3, timeout_s=1)]
 
     async def cancel(self, job_id: str) -> None:
         await self.writer.execute(Cancel(), await self.job(job_id))
@@ -145,12 +153,9 @@ async def test_a_full_prefetch_hears_of_a_job_that_comes_again(bench: PrefetchBe
 async def test_prefetched_entries_are_held_for_as_long_as_the_dispatcher_lives(
     bench: PrefetchBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = [await bench.submit() for _ in range(3)]
-
     async def say_nothing(_: QueueEntry) -> None: ...
 
-    async with bench.open() as prefetch:
-        await eventually(lambda: len(prefetch) == 3)
+    async with bench.holding(3) as (_, jobs):
         await bench.is_held_on(*jobs)
         monkeypatch.setattr(QueueEntry, "nak", say_nothing)  # it is killed
     async with bench.open() as prefetch:
@@ -186,13 +191,9 @@ async def test_a_job_that_is_cancelled_after_its_actor_went_without_a_word_ends(
 
 
 async def test_prefetched_entries_are_given_back_at_the_end(bench: PrefetchBench) -> None:
-    jobs = [await bench.submit() for _ in range(3)]
-    async with bench.open() as prefetch:
-        await eventually(lambda: len(prefetch) == 3)
+    async with bench.holding(3) as (prefetch, jobs):
         prefetch.begin_flight(jobs[0])
-    async with bench.queue.consume("default", LANE) as successor:
-        entries = await successor.next(most=3, timeout_s=1)
-    assert [entry.job_id for entry in entries] == jobs[1:]
+    assert await bench.delivered() == jobs[1:]
 
 
 async def test_what_is_just_read_is_given_back_at_the_end(bench: PrefetchBench) -> None:
@@ -206,15 +207,11 @@ async def test_what_is_just_read_is_given_back_at_the_end(bench: PrefetchBench) 
     bench.writer.load = wait  # type: ignore[method-assign]
     async with bench.open():
         await is_asked.wait()
-    async with bench.queue.consume("default", LANE) as successor:
-        entries = await successor.next(most=3, timeout_s=1)
-    assert [entry.job_id for entry in entries] == jobs
+    assert await bench.delivered() == jobs
 
 
 async def test_one_that_is_taken_has_a_full_lease(bench: PrefetchBench) -> None:
-    job_id = await bench.submit()
-    async with bench.open() as prefetch:
-        await eventually(lambda: prefetch)
+    async with bench.holding(1) as (prefetch, [job_id]):
         await bench.is_held_on(job_id)
         job = await prefetch.renew_and_read(prefetch.begin_flight(job_id))
         assert (job is not None and job.id, len(prefetch)) == (job_id, 0)
@@ -222,9 +219,7 @@ async def test_one_that_is_taken_has_a_full_lease(bench: PrefetchBench) -> None:
 
 
 async def test_one_that_ended_meanwhile_leaves_the_queue(bench: PrefetchBench) -> None:
-    waits, taken = await bench.submit(), await bench.submit()
-    async with bench.open() as prefetch:
-        await eventually(lambda: len(prefetch) == 2)
+    async with bench.holding(2) as (prefetch, [waits, taken]):
         held = prefetch.begin_flight(await bench.forgotten(prefetch, taken))
         await bench.cancel(taken)
         assert await prefetch.renew_and_read(held) is None
@@ -235,9 +230,7 @@ async def test_one_that_ended_meanwhile_leaves_the_queue(bench: PrefetchBench) -
 
 
 async def test_one_that_another_has_started_is_left_to_it(bench: PrefetchBench) -> None:
-    waits, taken = await bench.submit(), await bench.submit()
-    async with bench.open() as prefetch:
-        await eventually(lambda: len(prefetch) == 2)
+    async with bench.holding(2) as (prefetch, [waits, taken]):
         held = prefetch.begin_flight(await bench.forgotten(prefetch, taken))
         await bench.start(taken)
         assert await prefetch.renew_and_read(held) is None
@@ -255,9 +248,7 @@ async def test_one_that_another_has_started_is_left_to_it(bench: PrefetchBench) 
 
 
 async def test_one_that_comes_again_keeps_its_place(bench: PrefetchBench) -> None:
-    jobs = [await bench.submit() for _ in range(3)]
-    async with bench.open() as prefetch:
-        await eventually(lambda: len(prefetch) == 3)
+    async with bench.holding(3) as (prefetch, jobs):
         held = prefetch._jobs[jobs[1]]
         before = held.entry
         await before.nak()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,7 +59,9 @@ class Group:
 class Groups:
     """The placement groups that Ray knows, by name."""
 
-    rooms: Mapping[str, asyncio.Event]
+    rooms: dict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+    """An event for each group, which is set while it has room."""
+    gpus: float = 0
     nodes: Mapping[str, float] = field(default_factory=lambda: {"a": 8.0})
     """CPUs by node; one without any is dead."""
     made: dict[str, Group] = field(default_factory=dict)
@@ -88,8 +91,8 @@ class Groups:
             for name, cpus in self.nodes.items()
         ]
 
-    def stand_in(self, monkeypatch: pytest.MonkeyPatch, *, gpus: float = 0) -> None:
-        monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: {"GPU": gpus})
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: {"GPU": self.gpus})
         monkeypatch.setattr(ray_cluster, "get_placement_group", self.find)
         monkeypatch.setattr(ray_cluster, "placement_group", self.make)
         monkeypatch.setattr(ray_cluster, "remove_placement_group", self.remove)
@@ -116,6 +119,13 @@ def no_real_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not ray.is_initialized()
 
 
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
+    groups = Groups()
+    groups.stand_in(monkeypatch)
+    return groups
+
+
 async def test_a_cluster_that_does_not_answer_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(name: str) -> Group:
         raise RaySystemError("away")
@@ -125,27 +135,24 @@ async def test_a_cluster_that_does_not_answer_has_no_place(monkeypatch: pytest.M
         await cluster().place("worker:default:d1:0")
 
 
-async def test_a_machine_without_a_free_thread_makes_an_actor_unavailable() -> None:
-    def refuse() -> None:
-        raise RuntimeError("can't start new thread")
-
-    with pytest.raises(ActorUnavailable):
-        await RayCalls().run(refuse)
-
-
-async def test_an_error_in_the_code_is_not_hidden() -> None:
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [("can't start new thread", ActorUnavailable), ("a defect", RuntimeError)],
+)
+async def test_an_error_of_the_machine_is_told_from_one_in_the_code(
+    said: str, heard: type[Exception]
+) -> None:
     def fail() -> None:
-        raise RuntimeError("a defect")
+        raise RuntimeError(said)
 
-    with pytest.raises(RuntimeError, match="a defect"):
+    with pytest.raises(heard, match=said):
         await RayCalls().run(fail)
 
 
-async def test_a_worker_is_placed_where_its_endpoint_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = Groups({"w:0": asyncio.Event(), "w:1": asyncio.Event()})
-    groups.stand_in(monkeypatch, gpus=8)
-    for room in groups.rooms.values():
-        room.set()
+async def test_a_worker_is_placed_where_its_endpoint_says(groups: Groups) -> None:
+    groups.gpus = 8
+    for name in ("w:0", "w:1"):
+        groups.rooms[name].set()
     members = {"gpus": 0.25, "cpus": 2.0, "resources": {"disk": 1.5}, "labels": {"zone": "!b"}}
     assert await cluster(**members).place("w:0") == 0.25
     assert groups.made["w:0"].bundle_specs == [{"CPU": 2.0, "GPU": 0.25, "disk": 1.5}]
@@ -154,16 +161,12 @@ async def test_a_worker_is_placed_where_its_endpoint_says(monkeypatch: pytest.Mo
     assert groups.labels == [[{"zone": "!b"}], None]
 
 
-async def test_a_worker_keeps_the_gpus_that_it_was_placed_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_worker_keeps_the_gpus_that_it_was_placed_with(groups: Groups) -> None:
     """A GPU node joins between the placing of two workers."""
-    groups = Groups({"w:0": asyncio.Event(), "w:1": asyncio.Event()})
-    groups.stand_in(monkeypatch)
     ours = cluster()
     first = asyncio.create_task(ours.place("w:0"))
     await eventually(lambda: "w:0" in groups.made)
-    groups.stand_in(monkeypatch, gpus=1)
+    groups.gpus = 1
     groups.rooms["w:1"].set()
     assert await ours.place("w:1") == 1.0
     groups.rooms["w:0"].set()
@@ -171,24 +174,18 @@ async def test_a_worker_keeps_the_gpus_that_it_was_placed_with(
     assert await ours.place("w:0") == 0.0  # again, or by a successor
 
 
-async def test_workers_that_wait_for_room_keep_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = asyncio.Event()
-    groups = Groups({f"w:{number}": room for number in range(40)})
-    groups.stand_in(monkeypatch)
+async def test_workers_that_wait_for_room_keep_no_thread(groups: Groups) -> None:
     ours = cluster()
-    placing = [asyncio.create_task(ours.place(name)) for name in groups.rooms]
+    placing = [asyncio.create_task(ours.place(f"w:{number}")) for number in range(40)]
     await eventually(lambda: len(groups.made) == 40)
     async with asyncio.timeout(5 * FACTOR):
         assert await asyncio.to_thread(lambda: "any other hop") == "any other hop"
-    room.set()
+    for room in groups.rooms.values():
+        room.set()
     assert await asyncio.gather(*placing) == [0.0] * 40
 
 
-async def test_a_place_that_is_removed_while_it_waits_is_unavailable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    groups = Groups({"w:0": asyncio.Event()})
-    groups.stand_in(monkeypatch)
+async def test_a_place_that_is_removed_while_it_waits_is_unavailable(groups: Groups) -> None:
     placing = asyncio.create_task(cluster().place("w:0"))
     await eventually(lambda: "w:0" in groups.made)
     groups.made["w:0"].is_removed = True
@@ -207,11 +204,10 @@ async def test_a_place_that_is_removed_while_it_waits_is_unavailable(
     ],
 )
 async def test_a_worker_that_did_not_come_up_is_rather_placed_on_another_node(
-    monkeypatch: pytest.MonkeyPatch, nodes: dict[str, float], asked: str | None
+    groups: Groups, nodes: dict[str, float], asked: str | None
 ) -> None:
-    groups = Groups({"w:0": asyncio.Event()}, nodes)
+    groups.nodes = nodes
     groups.rooms["w:0"].set()
-    groups.stand_in(monkeypatch)
     ours = cluster()
     for has_failed in (True, False, False):
         await ours.place("w:0")
@@ -243,22 +239,17 @@ IS_STANDBY = RayTaskError(
 ).as_instanceof_cause()
 
 
-class FailingMethod:
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def remote(self, *_: object, **__: object) -> None:
-        raise self._error
-
-
 class FailingHandle:
     """A handle of an actor, each of whose methods raises."""
 
     def __init__(self, error: Exception) -> None:
-        self._method = FailingMethod(error)
+        self._error = error
 
-    def __getattr__(self, name: str) -> FailingMethod:
-        return self._method
+    def __getattr__(self, name: str) -> FailingHandle:
+        return self
+
+    def remote(self, *_: object, **__: object) -> None:
+        raise self._error
 
 
 async def nothing(_holder: object) -> None:

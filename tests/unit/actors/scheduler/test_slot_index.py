@@ -69,6 +69,18 @@ class Bench:
         for number in range(len(slots)):
             self.update(number)
 
+    @classmethod
+    def with_a_and_b(cls, wanted: str = "") -> Bench:
+        """A worker with each of two checkpoints. The first one runs, and what wants it waits."""
+        here = cls(1, 1)
+        for number, checkpoint in enumerate("ab"):
+            here.put(f"j{number}", checkpoint)
+            assert here.start() == (f"j{number}", number)
+        for checkpoint in wanted:
+            here.put(f"wants-{checkpoint}", checkpoint)
+        here.end("j1")
+        return here
+
     def update(self, number: int) -> None:
         self.free.update(number, cast(Worker, self.workers[number]))
 
@@ -111,23 +123,14 @@ def test_a_job_goes_where_its_checkpoint_is_and_else_to_a_worker_without_any() -
 
 
 def test_a_job_whose_checkpoint_nobody_has_takes_the_worker_that_was_used_least_lately() -> None:
-    here = Bench(1, 1)
-    for number, checkpoint in enumerate("ab"):
-        here.put(f"j{number}", checkpoint)
-        here.start()
-    here.end("j1")
+    here = Bench.with_a_and_b()
     here.end("j0")
     here.put("c", "c")
     assert here.start() == ("c", 1)
 
 
 def test_a_job_waits_for_a_warm_worker_while_others_pass_and_then_takes_any() -> None:
-    here = Bench(1, 1)
-    for number, checkpoint in enumerate("ab"):
-        here.put(f"j{number}", checkpoint)
-        here.start()
-    here.put("wants-a", "a")
-    here.end("j1")
+    here = Bench.with_a_and_b("a")
     assert here.start(now=5.0) is None
     assert here.dispatcher._wake_at == 5.0 + WAIT_S
     here.put("wants-b", "b")
@@ -138,24 +141,14 @@ def test_a_job_waits_for_a_warm_worker_while_others_pass_and_then_takes_any() ->
 
 
 def test_a_warm_worker_that_gets_room_ends_the_wait() -> None:
-    here = Bench(1, 1)
-    for number, checkpoint in enumerate("ab"):
-        here.put(f"j{number}", checkpoint)
-        here.start()
-    here.put("wants-a", "a")
-    here.end("j1")
+    here = Bench.with_a_and_b("a")
     assert here.start(now=5.0) is None
     here.end("j0")
     assert here.start(now=6.0) == ("wants-a", 0)
 
 
 def test_nobody_waits_for_a_worker_that_takes_no_jobs() -> None:
-    here = Bench(1, 1)
-    for number, checkpoint in enumerate("ab"):
-        here.put(f"j{number}", checkpoint)
-        here.start()
-    here.put("wants-a", "a")
-    here.end("j1")
+    here = Bench.with_a_and_b("a")
     here.workers[0].takes_jobs = False
     here.update(0)
     assert here.start(now=5.0) == ("wants-a", 1)

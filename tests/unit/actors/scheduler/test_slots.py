@@ -9,12 +9,24 @@ import pytest
 
 from actors.scheduler.names import slot_name
 from actors.scheduler.slots import Slot, SlotNumbers, Slots, SlotState
-from events.bus.queues import QueueEntry
 from tests.support.memory.queues import MemoryJobQueue
 from tests.support.polling import eventually
 from tests.support.scheduler.cluster import FakeCluster
 
 NAME = "worker:default:d1:0"
+
+
+def new_slot(
+    cluster: FakeCluster, number: int, on_change: Callable[[], None], *, jobs_per_actor: int = 100
+) -> Slot:
+    return Slot(
+        slot_name(NAME, number),
+        worker=NAME,
+        cluster=cluster,
+        jobs_per_actor=jobs_per_actor,
+        on_change=on_change,
+        retry_s=0.01,
+    )
 
 
 class Bench:
@@ -42,14 +54,7 @@ class Bench:
 
     def _slot(self, number: int, on_change: Callable[[], None]) -> Slot:
         self.made.append(number)
-        return Slot(
-            slot_name(NAME, number),
-            worker=NAME,
-            cluster=self.cluster,
-            jobs_per_actor=100,
-            on_change=on_change,
-            retry_s=0.01,
-        )
+        return new_slot(self.cluster, number, on_change)
 
     def count(self, state: SlotState) -> int:
         return sum(slot.state is state for slot in self.slots)
@@ -62,10 +67,13 @@ class Bench:
         """Every slot has its actor."""
         await eventually(lambda: not self.count(SlotState.STARTING))
 
+    async def reserve(self) -> None:
+        slot = await eventually(self.slots.idle)
+        slot.reserve(MemoryJobQueue().entry("a-job", "1"))
+
     async def take(self, jobs: int) -> None:
-        for number in range(jobs):
-            slot = await eventually(self.slots.idle)
-            slot.reserve(MemoryJobQueue().entry(f"job-{number}", "1"))
+        for _ in range(jobs):
+            await self.reserve()
         await self.settle()
 
     def end_jobs(self, jobs: int) -> None:
@@ -80,8 +88,7 @@ def bench() -> Bench:
 
 
 @pytest.mark.parametrize(("jobs", "opened"), [(0, 2), (1, 3), (2, 5), (4, 8), (5, 9), (8, 9)])
-async def test_the_next_ones_are_started_as_jobs_come(jobs: int, opened: int) -> None:
-    bench = Bench()
+async def test_the_next_ones_are_started_as_jobs_come(bench: Bench, jobs: int, opened: int) -> None:
     await bench.open()
     await bench.take(jobs)
     assert len(bench.slots) == len(bench.cluster.actors) == opened
@@ -110,15 +117,13 @@ async def test_a_fixed_number_is_not_changed_by_the_engine() -> None:
 
 
 @pytest.mark.parametrize("starting", [1, 3])
-async def test_few_start_at_a_time(starting: int) -> None:
+async def test_few_start_at_a_time(bench: Bench, starting: int) -> None:
     """Or they would take the processor from the jobs that run, and still more would be wanted."""
-    bench = Bench()
     bench.slots.open([], starting=starting)
     await bench.settle()
     bench.cluster.broken = {slot_name(NAME, number) for number in range(2, 9)}
-    for number in range(2):
-        slot = await eventually(bench.slots.idle)
-        slot.reserve(MemoryJobQueue().entry(f"job-{number}", "1"))
+    for _ in range(2):
+        await bench.reserve()
     assert bench.count(SlotState.STARTING) == starting
     bench.slots.fit(8)
     assert bench.count(SlotState.STARTING) == starting
@@ -127,16 +132,13 @@ async def test_few_start_at_a_time(starting: int) -> None:
     assert len(bench.slots) == 5
 
 
-async def test_one_that_does_not_start_holds_up_the_others_for_a_while_only() -> None:
-    bench = Bench()
+async def test_one_that_does_not_start_holds_up_the_others_for_a_while_only(bench: Bench) -> None:
     await bench.open()
     bench.cluster.broken = {slot_name(NAME, 2)}
-    slot = await eventually(bench.slots.idle)
-    slot.reserve(MemoryJobQueue().entry("job", "1"))
+    await bench.reserve()
     bench.slots.fit(12)
     assert bench.slots.free() == 12 + 1 - 1 - 1, "a slot that no job can use is not free"
-    slot = await eventually(bench.slots.idle)
-    slot.reserve(MemoryJobQueue().entry("another", "1"))
+    await bench.reserve()
     assert len(bench.slots) == 3
     bench.now += 11
     bench.slots.fit(12)
@@ -151,19 +153,13 @@ async def test_an_engine_that_takes_fewer_gets_no_further_job(bench: Bench) -> N
     assert (bench.slots.free(), bench.slots.idle()) == (0, None)
     bench.end_jobs(2)
     assert bench.slots.free() == 1
-    assert bench.slots.idle() is not None
-
-
-async def test_whoever_waits_hears_when_the_engine_takes_more_again(bench: Bench) -> None:
-    await bench.open()
-    await bench.take(4)
-    bench.slots.fit(3)
+    await bench.take(1)
     assert bench.slots.idle() is None
     changes = bench.changes
-    bench.slots.fit(3)
+    bench.slots.fit(2)
     assert bench.changes == changes
     bench.slots.fit(8)
-    assert bench.changes > changes
+    assert bench.changes > changes, "whoever waits hears of it"
     assert bench.slots.idle() is not None
 
 
@@ -215,9 +211,7 @@ async def test_one_that_runs_a_job_is_not_closed(bench: Bench) -> None:
     assert last in list(bench.slots)
 
 
-async def test_a_place_that_is_being_closed_is_not_opened_under_the_same_name(
-    bench: Bench,
-) -> None:
+async def test_a_place_that_is_being_closed_is_not_opened_under_the_same_name(bench: Bench) -> None:
     await bench.open()
     await bench.take(2)
     bench.end_jobs(2)
@@ -269,21 +263,16 @@ class SlotBench:
     def __init__(self) -> None:
         self.cluster = FakeCluster()
         self.changes: list[SlotState] = []
-        self.slot = Slot(
-            SLOT,
-            worker=NAME,
-            cluster=self.cluster,
-            jobs_per_actor=2,
-            on_change=lambda: self.changes.append(self.slot.state),
-            retry_s=0.01,
+        self.slot = new_slot(
+            self.cluster, 0, lambda: self.changes.append(self.slot.state), jobs_per_actor=2
         )
+
+    async def is_idle(self) -> None:
+        await eventually(lambda: self.slot.state is SlotState.IDLE)
 
     async def open(self) -> None:
         self.slot.open()
-        await eventually(lambda: self.slot.state is SlotState.IDLE)
-
-    def entry(self, job_id: str) -> QueueEntry:
-        return MemoryJobQueue().entry(job_id, "1")
+        await self.is_idle()
 
 
 @pytest.fixture
@@ -298,38 +287,29 @@ async def test_a_slot_is_idle_once_its_actor_is_ready(one: SlotBench) -> None:
     assert one.changes == [SlotState.STARTING, SlotState.IDLE]
 
 
-async def test_an_actor_that_still_runs_a_predecessors_job_is_waited_for(
-    one: SlotBench,
-) -> None:
+async def test_an_actor_that_still_runs_a_predecessors_job_is_waited_for(one: SlotBench) -> None:
     actor = await one.cluster.job_actor(NAME, SLOT)
     actor.begin("old-job")
     one.slot.open()
     await eventually(lambda: one.slot.state is SlotState.BUSY)
     assert one.slot.job_id == "old-job"
     actor.finish()
-    await eventually(lambda: one.slot.state is SlotState.IDLE)
+    await one.is_idle()
     assert one.slot.job_id is None
     assert one.cluster.killed == []
 
 
+@pytest.mark.parametrize("failing_kills", [0, 2])
 async def test_a_replaced_actor_is_killed_and_another_made_under_its_name(
-    one: SlotBench,
+    one: SlotBench, failing_kills: int
 ) -> None:
     await one.open()
-    one.slot.reserve(one.entry("a-job"))
+    one.slot.reserve(MemoryJobQueue().entry("a-job", "1"))
+    one.cluster.failing_kills = failing_kills
     one.slot.replace()
-    assert one.slot.job_id is None
-    assert one.slot.state is SlotState.STARTING
-    await eventually(lambda: one.slot.state is SlotState.IDLE)
+    assert (one.slot.job_id, one.slot.state) == (None, SlotState.STARTING)
+    await one.is_idle()
     assert one.cluster.killed == [SLOT]
-    assert one.slot.actor_name == f"{SLOT}@2"
-
-
-async def test_an_actor_that_could_not_be_killed_is_killed_later(one: SlotBench) -> None:
-    await one.open()
-    one.cluster.failing_kills = 2
-    one.slot.replace()
-    await eventually(lambda: one.slot.state is SlotState.IDLE)
     assert one.slot.actor_name == f"{SLOT}@2"
 
 
@@ -339,13 +319,11 @@ async def test_a_replacement_ends_the_start_before_it(one: SlotBench) -> None:
     await eventually(lambda: one.cluster.killed)
     one.cluster.broken.clear()
     one.slot.replace()
-    await eventually(lambda: one.slot.state is SlotState.IDLE)
+    await one.is_idle()
     assert one.changes.count(SlotState.IDLE) == 1
 
 
-async def test_an_actor_expires_with_the_jobs_that_it_was_given_by_anybody(
-    one: SlotBench,
-) -> None:
+async def test_an_actor_expires_with_the_jobs_that_it_was_given_by_anybody(one: SlotBench) -> None:
     (await one.cluster.job_actor(NAME, SLOT)).jobs_run = 2
     await one.open()
     assert one.slot.is_expired

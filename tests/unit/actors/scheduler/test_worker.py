@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,7 +10,7 @@ from actors.scheduler.names import slot_name
 from actors.scheduler.slots import SlotNumbers, SlotState
 from actors.scheduler.worker import Startup, Worker
 from tests.support.memory.queues import MemoryJobQueue
-from tests.support.polling import eventually
+from tests.support.polling import eventually, running
 from tests.support.scheduler.cluster import FakeCluster
 
 NAME = "worker:default:d1:0"
@@ -39,15 +37,13 @@ def new_worker(
     )
 
 
-@asynccontextmanager
-async def kept(worker: Worker) -> AsyncIterator[Worker]:
-    """The worker is open until the end of the context."""
-    task = asyncio.create_task(worker.keep())
-    try:
+@pytest.fixture
+async def worker(cluster: FakeCluster) -> AsyncIterator[Worker]:
+    """One whose engine and slots are ready."""
+    worker = new_worker(cluster)
+    async with running(worker.keep()):
+        await eventually(lambda: worker.is_ready and worker.idle_slot())
         yield worker
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 def has_idle_slots(worker: Worker, count: int) -> bool:
@@ -56,7 +52,8 @@ def has_idle_slots(worker: Worker, count: int) -> bool:
 
 async def test_a_worker_without_room_waits_for_it(cluster: FakeCluster) -> None:
     cluster.room = 0
-    async with kept(new_worker(cluster)) as worker:
+    worker = new_worker(cluster)
+    async with running(worker.keep()):
         await eventually(lambda: NAME in cluster.groups)
         assert list(worker.slots) == []
         cluster.give_room(1)
@@ -64,35 +61,36 @@ async def test_a_worker_without_room_waits_for_it(cluster: FakeCluster) -> None:
 
 
 async def test_an_engine_that_does_not_answer_gets_no_job_until_it_does(
-    cluster: FakeCluster,
+    cluster: FakeCluster, worker: Worker
 ) -> None:
-    async with kept(new_worker(cluster)) as worker:
-        await eventually(lambda: worker.idle_slot() is not None)
-        worker.checkpoints.add("a.safetensors")
-        cluster.engines[NAME].answers = False
-        await eventually(lambda: not worker.is_ready)
-        assert worker.idle_slot() is None
-        cluster.engines[NAME].answers = True
-        await eventually(lambda: worker.idle_slot() is not None)
-        assert worker.checkpoints == {"a.safetensors"}
+    worker.checkpoints.add("a.safetensors")
+    cluster.engines[NAME].answers = False
+    await eventually(lambda: not worker.is_ready)
+    assert worker.idle_slot() is None
+    cluster.engines[NAME].answers = True
+    await eventually(lambda: worker.idle_slot() is not None)
+    assert worker.checkpoints == {"a.safetensors"}
 
 
+@pytest.mark.parametrize("has_its_place", [True, False])
 async def test_an_engine_that_is_gone_is_made_anew_and_has_loaded_nothing(
-    cluster: FakeCluster,
+    cluster: FakeCluster, worker: Worker, *, has_its_place: bool
 ) -> None:
-    async with kept(new_worker(cluster)) as worker:
-        await eventually(lambda: worker.idle_slot() is not None)
-        worker.checkpoints.add("a.safetensors")
-        first = cluster.engines[NAME]
-        first.is_gone = True
-        await eventually(lambda: cluster.engines[NAME] is not first and worker.is_ready)
-        assert worker.checkpoints == set()
-        assert await worker.cancel_run("a-job", 2)
-        assert cluster.engines[NAME].cancelled == [("a-job", 2)]
+    worker.checkpoints.add("a.safetensors")
+    first = cluster.engines[NAME]
+    if not has_its_place:
+        await cluster.remove(NAME)
+    first.is_gone = True
+    await eventually(lambda: cluster.engines.get(NAME) not in {None, first} and worker.is_ready)
+    assert NAME in cluster.groups
+    assert worker.checkpoints == set()
+    assert await worker.cancel_run("a-job", 2)
+    assert cluster.engines[NAME].cancelled == [("a-job", 2)]
 
 
 async def test_an_idle_engine_that_stands_still_is_ended(cluster: FakeCluster) -> None:
-    async with kept(new_worker(cluster, silence_s=0.1)) as worker:
+    worker = new_worker(cluster, silence_s=0.1)
+    async with running(worker.keep()):
         await eventually(lambda: worker.is_ready)
         first = cluster.engines[NAME]
         first.answers = False
@@ -105,7 +103,8 @@ async def test_an_engine_may_be_silent_for_a_reason(cluster: FakeCluster, reason
     engine = await cluster.engine(NAME)
     engine.works_s = LONG_S if reason == "it works" else 0.0
     engine.answers = reason != "it starts"
-    async with kept(new_worker(cluster, silence_s=0.05)) as worker:
+    worker = new_worker(cluster, silence_s=0.05)
+    async with running(worker.keep()):
         await eventually(lambda: has_idle_slots(worker, 2))
         await eventually(lambda: worker.is_ready or not engine.answers)
         if reason == "its job actor sees to it":
@@ -116,22 +115,10 @@ async def test_an_engine_may_be_silent_for_a_reason(cluster: FakeCluster, reason
         assert engine.kills == 0
 
 
-async def test_a_worker_whose_place_was_taken_away_gets_another(cluster: FakeCluster) -> None:
-    async with kept(new_worker(cluster)) as worker:
-        await eventually(lambda: worker.is_ready)
-        first = cluster.engines[NAME]
-        await cluster.remove(NAME)
-        first.is_gone = True
-        await eventually(lambda: NAME in cluster.groups and worker.is_ready)
-        assert cluster.engines[NAME] is not first
-
-
-async def test_a_worker_that_was_marked_unready_is_asked_again(cluster: FakeCluster) -> None:
-    async with kept(new_worker(cluster)) as worker:
-        await eventually(lambda: worker.is_ready)
-        worker.mark_unready()
-        assert worker.idle_slot() is None
-        await eventually(lambda: worker.is_ready)
+async def test_a_worker_that_was_marked_unready_is_asked_again(worker: Worker) -> None:
+    worker.mark_unready()
+    assert worker.idle_slot() is None
+    await eventually(lambda: worker.is_ready)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +130,8 @@ async def test_an_actor_runs_one_job_on_a_gpu_many_on_a_cpu_or_as_the_setting_sa
     cluster = FakeCluster(gpus=gpus)
     (await cluster.job_actor(NAME, slot_name(NAME, 0))).jobs_run = jobs
     (await cluster.job_actor(NAME, slot_name(NAME, 1))).jobs_run = jobs - 1
-    async with kept(new_worker(cluster, jobs_per_actor=setting)) as worker:
+    worker = new_worker(cluster, jobs_per_actor=setting)
+    async with running(worker.keep()):
         await eventually(lambda: has_idle_slots(worker, 2))
         assert [slot.is_expired for slot in worker.slots] == [True, False]
 
@@ -153,7 +141,8 @@ async def test_further_actors_start_a_few_at_a_time(
     gpus: float, setting: int, starting: int
 ) -> None:
     cluster = FakeCluster(gpus=gpus)
-    async with kept(new_worker(cluster, slots=8, actors_starting=setting)) as worker:
+    worker = new_worker(cluster, slots=8, actors_starting=setting)
+    async with running(worker.keep()):
         await eventually(lambda: has_idle_slots(worker, 2))
         cluster.broken = {slot_name(NAME, number) for number in range(2, 8)}
         for job in range(2):
