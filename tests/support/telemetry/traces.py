@@ -36,7 +36,7 @@ class Collector(httpx.AsyncBaseTransport):
     """A collector that records spans and answers as a test says."""
 
     def __init__(self) -> None:
-        self.statuses: list[int] = []
+        self.statuses: list[int | Exception] = []
         self.requests: list[ExportTraceServiceRequest] = []
         self.urls: set[str] = set()
         self.answer: httpx.AsyncByteStream = httpx.ByteStream(b"")
@@ -44,6 +44,8 @@ class Collector(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.urls.add(str(request.url))
         status = self.statuses.pop(0) if self.statuses else 200
+        if isinstance(status, Exception):
+            raise status
         if status == 200:
             body = ExportTraceServiceRequest()
             body.ParseFromString(await request.aread())

@@ -24,13 +24,18 @@ FORGED = "2026-01-31 12:00:00,000 INFO actors.worker.job_actor ended"
 PROMPT = "a portrait of somebody"
 
 
-def formatted(*, error: BaseException | None = None, **fields: object) -> str:
+def formatted(
+    *,
+    error: BaseException | None = None,
+    formatter: type[logging.Formatter] = FieldsFormatter,
+    **fields: object,
+) -> str:
     record = logging.makeLogRecord(
         {"name": "actors.x", "levelname": "INFO", "msg": "ended", **fields}
     )
     if error is not None:
         record.exc_info = (type(error), error, error.__traceback__)
-    return FieldsFormatter().format(record)
+    return formatter().format(record)
 
 
 def raised(call: Callable[[], object]) -> BaseException:
@@ -136,13 +141,8 @@ def test_an_error_is_told_with_its_causes_once_each() -> None:
     assert formatted(error=one).count("other") == 1
 
 
-def as_json(*, error: BaseException | None = None, **fields: object) -> dict[str, Any]:
-    record = logging.makeLogRecord(
-        {"name": "actors.x", "levelname": "INFO", "msg": "ended", **fields}
-    )
-    if error is not None:
-        record.exc_info = (type(error), error, error.__traceback__)
-    text = JsonFormatter().format(record)
+def as_json(**fields: Any) -> dict[str, Any]:
+    text = formatted(formatter=JsonFormatter, **fields)
     assert text.isascii()
     assert "\n" not in text
     line: dict[str, Any] = json.loads(text)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import httpx
 import pytest
 from prometheus_client import Counter
 from prometheus_client.metrics_core import Metric
@@ -17,7 +16,7 @@ from events.store.records import Scope
 from settings.version import VERSION
 from telemetry.api_metrics import ApiMetrics
 from telemetry.exposition import MetricsSnapshot, ProcessMetrics, gauge, gauge_by, page_of
-from tests.support.edge import Edge, running_edge
+from tests.support.edge import running_edge
 from tests.support.generate_bodies import diffusion_body
 from tests.support.telemetry.samples import Samples
 
@@ -49,34 +48,32 @@ async def test_every_process_says_its_role_its_version_and_its_memory() -> None:
     assert "_created" not in page
 
 
-@pytest.mark.parametrize("error", [DatabaseUnavailable(), LogUnavailable()])
-async def test_what_cannot_be_looked_up_is_absent_and_the_rest_is_there(error: Exception) -> None:
-    async def fails() -> list[Metric]:
-        raise error
+async def fails() -> list[Metric]:
+    raise DatabaseUnavailable
 
+
+async def is_away() -> list[Metric]:
+    raise LogUnavailable
+
+
+async def hangs() -> list[Metric]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("collect", [fails, is_away, hangs])
+async def test_what_cannot_be_looked_up_in_time_is_absent_and_the_rest_is_there(
+    collect: Callable[[], Awaitable[list[Metric]]],
+) -> None:
     async def works() -> list[Metric]:
         return [gauge("a", "A.", 1), gauge_by("of", "b", "B.", {"x": 2})]
 
-    metrics = ProcessMetrics("results")
-    metrics.add(fails)
+    metrics = ProcessMetrics("results", collect_timeout_s=0.01)
+    metrics.add(collect)
     metrics.add(works)
     samples = Samples.of_page(page_of([await metrics.snapshot()]).decode())
     assert samples("a") == 1
     assert samples("b", of="x") == 2
-
-
-async def test_what_does_not_answer_in_time_is_absent_and_the_rest_is_there() -> None:
-    async def hangs() -> list[Metric]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def works() -> list[Metric]:
-        return [gauge("a", "A.", 1)]
-
-    metrics = ProcessMetrics("results", collect_timeout_s=0.01)
-    metrics.add(hangs)
-    metrics.add(works)
-    assert Samples.of_page(page_of([await metrics.snapshot()]).decode())("a") == 1
 
 
 async def test_what_a_process_says_survives_the_way() -> None:
@@ -130,37 +127,22 @@ async def test_all_processes_are_asked_once_a_second_at_most() -> None:
 # As Prometheus gets it.
 
 
-@pytest.fixture
-async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
+async def test_refused_requests_are_counted_by_the_type_of_their_error(tmp_path: Path) -> None:
     async with running_edge(tmp_path) as edge:
-        yield edge
-
-
-@pytest.fixture
-async def prometheus(edge: Edge) -> httpx.AsyncClient:
-    return await edge.client("operator", scopes=[Scope.METRICS])
-
-
-async def page_for(client: httpx.AsyncClient) -> Samples:
-    answer = await client.get("/metrics")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    return Samples.of_page(answer.text)
-
-
-async def test_refused_requests_are_counted_by_the_type_of_their_error(
-    edge: Edge, prometheus: httpx.AsyncClient
-) -> None:
-    client = await edge.client("alice")
-    refused = {
-        "not_found": await client.get("/v1/jobs/0199a1b2-0000-7000-8000-000000000000"),
-        "forbidden": await client.get("/v1/keys"),
-        "invalid_request": await client.post("/diffusion/v1/generate", json={"steps": "many"}),
-        "unauthorized": await edge.client_with(None).get("/v1/jobs"),
-    }
-    accepted = await client.post("/diffusion/v1/generate", json=diffusion_body())
-    assert accepted.status_code == 202
-    samples = await page_for(prometheus)
+        client = await edge.client("alice")
+        refused = {
+            "not_found": await client.get("/v1/jobs/0199a1b2-0000-7000-8000-000000000000"),
+            "forbidden": await client.get("/v1/keys"),
+            "invalid_request": await client.post("/diffusion/v1/generate", json={"steps": "many"}),
+            "unauthorized": await edge.client_with(None).get("/v1/jobs"),
+        }
+        accepted = await client.post("/diffusion/v1/generate", json=diffusion_body())
+        assert accepted.status_code == 202
+        prometheus = await edge.client("operator", scopes=[Scope.METRICS])
+        page = await prometheus.get("/metrics")
+        assert page.status_code == 200
+        assert page.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    samples = Samples.of_page(page.text)
     for reason, answer in refused.items():
         assert answer.json()["error"]["type"] == reason
         assert samples("requests_refused_total", reason=reason) == 1

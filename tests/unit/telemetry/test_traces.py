@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from actors.roles.callbacks import DeliveryMetrics
 from events.decisions import Cancel, Submit
 from events.delivery import SendResult
 from events.ids import new_id
@@ -22,16 +21,15 @@ from events.log import JobWriter
 from events.result import FailureCode
 from events.store.read_model import ReadModel
 from events.types import AttemptFailed, Blame, Completed, Failed, Started, Timing
-from settings.log import TelemetrySettings
-from telemetry.exporter import JobTraces, SpanExporter, open_exporter
+from telemetry.exporter import JobTraces, SpanExporter
 from telemetry.spans import Span, TraceIds, accept_spans, callback_spans
 from tests.support.callbacks.bench import Bench
-from tests.support.database import database_in
+from tests.support.database import temporary_database
 from tests.support.edge import running_edge
 from tests.support.events import JOB_ID, START, image, submitted
 from tests.support.generate_bodies import diffusion_body
 from tests.support.memory.log import MemoryLog
-from tests.support.polling import eventually
+from tests.support.polling import eventually, running
 from tests.support.telemetry.traces import (
     CALLER,
     SAMPLED,
@@ -161,22 +159,18 @@ def test_a_job_that_was_submitted_again_is_linked_to_the_first() -> None:
 SPANS = told(submitted(), Failed(message="No."))[2]
 
 
-@asynccontextmanager
-async def running(exporter: SpanExporter) -> AsyncGenerator[None]:
-    task = asyncio.create_task(exporter.run())
-    try:
-        yield
-        assert not task.done(), task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans are sent as they come, and sent again soon."""
+    monkeypatch.setattr("telemetry.exporter._GATHER_S", 0.0)
+    monkeypatch.setattr("telemetry.exporter._FIRST_PAUSE_S", 0.01)
 
 
 async def test_spans_arrive_as_otlp_has_them() -> None:
     collector = Collector()
     exporter = exporter_to(collector)
     _, _, spans = told(submitted(), Started(attempt=1, actor="a"), image(0), Failed(message="No."))
-    async with running(exporter):
+    async with running(exporter.run()):
         exporter.add(spans)
         await eventually(lambda: len(collector.spans) == len(spans))
     assert collector.urls == {"http://collector:4318/v1/traces"}
@@ -200,40 +194,23 @@ async def test_spans_wait_for_a_collector_up_to_a_number() -> None:
     _, _, spans = told(submitted(), Started(attempt=1, actor="a"), Completed(images=0))
     assert len(spans) > 3
     exporter.add(spans)
-    async with running(exporter):
+    async with running(exporter.run()):
         await eventually(lambda: len(collector.spans) == 3)
 
 
-async def test_an_error_that_nobody_foresaw_costs_these_spans_alone() -> None:
-    class Broken(Collector):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            if self.statuses:
-                self.statuses.clear()
-                raise TypeError("nobody foresaw this")
-            return await super().handle_async_request(request)
-
-    collector = Broken()
-    collector.statuses = [0]
-    exporter = exporter_to(collector)
-    _, _, spans = told(submitted(), Failed(message="No."))
-    async with running(exporter):
-        exporter.add(spans[:1])
-        await eventually(lambda: not collector.statuses)
-        exporter.add(spans[1:2])
-        await eventually(lambda: len(collector.spans) == 1)
-    assert collector.spans[0].name == spans[1].name
-
-
-async def test_what_a_collector_refuses_for_good_is_dropped() -> None:
+@pytest.mark.parametrize("failure", [400, TypeError("nobody foresaw this")], ids=repr)
+async def test_a_failure_that_will_not_pass_costs_these_spans_alone(
+    failure: int | Exception,
+) -> None:
     collector = Collector()
-    collector.statuses = [400]
+    collector.statuses = [failure]
     exporter = exporter_to(collector)
-    _, _, spans = told(submitted(), Failed(message="No."))
-    async with running(exporter):
-        exporter.add(spans)
+    async with running(exporter.run()):
+        exporter.add(SPANS[:1])
         await eventually(lambda: not collector.statuses)
-        exporter.add(spans[:1])
+        exporter.add(SPANS[1:2])
         await eventually(lambda: len(collector.spans) == 1)
+    assert collector.spans[0].name == SPANS[1].name
 
 
 class Endless(httpx.AsyncByteStream):
@@ -252,7 +229,7 @@ async def test_no_more_of_an_answer_is_read_than_a_collector_has_to_say() -> Non
     collector = Collector()
     collector.answer = endless = Endless()
     exporter = exporter_to(collector)
-    async with running(exporter):
+    async with running(exporter.run()):
         exporter.add(SPANS[:1])
         await eventually(lambda: len(collector.spans) == 1)
         exporter.add(SPANS[1:2])
@@ -284,17 +261,10 @@ async def answering(answer: bytes | None) -> AsyncGenerator[tuple[str, list[int]
             each.close()
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spans are sent as they come, and sent again soon."""
-    monkeypatch.setattr("telemetry.exporter._GATHER_S", 0.0)
-    monkeypatch.setattr("telemetry.exporter._FIRST_PAUSE_S", 0.01)
-
-
 async def nothing_is_lost_but_spans(url: str, log: pytest.LogCaptureFixture) -> None:
     """Whatever the collector does, who tells of jobs never waits, and no more is kept."""
     exporter = SpanExporter(url, role="test", most=5, timeout_s=0.05)
-    async with running(exporter):
+    async with running(exporter.run()):
         for _ in range(100):
             exporter.add(SPANS)
         await eventually(
@@ -304,7 +274,6 @@ async def nothing_is_lost_but_spans(url: str, log: pytest.LogCaptureFixture) -> 
         assert exporter.waiting == 5
 
 
-@pytest.mark.usefixtures("at_once")
 async def test_a_collector_that_is_not_there_costs_nothing_but_spans(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -318,7 +287,6 @@ async def test_a_collector_that_is_not_there_costs_nothing_but_spans(
     [None, b"\0" * 100_000, b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n"],
     ids=["silent", "not HTTP", "less than it says"],
 )
-@pytest.mark.usefixtures("at_once")
 async def test_a_collector_that_answers_badly_is_asked_again(
     answer: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -332,12 +300,16 @@ def test_without_a_collector_nothing_of_it_is_loaded() -> None:
 import sys, threading
 from actors.roles.callbacks import DeliveryMetrics
 from settings.log import TelemetrySettings
+from telemetry.exporter import open_exporter
 before = threading.active_count()
 assert DeliveryMetrics(TelemetrySettings()).background == ()
+assert open_exporter(TelemetrySettings(), "api") is None
 loaded = [name for name in sys.modules if name.startswith("opentelemetry")]
 assert not loaded, loaded
 assert threading.active_count() == before
-DeliveryMetrics(TelemetrySettings(otlp_url="http://127.0.0.1:4318"))
+wanted = TelemetrySettings(otlp_url="http://127.0.0.1:4318")
+assert open_exporter(wanted, "api") is not None
+assert len(DeliveryMetrics(wanted).background) == 1
 assert "opentelemetry.proto.trace.v1.trace_pb2" in sys.modules
 assert threading.active_count() == before
 """
@@ -348,26 +320,23 @@ assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("traceparent", [None, SAMPLED])
-async def test_the_projection_tells_the_trace_of_a_job_that_ended(
-    tmp_path: Path, traceparent: str | None
-) -> None:
+async def test_the_projection_tells_the_trace_of_a_job_that_ended(traceparent: str | None) -> None:
     log, collector = MemoryLog(), Collector()
     exporter = exporter_to(collector)
     traces = JobTraces(log, exporter)
     writer, job_id = JobWriter(log), new_id()
     outcome = await writer.submit(job_id, Submit(submitted()), traceparent=traceparent)
     assert outcome.job is not None
-    tasks = [asyncio.create_task(each.run()) for each in (exporter, traces)]
-    try:
-        async with database_in(tmp_path) as database:
-            model = ReadModel(database, on_folded=traces.note)
-            await model.apply(await log.read(job_id), expected=0)
-            await writer.execute(Cancel(), outcome.job)
-            await model.apply((await log.read(job_id))[1:], expected=1)
+    async with (
+        running(exporter.run()),
+        running(traces.run()),
+        temporary_database() as database,
+    ):
+        model = ReadModel(database, on_folded=traces.note)
+        await model.apply(await log.read(job_id), expected=0)
+        await writer.execute(Cancel(), outcome.job)
+        await model.apply((await log.read(job_id))[1:], expected=1)
         await eventually(lambda: {span.name for span in collector.spans} >= {"job", "project"})
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def test_a_replica_tells_of_the_request_once(tmp_path: Path) -> None:
@@ -382,11 +351,8 @@ async def test_a_replica_tells_of_the_request_once(tmp_path: Path) -> None:
                 for _ in range(2)
             ]
     assert [answer.status_code for answer in answers] == [202, 202]
-    task = asyncio.create_task(exporter.run())
-    try:
+    async with running(exporter.run()):
         await eventually(lambda: len(collector.spans) >= 2)
-    finally:
-        task.cancel()
     accept, append = collector.spans
     assert (accept.name, append.name) == ("accept", "append")
     assert accept.parent_span_id.hex() == CALLER
@@ -394,22 +360,13 @@ async def test_a_replica_tells_of_the_request_once(tmp_path: Path) -> None:
     assert append.parent_span_id == accept.span_id
 
 
-async def test_each_try_of_a_callback_is_a_span(tmp_path: Path) -> None:
+async def test_each_try_of_a_callback_is_a_span() -> None:
     bench, tried = Bench(), list[str]()
     bench.on_attempt = lambda job, result: tried.append(f"{job.id} {result.status}")
     bench.sender.outcomes = [SendResult(latency_s=0.1, status=500)]
     job_id = await bench.ended_job("http://127.0.0.1/")
-    async with bench.running(tmp_path):
-        await eventually(lambda: bench.is_delivered(job_id))
+    await bench.deliver(job_id)
     assert tried == [f"{job_id} 500", f"{job_id} 200"]
-
-
-async def test_without_a_collector_there_is_nothing() -> None:
-    assert open_exporter(TelemetrySettings(), "api") is None
-    assert DeliveryMetrics(TelemetrySettings()).background == ()
-    wanted = TelemetrySettings(otlp_url="http://127.0.0.1:4318")
-    assert open_exporter(wanted, "api") is not None
-    assert len(DeliveryMetrics(wanted).background) == 1
 
 
 # Headers by which a caller names a trace that is none.
@@ -425,11 +382,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("sent", WRONG.values(), ids=WRONG)
-async def test_a_trace_that_is_none_harms_nothing(tmp_path: Path, sent: str) -> None:
-    headers = [(b"traceparent", sent.encode()), (b"tracestate", b"a=" + b"b" * 20_000)]
-    headers += [(b"tracestate", b",=;\xff")] * 50
+async def test_a_trace_that_is_none_harms_nothing(tmp_path: Path) -> None:
+    states = [(b"tracestate", b"a=" + b"b" * 20_000), *[(b"tracestate", b",=;\xff")] * 50]
     async with running_edge(tmp_path) as edge, await edge.client() as client:
-        answer = await client.post("/diffusion/v1/generate", json=diffusion_body(), headers=headers)
-        assert answer.status_code == 202
-        assert (await edge.job(answer.json()["request_id"])).traceparent is None
+        for case, sent in WRONG.items():
+            headers = [(b"traceparent", sent.encode()), *states]
+            answer = await client.post(
+                "/diffusion/v1/generate", json=diffusion_body(), headers=headers
+            )
+            assert answer.status_code == 202, case
+            assert (await edge.job(answer.json()["request_id"])).traceparent is None, case
