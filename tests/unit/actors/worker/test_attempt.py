@@ -102,10 +102,7 @@ class Taken(ScriptedEngine):
     ids=["no files", "no threads", "no room for the engine", "the engine was taken away"],
 )
 async def test_what_the_machine_does_costs_a_job_nothing(
-    bench: RunnersBench,
-    job_id: str,
-    engine: ScriptedEngine,
-    told: str,
+    bench: RunnersBench, job_id: str, engine: ScriptedEngine, told: str
 ) -> None:
     for _ in range(4):
         assert await bench.run(engine, max_attempts=1) is RunOutcome.RETRY
@@ -191,7 +188,7 @@ def test_a_neighbour_is_told_of_in_the_error_that_travels() -> None:
 # What a job holds.
 
 
-@pytest.mark.parametrize("extra_pnginfo", ["abc", [1], {"日本": 1}])
+@pytest.mark.parametrize("extra_pnginfo", ["abc", [1], 5, {"日本": 1}, {"": 1}, {"a" * 80: 1}])
 async def test_texts_that_no_png_can_hold_end_the_job(
     bench: RunnersBench, extra_pnginfo: Any
 ) -> None:
@@ -211,10 +208,7 @@ async def test_texts_that_no_png_can_hold_end_the_job(
     ],
 )
 async def test_a_plan_that_fails_in_any_way_ends_the_job(
-    bench: RunnersBench,
-    job_id: str,
-    plan_with: PlanWith,
-    error: Exception,
+    bench: RunnersBench, job_id: str, plan_with: PlanWith, error: Exception
 ) -> None:
     def plan(_: Job) -> Plan:
         raise error
@@ -362,12 +356,16 @@ def test_a_workflows_image_has_no_parameters(catalogue: Catalogue) -> None:
     assert text.keys() == {"prompt", "seed", "workflow"}
 
 
-@pytest.mark.parametrize("flavour", Flavour)
-def test_an_image_of_a_bare_job_says_nothing(catalogue: Catalogue, flavour: Flavour) -> None:
-    asked = {"request": {"prompt": text_to_image()}}
-    if flavour is Flavour.DIFFUSION:
-        asked = compiled_members(catalogue, CHECKPOINT, prompt="a red circle", seed=1)
-    assert text_of(catalogue, 0, flavour=flavour, **asked, bare=True) == {}
+@pytest.fixture(params=Flavour)
+def asked(request: pytest.FixtureRequest, catalogue: Catalogue) -> dict[str, Any]:
+    """A request of each flavour."""
+    if request.param is Flavour.DIFFUSION:
+        return compiled_members(catalogue, CHECKPOINT, prompt="a red circle", seed=1)
+    return {"flavour": Flavour.WORKFLOW, "request": {"prompt": text_to_image()}}
+
+
+def test_an_image_of_a_bare_job_says_nothing(catalogue: Catalogue, asked: dict[str, Any]) -> None:
+    assert text_of(catalogue, 0, **asked, bare=True) == {}
 
 
 def test_images_that_are_stored_are_not_made_again(catalogue: Catalogue) -> None:
@@ -387,39 +385,26 @@ def test_images_that_are_stored_are_not_made_again(catalogue: Catalogue) -> None
 JUNK = [None, 5, "ckpt_name", [], ["ckpt_name"], {}, {"ckpt_name": ["a", 0]}, {"ckpt_name": 5}]
 
 
-class TestARequestOfAWrongShape:
+@pytest.mark.parametrize("junk", JUNK)
+def test_a_request_of_a_wrong_shape_names_no_checkpoint(junk: Any) -> None:
     """It may be on the log: no check of today was there when it was accepted."""
-
-    @pytest.mark.parametrize("junk", JUNK)
-    def test_names_no_checkpoint(self, junk: Any) -> None:
-        loader = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": CHECKPOINT}}
-        prompts = ({"1": junk}, {"1": {"inputs": junk}}, junk)
-        for request in ({"prompt": prompt} for prompt in prompts):
-            assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request=request)) is None
-        request = {"prompt": {"1": junk, "2": {"inputs": junk}, "3": loader}}
-        assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request=request)) == CHECKPOINT
-        request = {"override_settings": junk, "sd_model_checkpoint": junk}
-        assert checkpoint_of(job_of(request=request)) in {None, "ckpt_name"}
-        assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request={})) is None
-
-    @pytest.mark.parametrize("pnginfo", ["abc", [1], 5, {"日本": 1}, {"": 1}, {"a" * 80: 1}])
-    def test_cannot_be_planned(self, catalogue: Catalogue, pnginfo: Any) -> None:
-        request = {"prompt": text_to_image(), "extra_data": {"extra_pnginfo": pnginfo}}
-        with pytest.raises(EngineError, match=r"extra_data\.extra_pnginfo"):
-            text_of(catalogue, 0, flavour=Flavour.WORKFLOW, request=request)
+    loader = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": CHECKPOINT}}
+    prompts = ({"1": junk}, {"1": {"inputs": junk}}, junk)
+    for request in ({}, *({"prompt": prompt} for prompt in prompts)):
+        assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request=request)) is None
+    request = {"prompt": {"1": junk, "2": {"inputs": junk}, "3": loader}}
+    assert checkpoint_of(job_of(flavour=Flavour.WORKFLOW, request=request)) == CHECKPOINT
+    request = {"override_settings": junk, "sd_model_checkpoint": junk}
+    assert checkpoint_of(job_of(request=request)) in {None, "ckpt_name"}
 
 
-@pytest.mark.parametrize("flavour", Flavour)
 def test_a_job_has_the_limits_that_it_was_accepted_with(
-    catalogue: Catalogue, flavour: Flavour
+    catalogue: Catalogue, asked: dict[str, Any]
 ) -> None:
     """Whatever its endpoint takes by now; a job that records none has those of its worker."""
-    asked = {"request": {"prompt": text_to_image()}}
-    if flavour is Flavour.DIFFUSION:
-        asked = compiled_members(catalogue, CHECKPOINT, prompt="a cat", seed=7)
     of_worker = Limits(max_nodes=99, max_steps=5, max_pixels=16, max_cost=1.0)
     terms = Terms(max_steps=20, max_pixels=2**20, max_cost=0.0)
     plan = partial(plan_of, models=catalogue.models, limits=of_worker)
-    made = plan(job_of(flavour=flavour, **asked, terms=terms))
+    made = plan(job_of(**asked, terms=terms))
     assert made.limits == Limits(max_nodes=99, max_steps=20, max_pixels=2**20, max_cost=0.0)
-    assert plan(job_of(flavour=flavour, **asked)).limits == of_worker
+    assert plan(job_of(**asked)).limits == of_worker

@@ -17,20 +17,19 @@ SECRETS = {
 }
 
 
-def config() -> WorkerConfig:
-    return worker_config(Settings.load(**SECRETS), Endpoint("default"))
+CONFIG = worker_config(Settings.load(**SECRETS), Endpoint("default"))
 
 
-def test_job_actors_get_the_event_log_and_no_other_secret() -> None:
-    pickled = pickle.dumps(config())
-    assert [name for name, value in SECRETS.items() if value.encode() in pickled] == ["nats_url"]
+def secrets_in(config: WorkerConfig) -> list[str]:
+    pickled = pickle.dumps(config)
+    return [name for name, value in SECRETS.items() if value.encode() in pickled]
 
 
-def test_the_engine_gets_no_secret() -> None:
-    pickled = pickle.dumps(config().for_engine())
-    assert [name for name, value in SECRETS.items() if value.encode() in pickled] == []
-    assert pickle.loads(pickled).models_dir == Path("models")
+def test_job_actors_get_the_event_log_and_the_engine_no_secret() -> None:
+    assert secrets_in(CONFIG) == ["nats_url"]
+    assert secrets_in(CONFIG.for_engine()) == []
+    assert CONFIG.for_engine().models_dir == Path("models")
 
 
 def test_a_secret_is_not_shown() -> None:
-    assert "nats-password" not in repr(config())
+    assert "nats-password" not in repr(CONFIG)

@@ -82,26 +82,22 @@ async def test_a_kill_that_fails_is_no_error(
     await RemoteEngine("engine").kill()
 
 
-async def test_a_process_that_stands_by_takes_no_run() -> None:
-    """It had the device when it was found, and was restarted since."""
-    with pytest.raises(EngineDied):
-        async with aclosing(standing_by().run(REQUEST)) as events:
-            await asyncio.wait_for(anext(events), 5)
-
-
-async def test_a_process_that_stands_by_keeps_nobody_waiting_for_an_answer() -> None:
-    """Whoever takes it for the engine is to look for the one that has the device."""
-    process = standing_by()
-    with pytest.raises(EngineDied):
-        await asyncio.wait_for(process.check(), 1)
-    assert await asyncio.wait_for(process.cancel("a-job", 1), 1) is None
-
-
-def standing_by() -> EngineProcess:
+async def test_a_process_that_stands_by_takes_no_run_and_keeps_nobody_waiting_for_an_answer() -> (
+    None
+):
+    """It had the device when it was found, and was restarted since. Whoever takes it for the engine
+    is to look for the one that has the device.
+    """
     process = EngineProcess.__new__(EngineProcess)  # without what its constructor starts
     process._device_lock = DeviceLock("a worker of a test")
     process._starting = Future()
-    return process
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineDied):
+            async with aclosing(process.run(REQUEST)) as events:
+                await anext(events)
+        with pytest.raises(EngineDied):
+            await process.check()
+        assert await process.cancel("a-job", 1) is None
 
 
 @pytest.fixture
@@ -205,6 +201,7 @@ PLACE_GONE = (
     "The actor is dead because its worker process has died. Worker exit type: INTENDED_SYSTEM_EXIT "
     "Worker exit detail: Destroying worker since its placement group was removed."
 )
+PREEMPTED = NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED
 KILLED_BY_US = "The actor is dead because it was killed by `ray.kill`."
 NODE_GONE = (
     "The actor died because its node has died. Node Id: bfc4\n"
@@ -227,11 +224,7 @@ def died(text: str, **node: int) -> ActorDiedError:
         pytest.param(died(PLACE_GONE), False, True, id="placement group"),
         pytest.param(died(KILLED_BY_US), False, True, id="ray.kill"),
         pytest.param(died(NODE_GONE), False, True, id="node"),
-        pytest.param(
-            died(KILLED, reason=NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED),
-            *(False, True),
-            id="preempted",
-        ),
+        pytest.param(died(KILLED, reason=PREEMPTED), False, True, id="preempted"),
         pytest.param(ActorUnavailableError("Socket closed", None), False, False, id="not reached"),
     ],
 )
@@ -368,8 +361,7 @@ async def test_a_run_is_marked_while_the_device_works_for_it(bench: Bench) -> No
 async def test_a_run_that_the_device_failed_is_marked_before_its_end_is_taken(bench: Bench) -> None:
     """Its job may be slow to take what it made before, and the process ends meanwhile."""
     with RunMark.new() as mark:
-        request = RunRequest("a", 1, PROMPT, mark.path, RunOptions())
-        events = bench.host.run(request)
+        events = bench.host.run(RunRequest("a", 1, PROMPT, mark.path, RunOptions()))
         first = asyncio.create_task(anext(events))
         set_active = await eventually(lambda: bench.engine.on_active)
         bench.engine.report(Progress(1, 2))
@@ -393,17 +385,13 @@ async def test_an_engine_that_has_stopped_does_not_say_that_it_is_well(bench: Be
         bench.host.check()
 
 
-async def test_it_says_what_it_does_and_for_how_long_it_may(bench: Bench) -> None:
+async def test_it_says_what_it_does_for_how_long_it_may_and_what_it_takes(bench: Bench) -> None:
     began = time.monotonic() - 130
     bench.engine.activity = Activity(1, ActivityKind.LOAD, began)
     state = bench.host.check()
     assert state.kind is ActivityKind.LOAD
     assert 400 < state.seconds_left <= 470
-    bench.engine.activity = Activity(1, ActivityKind.CALL, began)
-    assert bench.host.check() == EngineState(ActivityKind.CALL, 0.0, jobs=8)
-
-
-async def test_it_says_what_its_models_and_its_process_take(bench: Bench) -> None:
-    state = bench.host.check()
     assert state.models == ModelUse(loaded=3)
     assert state.memory_bytes > 10 * 2**20
+    bench.engine.activity = Activity(1, ActivityKind.CALL, began)
+    assert bench.host.check() == EngineState(ActivityKind.CALL, 0.0, jobs=8)

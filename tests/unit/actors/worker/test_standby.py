@@ -9,21 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
 from actors.worker.standby import DeviceLock, Devices
-
-
-class Context:
-    """The location of a process on a node."""
-
-    def __init__(self, node: str) -> None:
-        self._node = node
-
-    def get_node_id(self) -> str:
-        return self._node
 
 
 @pytest.mark.parametrize(
@@ -35,7 +26,8 @@ def test_a_process_takes_no_devices_of_another_node(
     monkeypatch: pytest.MonkeyPatch, visible: str, node: str, is_right: bool
 ) -> None:
     """Ray starts it with what it was made with, wherever its place has gone."""
-    monkeypatch.setattr("actors.worker.standby.ray.get_runtime_context", lambda: Context(node))
+    context = SimpleNamespace(get_node_id=lambda: node)
+    monkeypatch.setattr("actors.worker.standby.ray.get_runtime_context", lambda: context)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "none")
     devices = Devices("a", visible)
     if is_right:
