@@ -68,6 +68,14 @@ def logs(tmp_path: Path) -> Logs:
     return Logs(tmp_path)
 
 
+@pytest.fixture
+async def moved(logs: Logs) -> Job:
+    """A job that left the log."""
+    job = await logs.ended_job()
+    await logs.move(job)
+    return job
+
+
 @pytest.mark.parametrize("purges", [False, True])
 async def test_a_job_that_left_the_log_reads_as_before(logs: Logs, *, purges: bool) -> None:
     job = await logs.ended_job()
@@ -89,24 +97,19 @@ async def test_a_job_in_the_log_needs_no_look_up(logs: Logs) -> None:
         await history.read(new_id())
 
 
-async def test_later_events_are_joined(logs: Logs) -> None:
-    job = await logs.ended_job()
-    await logs.move(job)
-    delivery = await logs.delivery_writer.load(job.id)
-    await logs.delivery_writer.execute(RequestRedelivery(), job, delivery)
-    assert [event.version for event in await logs.history.deliveries(job.id)] == [1, 2]
-    assert not (await logs.delivery_writer.load(job.id)).ended
+async def test_later_events_are_joined(logs: Logs, moved: Job) -> None:
+    delivery = await logs.delivery_writer.load(moved.id)
+    await logs.delivery_writer.execute(RequestRedelivery(), moved, delivery)
+    assert [event.version for event in await logs.history.deliveries(moved.id)] == [1, 2]
+    assert not (await logs.delivery_writer.load(moved.id)).ended
 
 
-async def test_a_job_that_left_the_log_is_erased_on_it(logs: Logs) -> None:
-    job = await logs.ended_job()
-    await logs.move(job)
-    erased = (await logs.writer.execute(Erase(), job)).job
+async def test_a_job_that_left_the_log_is_erased_on_it(logs: Logs, moved: Job) -> None:
+    erased = (await logs.writer.execute(Erase(), moved)).job
     assert erased is not None
     assert erased.erased
-    assert await logs.writer.load(job.id) == erased
-    again = (await logs.writer.execute(Erase(), job)).job
-    assert again == erased
+    assert await logs.writer.load(moved.id) == erased
+    assert (await logs.writer.execute(Erase(), moved)).job == erased
 
 
 async def test_a_writer_whose_job_is_nowhere_is_refused(logs: Logs) -> None:
@@ -117,12 +120,10 @@ async def test_a_writer_whose_job_is_nowhere_is_refused(logs: Logs) -> None:
         await logs.history.log.append(event, expected=job.position)
 
 
-async def test_one_of_two_writers_on_a_job_that_left_the_log_wins(logs: Logs) -> None:
-    job = await logs.ended_job()
-    await logs.move(job)
+async def test_one_of_two_writers_on_a_job_that_left_the_log_wins(logs: Logs, moved: Job) -> None:
     for lost in (False, True):
-        event = Event(id=new_id(), job_id=job.id, version=3, time=utc_now(), data=Cancelled())
-        outcome = await logs.history.log.append(event, expected=job.position)
+        event = Event(id=new_id(), job_id=moved.id, version=3, time=utc_now(), data=Cancelled())
+        outcome = await logs.history.log.append(event, expected=moved.position)
         assert isinstance(outcome, Conflict) is lost
 
 
@@ -138,40 +139,34 @@ async def test_a_late_writer_of_a_job_that_left_the_log_gets_the_later_events(lo
     assert await logs.history.deliveries(job.id) == [first, second]
 
 
-async def test_a_job_whose_object_is_damaged_can_be_erased(logs: Logs) -> None:
-    job = await logs.ended_job()
-    await logs.move(job)
+async def test_a_job_whose_object_is_damaged_can_be_erased(logs: Logs, moved: Job) -> None:
     await logs.images.put(logs.keys[0], b"damaged")
-    erased = (await logs.writer.execute(Erase(), job)).job
+    erased = (await logs.writer.execute(Erase(), moved)).job
     assert erased is not None
-    assert await logs.history.read(job.id) == await logs.log.read(job.id)
+    assert await logs.history.read(moved.id) == await logs.log.read(moved.id)
 
 
-async def test_an_object_of_another_job_is_an_error(logs: Logs) -> None:
-    job = await logs.ended_job()
-    await logs.move(job)
+async def test_an_object_of_another_job_is_an_error(logs: Logs, moved: Job) -> None:
     await write_history(logs.images, logs.keys[0], StoredHistory(new_id()))
     with pytest.raises(HistoryBroken, match="another job"):
-        await logs.history.read(job.id)
+        await logs.history.read(moved.id)
 
 
-async def test_an_object_that_was_replaced_meanwhile_is_looked_up_again(logs: Logs) -> None:
-    job = await logs.ended_job()
-    await logs.move(job)
-    gone = HistoryName(job.id, 1, 0).key
+async def test_an_object_that_was_replaced_meanwhile_is_looked_up_again(
+    logs: Logs, moved: Job
+) -> None:
+    gone = HistoryName(moved.id, 1, 0).key
     logs.keys = [gone, gone, *logs.keys]
-    assert len(await logs.history.read(job.id)) == 2
+    assert len(await logs.history.read(moved.id)) == 2
 
 
-async def test_an_object_that_is_lost_or_damaged_is_an_error(logs: Logs) -> None:
-    job = await logs.ended_job()
-    await logs.move(job)
+async def test_an_object_that_is_lost_or_damaged_is_an_error(logs: Logs, moved: Job) -> None:
     await logs.images.put(logs.keys[0], b"damaged")
-    with pytest.raises(HistoryBroken, match=job.id):
-        await logs.history.read(job.id)
+    with pytest.raises(HistoryBroken, match=moved.id):
+        await logs.history.read(moved.id)
     await logs.images.delete(logs.keys[0])
     with pytest.raises(ImageNotFound):
-        await logs.history.read(job.id)
+        await logs.history.read(moved.id)
 
 
 # The format of an object.
@@ -193,11 +188,8 @@ def test_zcat_shows_lines_of_json() -> None:
     head, *lines = gzip.decompress(encode_history(HISTORY)).decode().splitlines()
     assert json.loads(head) == {"format": "darkroom.history.v1", "job": "job"}
     shown = [json.loads(line) for line in lines]
-    assert [(each["log"], each["sequence"]) for each in shown] == [
-        ("jobs", 3),
-        ("jobs", 9),
-        ("deliveries", 4),
-    ]
+    places = [(each["log"], each["sequence"]) for each in shown]
+    assert places == [("jobs", 3), ("jobs", 9), ("deliveries", 4)]
     assert shown[1]["event"] == {"id": "b"}
 
 

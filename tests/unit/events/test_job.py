@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.errors import JobDamaged, JobOfLaterVersion, JobUnreadable
-from events.job import fold, fold_for_erasure, fold_readable
+from events.job import Job, fold, fold_for_erasure, fold_readable
 from events.types import (
     AttemptFailed,
     Blame,
@@ -62,6 +62,12 @@ erasable = st.lists(later_events | st.just(ERASED), max_size=12).map(
 places = st.integers(0, 13)
 
 
+def job_of(events: list[Event], before: Job | None = None) -> Job:
+    job = fold(events, before)
+    assert job is not None
+    return job
+
+
 def test_an_open_job_counts_for_the_most_that_its_results_may_take() -> None:
     cost = JobCost(work=1, live_bytes=1, rows=1, tokens=1, outputs=2, result_bytes=700)
     job = folded([submitted(cost=cost)])
@@ -87,9 +93,7 @@ def test_pieces_may_overlap(events: list[Event], one: int, other: int) -> None:
 @given(histories)
 def test_after_an_end_only_version_and_position_move(events: list[Event]) -> None:
     for length in range(1, len(events)):
-        job, whole = fold(events[:length]), fold(events)
-        assert job is not None
-        assert whole is not None
+        job, whole = job_of(events[:length]), job_of(events)
         if job.end is not None:
             assert whole == replace(job, version=whole.version, position=whole.position)
 
@@ -97,17 +101,14 @@ def test_after_an_end_only_version_and_position_move(events: list[Event]) -> Non
 @given(histories)
 def test_the_first_image_of_an_index_stays(events: list[Event]) -> None:
     for length in range(1, len(events)):
-        job, whole = fold(events[:length]), fold(events)
-        assert job is not None
-        assert whole is not None
+        job, whole = job_of(events[:length]), job_of(events)
         assert [whole.image(each.index) for each in job.images] == list(job.images)
         assert [each.index for each in whole.images] == sorted({i.index for i in whole.images})
 
 
 @given(histories)
 def test_a_job_counts_every_event(events: list[Event]) -> None:
-    job = fold(events)
-    assert job is not None
+    job = job_of(events)
     assert (job.version, job.position) == (events[-1].version, events[-1].position)
 
 
@@ -157,17 +158,15 @@ def test_only_failures_of_its_own_are_charged_to_a_job() -> None:
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)
 def test_an_end_has_its_time(end: EventData) -> None:
     job = folded([submitted(), Started(attempt=1, actor="a"), end])
-    assert job.end == end
-    assert type(job.end) is type(end)
+    assert (job.end, type(job.end)) == (end, type(end))
     assert job.ended_at == START + timedelta(seconds=2)
 
 
 @given(histories)
 def test_an_erased_job_is_what_its_last_event_alone_says(events: list[Event]) -> None:
     erased = history_of(*(event.data for event in events), ERASED)
-    job = fold(erased[-1:])
-    assert fold(erased) == job
-    assert job is not None
+    job = job_of(erased)
+    assert fold(erased[-1:]) == job
     assert job.erased
     assert (job.submitted.request, job.images, job.submitted.callback_url) == ({}, (), None)
     assert (job.submitted.owner, job.submitted_at) == ("alice", START)
@@ -176,10 +175,8 @@ def test_an_erased_job_is_what_its_last_event_alone_says(events: list[Event]) ->
 
 @given(histories)
 def test_nothing_comes_back_behind_an_erasure(events: list[Event]) -> None:
-    job = fold(history_of(submitted(), ERASED, *(event.data for event in events)))
-    assert job is not None
-    assert job.erased
-    assert job.images == ()
+    job = job_of(history_of(submitted(), ERASED, *(event.data for event in events)))
+    assert (job.erased, job.images) == (True, ())
 
 
 # Events that this version cannot read.
@@ -209,8 +206,7 @@ def test_what_a_state_has_seen_does_not_stop_it(data: Unreadable) -> None:
     events = history(submitted(), data, Started(attempt=1, actor="a"))
     job = replace(folded([submitted()]), version=2, position=20)
     assert fold(events[:2], job) is job
-    started = fold(events, job)
-    assert started is not None
+    started = job_of(events, job)
     assert (started.version, started.attempts) == (3, 1)
 
 
@@ -233,9 +229,7 @@ def test_an_erased_job_is_erased_whatever_stood_there(data: Unreadable) -> None:
 @unreadable
 def test_nothing_comes_back_behind_an_erasure_that_cannot_be_read(data: Unreadable) -> None:
     events = history(submitted(), ERASED, data)
-    job = fold(events[2:], fold(events[:2]))
-    assert job is not None
-    assert job.erased
+    assert job_of(events[2:], fold(events[:2])).erased
 
 
 @unreadable

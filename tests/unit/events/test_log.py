@@ -12,13 +12,7 @@ from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold
 from events.log import Appended, Conflict, JobWriter
-from events.types import (
-    Cancelled,
-    CancelRequested,
-    Event,
-    ImageStored,
-    Started,
-)
+from events.types import Cancelled, CancelRequested, Event, ImageStored, Started
 from tests.support.events import JOB_ID, START, image, submitted
 from tests.support.memory.log import MemoryLog
 from tests.support.patience import FACTOR
@@ -44,9 +38,7 @@ def writer(log: MemoryLog) -> JobWriter:
 
 
 def start(actor: str) -> Start:
-    return Start(
-        actor=actor, max_attempts=3, max_attempts_total=9, now=START + timedelta(seconds=1)
-    )
+    return Start(actor, max_attempts=3, max_attempts_total=9, now=START + timedelta(seconds=1))
 
 
 class SilentLog(MemoryLog):
@@ -58,13 +50,13 @@ class SilentLog(MemoryLog):
 
 
 async def submit(writer: JobWriter) -> Job:
-    outcome = await writer.submit(JOB_ID, Submit(submitted(images=1)))
+    outcome = await writer.submit(JOB_ID, Submit(submitted(images=1)), traceparent="00-trace-01")
     assert outcome.job is not None
     return outcome.job
 
 
-async def run(writer: JobWriter, *, actor: str) -> Job:
-    outcome = await writer.execute(start(actor), await submit(writer))
+async def run(writer: JobWriter) -> Job:
+    outcome = await writer.execute(start("a"), await submit(writer))
     assert outcome.job is not None
     return outcome.job
 
@@ -90,15 +82,11 @@ async def test_submits_at_the_same_time_create_one_job(log: MemoryLog, writer: J
 async def test_events_of_a_job_keep_its_trace_and_count_up(
     log: MemoryLog, writer: JobWriter
 ) -> None:
-    job = (await writer.submit(JOB_ID, Submit(submitted()), traceparent="00-trace-01")).job
-    assert job is not None
+    job = await run(writer)
     await writer.submit(new_id(), Submit(submitted()))
-    job = (await writer.execute(start("a"), job)).job
-    assert job is not None
     await writer.execute(Complete(actor="a", images=0), job)
     events = await log.read(JOB_ID)
-    assert [event.version for event in events] == [1, 2, 3]
-    assert [event.position for event in events] == [1, 3, 4]
+    assert [(event.version, event.position) for event in events] == [(1, 1), (2, 2), (3, 4)]
     assert {event.traceparent for event in events} == {"00-trace-01"}
     assert len({event.id for event in events}) == 3
 
@@ -125,7 +113,7 @@ async def test_a_conflict_without_news_ends_the_writing(writer: JobWriter) -> No
 async def test_a_conflict_that_leaves_nothing_to_do_adds_nothing(
     log: MemoryLog, writer: JobWriter
 ) -> None:
-    job = await run(writer, actor="a")
+    job = await run(writer)
     await writer.execute(start("b"), job)
     outcome = await writer.execute(StoreImage(actor="a", image=image(0)), job)
     assert outcome.added == ()
@@ -135,7 +123,7 @@ async def test_a_conflict_that_leaves_nothing_to_do_adds_nothing(
 
 
 async def test_concurrent_writers_come_to_one_end(log: MemoryLog, writer: JobWriter) -> None:
-    job = await run(writer, actor="a")
+    job = await run(writer)
     outcomes = await asyncio.gather(
         writer.execute(Complete(actor="a", images=0), job),
         writer.execute(FailAttempt(actor="a", message="No.", final=True), job),

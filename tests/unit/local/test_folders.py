@@ -3,13 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from local.folders import (
-    UnsafeFolder,
-    keep_logs,
-    make_data_folder,
-    make_private,
-    temporary_folder,
-)
+from local.folders import UnsafeFolder, keep_logs, make_data_folder, make_private, temporary_folder
 
 
 def test_a_private_folder_is_made_once_and_taken_again(tmp_path: Path) -> None:

@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from local.haproxy import (
-    FrontendNotFound,
-    environment,
-    limited,
-    limits,
-    most_connections,
-)
+from local.haproxy import FrontendNotFound, environment, limited, limits, most_connections
 from settings.http import HttpSettings
 from tests.support.constants import constants
 
