@@ -33,16 +33,14 @@ from events.cloud_events import decode, encode
 from events.job import Job
 from events.result import result_of
 from events.store.read_model import from_state, job_row
-from events.store.records import Endpoint
 from events.types import Event, Flavour, Submitted
-from serve_app.acceptance.acceptance import terms_of
 from serve_app.acceptance.compilation import CheckedBody, RequestCompiler
 from serve_app.bodies import parse_json
 from serve_app.error_responses import ANSWERS, ApiError
-from settings.graph import GraphSettings
+from tests.property.conftest import accepted
 from tests.support.engine.mutations import Requests
 from tests.support.engine.workflows import TINY
-from tests.support.events import JOB_ID, START, image, submitted
+from tests.support.events import JOB_ID, START, image
 
 EXAMPLES = int(os.environ.get("DARKROOM_PROPERTY_EXAMPLES", "2000"))
 LARGEST_REFUSAL = 200_000
@@ -57,16 +55,6 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
     (root / CHECKPOINTS).mkdir()
     (root / CHECKPOINTS / TINY).touch()
     return Catalogue(ModelsFolder(Path(root), ttl_s=3600))
-
-
-@pytest.fixture(scope="module")
-def compiler(catalogue: Catalogue) -> RequestCompiler:
-    return RequestCompiler(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
-
-
-@pytest.fixture(scope="module")
-def requests(catalogue: Catalogue) -> Requests:
-    return Requests(catalogue)
 
 
 @given(seed=st.integers(0, 2**64))
@@ -114,14 +102,7 @@ def require_idempotent(checked: CheckedBody, flavour: Flavour, compiler: Request
 
 def require_storable(checked: CheckedBody, flavour: Flavour) -> Job:
     """Check that the job can be stored in log and database, and return it as it is read back."""
-    terms = terms_of(Endpoint("default"), GraphSettings())
-    data = submitted(
-        flavour=flavour,
-        request=checked.recorded_request,
-        compiled=checked.recorded_graph,
-        images=checked.images,
-        terms=terms,
-    )
+    data = accepted(checked, flavour)
     payload = encode(Event("e", JOB_ID, 1, START, data))
     assert len(payload) < LARGEST_EVENT
     stored = decode(payload).data

@@ -28,14 +28,12 @@ from engine.graph.validation import validate
 from engine.options import RunOptions
 from engine.reports import Errored, Finished, ImageReady, LatentReady
 from events.job import Job
-from events.store.records import Endpoint
 from events.types import Flavour
-from serve_app.acceptance.acceptance import terms_of
 from serve_app.acceptance.compilation import RequestCompiler
-from settings.graph import GraphSettings
+from tests.property.conftest import accepted
 from tests.support.engine.mutations import Requests
 from tests.support.engine.workflows import TINY, Watched
-from tests.support.events import START, submitted
+from tests.support.events import START
 
 RUNS = int(os.environ.get("DARKROOM_PROPERTY_RUNS", "150"))
 MOST_WORK = 15.0
@@ -49,16 +47,6 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
     root = tmp_path_factory.mktemp("models")
     write_checkpoint(root / "checkpoints" / TINY)
     return Catalogue(ModelsFolder(Path(root)))
-
-
-@pytest.fixture(scope="module")
-def compiler(catalogue: Catalogue) -> RequestCompiler:
-    return RequestCompiler(Endpoint("default"), catalogue, GraphSettings(), default_checkpoint=None)
-
-
-@pytest.fixture(scope="module")
-def requests(catalogue: Catalogue) -> Requests:
-    return Requests(catalogue)
 
 
 @pytest.fixture(scope="module")
@@ -85,19 +73,7 @@ def test_what_is_accepted_runs_or_fails_with_a_reason(
     except (GraphInvalid, ParametersInvalid):
         event("refused")
         return
-    terms = terms_of(Endpoint("default"), GraphSettings())
-    job = Job(
-        "j",
-        1,
-        1,
-        submitted(
-            flavour=flavour,
-            request=checked.recorded_request,
-            compiled=checked.recorded_graph,
-            terms=terms,
-        ),
-        START,
-    )
+    job = Job("j", 1, 1, accepted(checked, flavour), START)
     plan = plan_of(job, compiler.catalogue.models, compiler.limits)
     graph = validate(plan.prompt, compiler.catalogue, compiler.limits)
     if graph.cost.work > MOST_WORK or graph.cost.live_bytes > MOST_LIVE_BYTES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,7 +19,6 @@ from events.delivery_steps import (
     next_before_end,
     next_delivery_step,
 )
-from events.job import fold
 from events.types import (
     AttemptFailed,
     CallbackAttempted,
@@ -159,32 +158,34 @@ def test_who_has_no_address_is_told_nothing() -> None:
 # Images that are put.
 
 PUTS = ("at 0", "at 1", "at 2")
-ALL = frozenset({"started", "put-0", "put-1"})
 
 
 def due(
-    *events: EventData, over: frozenset[str] = frozenset(), now: datetime = START
+    *events: EventData,
+    over: Iterable[str] = (),
+    now: datetime = START,
+    since: datetime | None = None,
 ) -> DeliveryStep | NothingLeft | None:
-    history = history_of(*events)
-    job = fold(history)
-    assert job is not None
-    return next_delivery_step(history, job, Delivery(finished_steps=over), now=now, before_end_s=60)
+    delivery = Delivery(finished_steps=frozenset(over))
+    return next_delivery_step(
+        history_of(*events), folded(events), delivery, now=now, since=since, before_end_s=60
+    )
 
 
-def name(*events: EventData, over: Sequence[str] = (), after_s: float = 0) -> str | None:
-    found = due(*events, over=frozenset(over), now=START + timedelta(seconds=after_s))
+def step(*events: EventData, **options: Any) -> DeliveryStep:
+    found = due(*events, **options)
     assert isinstance(found, DeliveryStep)
-    return found.about
+    return found
 
 
 def test_images_are_put_in_order_between_what_is_told_before_the_end_and_the_end() -> None:
     asked = submitted(callback_url="u", callback_events=("started",), image_puts=PUTS)
     events = (asked, STARTED, image(1), image(0), Completed(images=2))
-    assert name(*events) == "started"
-    assert name(*events, over=["started"]) == "put-0"
-    assert name(*events, over=["started", "put-0"]) == "put-1"
-    assert name(*events, over=ALL) is None
-    assert name(*events, after_s=100) == "put-0"  # the callback of the start is over
+    order = ["started", "put-0", "put-1", None]
+    for count, about in enumerate(order):
+        assert step(*events, over=order[:count]).about == about
+    late = START + timedelta(seconds=100)  # the callback of the start is over
+    assert step(*events, now=late).about == "put-0"
 
 
 def test_an_image_that_is_not_there_or_has_no_address_is_not_put() -> None:
@@ -193,20 +194,12 @@ def test_an_image_that_is_not_there_or_has_no_address_is_not_put() -> None:
     assert isinstance(due(*events), NothingLeft)
 
 
-def test_a_put_is_given_up_some_time_after_the_end() -> None:
+def test_a_put_is_given_up_some_time_after_the_end_or_after_somebody_can_make_it() -> None:
     events = (submitted(image_puts=PUTS), STARTED, image(0), Completed(images=1))
-    found = due(*events)
-    assert isinstance(found, DeliveryStep)
+    found = step(*events)
     ended_at = START + timedelta(seconds=3)
     assert found.not_after == ended_at + timedelta(seconds=600)
     assert found.no_later(found.not_after + timedelta(seconds=1)) == found.not_after
     assert found.no_later(START) == START
-
-
-def test_its_time_begins_when_somebody_can_put_it() -> None:
-    events = history_of(submitted(image_puts=PUTS), STARTED, image(0), Completed(images=1))
-    job, since = fold(events), START + timedelta(hours=1)
-    assert job is not None
-    found = next_delivery_step(events, job, Delivery(), now=since, since=since)
-    assert isinstance(found, DeliveryStep)
-    assert found.not_after == since + timedelta(seconds=600)
+    since = START + timedelta(hours=1)
+    assert step(*events, now=since, since=since).not_after == since + timedelta(seconds=600)

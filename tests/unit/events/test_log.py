@@ -12,7 +12,7 @@ from events.errors import ReadTimeout
 from events.ids import new_id
 from events.job import Job, fold
 from events.log import Appended, Conflict, JobWriter
-from events.types import Cancelled, CancelRequested, Event, ImageStored, Started
+from events.types import CancelRequested, Event, ImageStored
 from tests.support.events import JOB_ID, START, image, submitted
 from tests.support.memory.log import MemoryLog
 from tests.support.patience import FACTOR
@@ -137,21 +137,3 @@ async def test_concurrent_writers_come_to_one_end(log: MemoryLog, writer: JobWri
     assert stored is not None
     assert {stored.end} == ends
     assert stored.version == 3
-
-
-async def test_a_cancel_and_a_start_at_the_same_time(log: MemoryLog, writer: JobWriter) -> None:
-    """Either the job ends before it starts, or it starts and is asked to stop; never both."""
-    job = await submit(writer)
-    await asyncio.gather(writer.execute(Cancel(), job), writer.execute(start("a"), job))
-    events = [event.data for event in await log.read(JOB_ID)][1:]
-    started = Started(attempt=1, actor="a")
-    assert events in ([Cancelled()], [started, CancelRequested()])
-
-
-async def test_actors_that_start_at_the_same_time_are_two_attempts(
-    log: MemoryLog, writer: JobWriter
-) -> None:
-    job = await submit(writer)
-    await asyncio.gather(*(writer.execute(start(actor), job) for actor in "ab"))
-    events = [event.data for event in await log.read(JOB_ID)][1:]
-    assert [data.attempt for data in events if isinstance(data, Started)] == [1, 2]

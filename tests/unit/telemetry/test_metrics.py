@@ -244,13 +244,19 @@ class EngineBench:
         return Samples(await self.metrics.collect())
 
 
-def test_what_an_engine_says_twice_counts_once() -> None:
+@pytest.fixture
+def engines() -> EngineBench:
+    """The engine of `w1` has started."""
     bench = EngineBench()
     bench.starts("w1")
+    return bench
+
+
+def test_what_an_engine_says_twice_counts_once(engines: EngineBench) -> None:
     use = ModelUse(loaded=2, loaded_bytes=900, evicted=1, evicted_bytes=400, hits=5)
     for _ in range(3):
-        bench.says("w1", use)
-    samples = bench.samples
+        engines.says("w1", use)
+    samples = engines.samples
     assert samples("models_loaded_total", **OF_DEFAULT) == 2
     assert samples("models_loaded_bytes_total", **OF_DEFAULT) == 900
     assert samples("models_evicted_total", **OF_DEFAULT) == 1
@@ -258,23 +264,22 @@ def test_what_an_engine_says_twice_counts_once() -> None:
     assert samples("model_cache_hits_total", **OF_DEFAULT) == 5
 
 
-def test_a_new_process_takes_nothing_away() -> None:
-    bench = EngineBench()
-    bench.starts("w1", "w2")
-    bench.says("w1", ModelUse(loaded=3, hits=9))
-    bench.says("w2", ModelUse(loaded=1))
-    bench.says("w1", ModelUse(loaded=1, hits=2))
-    bench.says("w1", ModelUse(loaded=2, hits=2))
-    assert bench.samples("models_loaded_total", **OF_DEFAULT) == 6
-    assert bench.samples("model_cache_hits_total", **OF_DEFAULT) == 11
+def test_a_new_process_takes_nothing_away(engines: EngineBench) -> None:
+    engines.starts("w2")
+    engines.says("w1", ModelUse(loaded=3, hits=9))
+    engines.says("w2", ModelUse(loaded=1))
+    engines.says("w1", ModelUse(loaded=1, hits=2))
+    engines.says("w1", ModelUse(loaded=2, hits=2))
+    assert engines.samples("models_loaded_total", **OF_DEFAULT) == 6
+    assert engines.samples("model_cache_hits_total", **OF_DEFAULT) == 11
 
 
-def test_a_new_process_that_says_less_of_one_thing_alone_takes_nothing_away() -> None:
-    bench = EngineBench()
-    bench.starts("w1")
-    bench.says("w1", ModelUse(loaded=3, loaded_bytes=900))
-    bench.says("w1", ModelUse(loaded=3, loaded_bytes=200))
-    assert bench.samples("models_loaded_bytes_total", **OF_DEFAULT) == 1100
+def test_a_new_process_that_says_less_of_one_thing_alone_takes_nothing_away(
+    engines: EngineBench,
+) -> None:
+    engines.says("w1", ModelUse(loaded=3, loaded_bytes=900))
+    engines.says("w1", ModelUse(loaded=3, loaded_bytes=200))
+    assert engines.samples("models_loaded_bytes_total", **OF_DEFAULT) == 1100
 
 
 async def test_memory_is_that_of_all_engines_that_were_heard_of_lately() -> None:
@@ -291,14 +296,14 @@ async def test_memory_is_that_of_all_engines_that_were_heard_of_lately() -> None
     assert samples("engine_resident_memory_bytes", **OF_DEFAULT) == 800
 
 
-async def test_an_engine_that_was_silent_for_minutes_is_not_counted_again() -> None:
-    bench = EngineBench()
-    bench.starts("w1")
-    bench.says("w1", ModelUse(loaded=2, hits=5))
-    bench.now = 600
-    assert (await bench.looked_up())("models_bytes", **OF_DEFAULT) is None
-    bench.says("w1", ModelUse(loaded=3, hits=5))
-    assert bench.samples("models_loaded_total", **OF_DEFAULT) == 3
+async def test_an_engine_that_was_silent_for_minutes_is_not_counted_again(
+    engines: EngineBench,
+) -> None:
+    engines.says("w1", ModelUse(loaded=2, hits=5))
+    engines.now = 600
+    assert (await engines.looked_up())("models_bytes", **OF_DEFAULT) is None
+    engines.says("w1", ModelUse(loaded=3, hits=5))
+    assert engines.samples("models_loaded_total", **OF_DEFAULT) == 3
 
 
 def test_what_an_engine_did_before_it_was_found_was_counted_elsewhere() -> None:
@@ -309,19 +314,19 @@ def test_what_an_engine_did_before_it_was_found_was_counted_elsewhere() -> None:
     assert bench.samples("model_cache_hits_total", **OF_DEFAULT) == 1
 
 
-async def test_the_engines_of_an_endpoint_that_is_elsewhere_are_neither_told_nor_counted() -> None:
-    bench = EngineBench()
-    bench.starts("w1")
-    bench.metrics.note("w9", "other", ModelUse(held_bytes=10), 30)
-    bench.says("w1", ModelUse(loaded=2, held_bytes=500), memory_bytes=1000)
-    bench.metrics.forget("default")
-    samples = await bench.looked_up()
+async def test_the_engines_of_an_endpoint_that_is_elsewhere_are_neither_told_nor_counted(
+    engines: EngineBench,
+) -> None:
+    engines.metrics.note("w9", "other", ModelUse(held_bytes=10), 30)
+    engines.says("w1", ModelUse(loaded=2, held_bytes=500), memory_bytes=1000)
+    engines.metrics.forget("default")
+    samples = await engines.looked_up()
     assert samples("models_bytes", **OF_DEFAULT) is None
     assert samples("models_bytes", endpoint="other") == 10
-    bench.says("w1", ModelUse(loaded=5, held_bytes=500), memory_bytes=1000)
-    bench.says("w1", ModelUse(loaded=6, held_bytes=500), memory_bytes=1000)
-    assert bench.samples("models_loaded_total", **OF_DEFAULT) == 3
-    assert (await bench.looked_up())("models_bytes", **OF_DEFAULT) == 500
+    engines.says("w1", ModelUse(loaded=5, held_bytes=500), memory_bytes=1000)
+    engines.says("w1", ModelUse(loaded=6, held_bytes=500), memory_bytes=1000)
+    assert engines.samples("models_loaded_total", **OF_DEFAULT) == 3
+    assert (await engines.looked_up())("models_bytes", **OF_DEFAULT) == 500
 
 
 # Queues, workers, log and projection.

@@ -103,15 +103,18 @@ async def fail(receivers: Receivers, name: str) -> None:
         permit.answered = False
 
 
-async def test_a_receiver_that_fails_time_after_time_is_left_alone_and_no_other() -> None:
+async def test_a_receiver_that_fails_time_after_time_is_left_alone_until_a_probe() -> None:
     clock = Clock(0.0)
     receivers = some_receivers(at_once=4, most_active=8, clock=clock)
     for _ in range(LIMITS.failures):
         await fail(receivers, "dead")
     async with receivers.permit("dead", new_id()) as permit:
         assert (permit.wait_s, permit.is_withheld) == (10, True)
+    clock.now = 9.9
+    async with receivers.permit("dead", new_id()) as permit:
+        assert permit.is_withheld
     assert await visit(receivers, "other") == 0
-    clock.now += 10
+    clock.now = 10.0
     async with receivers.permit("dead", new_id()) as probe:
         assert probe.wait_s == 0
         async with receivers.permit("dead", new_id()) as permit:
@@ -158,20 +161,6 @@ def test_it_opens_after_as_many_failures_in_a_row_as_its_limit() -> None:
     assert breaker.is_closed
     breaker.end(False, probe=breaker.begin())
     assert breaker.withheld_s() == 10
-
-
-def test_when_its_time_is_over_one_probe_is_made_alone() -> None:
-    clock = Clock(0.0)
-    breaker = opened(clock)
-    clock.now = 9.9
-    assert breaker.withheld_s() > 0
-    clock.now = 10
-    assert breaker.withheld_s() == 0
-    assert breaker.begin()
-    assert breaker.withheld_s() > 0
-    breaker.end(True, probe=True)
-    assert breaker.is_closed
-    assert breaker.withheld_s() == 0
 
 
 def test_a_probe_that_came_to_nothing_leaves_room_for_another() -> None:

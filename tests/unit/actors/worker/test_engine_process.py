@@ -82,9 +82,7 @@ async def test_a_kill_that_fails_is_no_error(
     await RemoteEngine("engine").kill()
 
 
-async def test_a_process_that_stands_by_takes_no_run_and_keeps_nobody_waiting_for_an_answer() -> (
-    None
-):
+async def test_a_process_that_stands_by_takes_no_run_and_keeps_nobody_waiting() -> None:
     """It had the device when it was found, and was restarted since. Whoever takes it for the engine
     is to look for the one that has the device.
     """

@@ -133,27 +133,18 @@ def test_the_actors_load_neither_torch_nor_the_database() -> None:
 
 
 async def test_an_actor_that_was_connected_says_its_name_also_without_nats() -> None:
-    class Bus:
-        def __init__(self) -> None:
-            self.connected = asyncio.Event()
-
-        async def wait_connected(self) -> None:
-            await self.connected.wait()
-
-    class Actor(JobProcess):
-        def __init__(self, bus: Bus) -> None:
-            self._actor = "a"
-            self._was_connected = False
-            self._finding = asyncio.create_task(asyncio.sleep(0))
-            self._connections = SimpleNamespace(bus=bus)  # type: ignore[assignment]
-
-    bus = Bus()
-    actor = Actor(bus)
+    connected = asyncio.Event()
+    actor = JobProcess.__new__(JobProcess)  # without what its constructor starts
+    actor._actor = "a"
+    actor._was_connected = False
+    actor._finding = asyncio.create_task(asyncio.sleep(0))
+    bus = SimpleNamespace(wait_connected=connected.wait)
+    actor._connections = SimpleNamespace(bus=bus)  # type: ignore[assignment]
     first = asyncio.create_task(actor.ready())
     await asyncio.sleep(0.01)
     assert not first.done()
-    bus.connected.set()
+    connected.set()
     assert await first == "a"
-    bus.connected.clear()
+    connected.clear()
     async with asyncio.timeout(5):
         assert await actor.ready() == "a"

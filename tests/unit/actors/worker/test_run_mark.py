@@ -16,12 +16,6 @@ import pytest
 from actors.worker.run_mark import RunMark, RunMarkWriter, remove_stale_marks
 
 
-def test_a_mark_that_is_gone_says_that_the_run_was_active() -> None:
-    with RunMark.new() as mark:
-        mark.path.unlink()
-        assert mark.is_active
-
-
 def test_a_mark_for_which_the_disk_has_no_room_says_that_the_run_was_active(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,7 +82,7 @@ def test_marks_of_processes_that_have_ended_are_removed(
     assert left == {mark.path.name, "darkroom-run-other"}
 
 
-def test_a_run_that_others_have_joined_says_so_while_the_device_works_for_it() -> None:
+def test_a_run_that_may_be_joined_says_so_while_it_is_active_or_its_mark_is_gone() -> None:
     with RunMark.new() as mark, closing(RunMarkWriter(mark.path)) as writer:
         assert not mark.may_be_joined
         writer.note_joined()
