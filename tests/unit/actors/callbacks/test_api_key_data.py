@@ -82,14 +82,6 @@ async def test_the_submitting_key_comes_first_and_then_the_newest_others(
     assert await SigningSecrets(keys, secret=SECRET, most=1).of("alice", "k3") == of_keys("k3")
 
 
-async def test_without_a_database_the_submitting_key_signs(
-    database: Database, tmp_path: Path
-) -> None:
-    await take_away(database, tmp_path)
-    secrets = SigningSecrets(ApiKeys(database), secret=SECRET, most=3)
-    assert await secrets.of("alice", "k1") == of_keys("k1")
-
-
 async def test_a_new_key_signs_after_some_seconds_and_the_others_while_the_database_is_away(
     database: Database, tmp_path: Path
 ) -> None:
@@ -103,6 +95,7 @@ async def test_a_new_key_signs_after_some_seconds_and_the_others_while_the_datab
     await take_away(database, tmp_path)
     clock.now = 60
     assert await secrets.of("alice", "k1") == of_keys("k1", "k2")
+    assert await secrets.of("bob", "k9") == of_keys("k9"), "nothing was known of others"
 
 
 async def test_a_list_that_was_made_shorter_holds_after_some_seconds(database: Database) -> None:
