@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -75,17 +74,10 @@ def test_an_open_job_counts_for_the_most_that_its_results_may_take() -> None:
     assert replace(job, end=Cancelled()).result_bytes == 0
 
 
-@given(erasable, st.lists(places))
-def test_folding_in_pieces_is_folding_whole(events: list[Event], cuts: list[int]) -> None:
-    job = None
-    bounds = [0, *sorted(cuts), len(events)]
-    for start, stop in pairwise(bounds):
-        job = fold(events[start:stop], job)
-    assert job == fold(events)
-
-
 @given(erasable, places, places)
-def test_pieces_may_overlap(events: list[Event], one: int, other: int) -> None:
+def test_folding_in_pieces_that_may_overlap_is_folding_whole(
+    events: list[Event], one: int, other: int
+) -> None:
     start, stop = sorted([one, other])
     assert fold(events[start:], fold(events[: max(stop, 1)])) == fold(events)
 
