@@ -228,9 +228,7 @@ async def test_an_entry_of_a_job_that_ended(installation: Installation) -> None:
     assert await installation.disagreements(now=lambda: just_ended) == []
 
 
-async def test_a_file_of_another_content_shows_by_its_digest_alone(
-    installation: Installation,
-) -> None:
+async def test_a_file_of_other_bytes_shows_by_its_digest_alone(installation: Installation) -> None:
     job_id, upload = installation.ids["completed"], await installation.upload()
     await installation.put(f"{job_id}/1/0.png", job_id.upper().encode())
     await installation.put(upload, b"AN UPLOAD")
@@ -243,9 +241,7 @@ async def test_a_file_of_another_content_shows_by_its_digest_alone(
     assert await installation.disagreements() == [("file_missing", None)]
 
 
-async def test_files_that_may_be_named_yet_or_are_not_ours_are_left_alone(
-    installation: Installation,
-) -> None:
+async def test_files_to_be_named_yet_or_not_ours_are_left_alone(installation: Installation) -> None:
     await installation.put(f"{installation.ids['running']}/1/1.png", b"png")
     await installation.put(f"{new_id()}/1/0.png", b"png", at=NOW)
     await installation.put("notes.txt", b"of an operator")
@@ -362,9 +358,7 @@ async def test_a_job_that_was_moved_too_early(installation: Installation) -> Non
     assert await installation.disagreements() == [("callback_lost", failed)]
 
 
-async def test_a_callback_of_an_moved_job_that_was_asked_for_once_more(
-    installation: Installation,
-) -> None:
+async def test_a_moved_job_that_is_to_be_called_back_once_more(installation: Installation) -> None:
     job_id = installation.ids["completed"]
     await installation.move(job_id)
     again = Event(new_id(), job_id, 3, NOW, RedeliveryRequested())
@@ -419,9 +413,7 @@ async def test_what_agrees_after_a_pause_is_not_told(installation: Installation)
     assert await installation.disagreements(sleep=settle) == []
 
 
-async def test_only_the_disagreement_that_was_seen_before_is_told(
-    installation: Installation,
-) -> None:
+async def test_only_a_disagreement_that_was_seen_before_is_told(installation: Installation) -> None:
     """A job that is looked at again may have come to something else meanwhile."""
     job_id = installation.ids["running"]
     await installation.queue.remove("default", 3, job_id)

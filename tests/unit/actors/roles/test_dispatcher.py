@@ -58,9 +58,7 @@ async def test_a_row_that_changed_is_dispatched_anew(bench: DispatcherBench) -> 
     assert bench.running() == ["default"]
 
 
-async def test_rows_are_noted_before_they_are_dispatched_until_they_are_gone(
-    bench: DispatcherBench,
-) -> None:
+async def test_rows_are_noted_and_dispatched_until_they_are_gone(bench: DispatcherBench) -> None:
     await bench.endpoints.put(Endpoint("fast"))
     async with bench.dispatching():
         await eventually(lambda: bench.running() == ["default", "fast"])
@@ -96,9 +94,7 @@ async def test_an_endpoint_whose_loop_ended_begins_again(bench: DispatcherBench)
 
 
 @pytest.mark.usefixtures("dispatching")
-async def test_without_a_database_endpoints_are_dispatched_until_the_lease_runs_out(
-    bench: DispatcherBench,
-) -> None:
+async def test_without_a_database_it_goes_on_until_the_lease_ends(bench: DispatcherBench) -> None:
     bench.database_is_away(is_away=True)
     await eventually(lambda: bench.leases.refused)
     assert bench.running() == ["default"]
@@ -110,9 +106,7 @@ async def test_without_a_database_endpoints_are_dispatched_until_the_lease_runs_
 
 
 @pytest.mark.usefixtures("dispatching")
-async def test_where_the_database_hangs_endpoints_rest_once_the_lease_has_run_out(
-    bench: DispatcherBench,
-) -> None:
+async def test_if_the_database_hangs_it_stops_when_the_lease_ends(bench: DispatcherBench) -> None:
     with bench.leases.hanging, bench.endpoints.hanging, bench.deleted.ending:
         await eventually(lambda: not bench.running(), within_s=10)
     await eventually(lambda: bench.running() == ["default"])

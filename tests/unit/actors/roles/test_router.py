@@ -62,9 +62,7 @@ async def test_a_job_that_has_just_come_is_not_read(bench: Bench) -> None:
     [COMPLETED, FAILED, CANCELLED, [Erase()]],
     ids=["completed", "failed", "cancelled", "erased"],
 )
-async def test_a_job_that_has_ended_is_not_queued(
-    of_any_age: Bench, commands: list[Command]
-) -> None:
+async def test_a_job_that_ended_is_not_queued(of_any_age: Bench, commands: list[Command]) -> None:
     await of_any_age.job(*commands)
     async with of_any_age.routing():
         await of_any_age.routed()
@@ -74,9 +72,7 @@ async def test_a_job_that_has_ended_is_not_queued(
 @pytest.mark.parametrize(
     "commands", [COMPLETED, FAILED, CANCELLED], ids=["completed", "failed", "cancelled"]
 )
-async def test_an_end_with_an_address_is_called_back_once(
-    bench: Bench, commands: list[Command]
-) -> None:
+async def test_an_end_with_a_url_is_called_back_once(bench: Bench, commands: list[Command]) -> None:
     job_id = await bench.job(*commands, callback_url=ADDRESS)
     await bench.job(*commands)
     for _ in range(2):
@@ -236,9 +232,7 @@ def test_it_is_known_who_wants_no_callback() -> None:
 
 
 @pytest.mark.parametrize("asked", [{"callback_url": ADDRESS}, {"image_puts": ("sealed",)}])
-async def test_an_end_that_begins_no_delivery_is_not_read(
-    bench: Bench, asked: dict[str, Any]
-) -> None:
+async def test_an_end_without_a_delivery_is_not_read(bench: Bench, asked: dict[str, Any]) -> None:
     bench.writer = JobWriter(bench.log)
     async with bench.routing():
         job_ids = [await bench.job(), await bench.job(**asked)]

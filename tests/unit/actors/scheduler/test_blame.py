@@ -246,9 +246,7 @@ async def test_a_job_that_kills_the_engine_fails_alone(bench: BlameBench) -> Non
     assert sum(job.is_suspect for job in rest) == ROWS - 1
 
 
-async def test_an_engine_that_is_not_there_is_no_fault_of_the_jobs_that_ask_for_it(
-    bench: BlameBench,
-) -> None:
+async def test_an_engine_that_is_away_is_no_fault_of_jobs_that_want_it(bench: BlameBench) -> None:
     bench.engine.away_s = 0.2
     [poison], rest = await bench.run_with_poison(1, slots=8)
     assert isinstance(poison.end, Failed)

@@ -62,9 +62,7 @@ async def test_owners_are_served_in_turn(bench: Bench, lanes: tuple[int, int, in
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_an_entry_of_a_job_that_ended_or_is_unknown_goes_away(
-    bench: Bench, is_known: bool
-) -> None:
+async def test_an_entry_of_an_ended_or_unknown_job_goes_away(bench: Bench, is_known: bool) -> None:
     if is_known:
         job_id = await bench.submit()
         await bench.writer.execute(Cancel(), await bench.job(job_id))
@@ -88,9 +86,7 @@ async def test_every_job_of_a_backlog_fails_at_its_deadline(bench: Bench) -> Non
         assert await bench.is_queued(patient)
 
 
-async def test_prefetched_jobs_that_ended_get_no_actor_and_cost_their_owner_nothing(
-    bench: Bench,
-) -> None:
+async def test_prefetched_jobs_that_end_get_no_actor_and_cost_owners_nothing(bench: Bench) -> None:
     first = await bench.submit(owner="other")
     async with bench.dispatching() as dispatcher:
         actor = await bench.running(first)
@@ -163,9 +159,7 @@ async def test_a_job_that_another_dispatcher_gave_to_an_actor_goes_on(bench: Ben
         await bench.running(job_id)
 
 
-async def test_after_a_failed_attempt_the_engine_must_answer_before_the_next_job(
-    bench: Bench,
-) -> None:
+async def test_after_a_failed_attempt_the_engine_answers_before_the_next_job(bench: Bench) -> None:
     first, second = await bench.submit(), await bench.submit()
     async with bench.dispatching():
         await bench.running(first)
@@ -235,9 +229,7 @@ async def test_a_hung_actor_is_replaced_though_others_wait_in_its_lane(bench: Be
         await bench.running(waiting)
 
 
-async def test_a_second_look_at_a_job_that_hangs_leaves_the_actor_that_has_it_anew(
-    bench: Bench,
-) -> None:
+async def test_a_second_look_at_a_hung_job_leaves_the_actor_that_has_it_anew(bench: Bench) -> None:
     job_id = await bench.submit()
     async with bench.dispatching():
         actor = await bench.running(job_id)
@@ -263,9 +255,7 @@ async def test_a_second_look_at_a_job_that_hangs_leaves_the_actor_that_has_it_an
         await bench.finish(job_id)
 
 
-async def test_an_entry_that_was_on_its_way_when_its_job_was_given_out_ends_no_actor(
-    bench: Bench,
-) -> None:
+async def test_an_entry_on_its_way_when_its_job_was_given_out_ends_no_actor(bench: Bench) -> None:
     async with bench.dispatching() as dispatcher:
         dispatcher.prefetch._answer_s = 1000  # longer than the machine may take for this test
         job_id = await bench.submit()
@@ -424,9 +414,7 @@ async def left_running(bench: Bench) -> tuple[str, FakeJobActor]:
     return job_id, actor
 
 
-async def test_a_job_that_runs_is_not_started_again_before_its_actor_was_heard(
-    bench: Bench,
-) -> None:
+async def test_a_running_job_is_not_started_again_before_its_actor_was_heard(bench: Bench) -> None:
     """Its entry comes again at once, as where the consumer that delivered it was removed."""
     job_id, actor = await left_running(bench)
     answers = asyncio.Event()

@@ -77,9 +77,7 @@ async def deleted(tmp_path: Path) -> AsyncIterator[DeletedBench]:
         yield DeletedBench(database)
 
 
-async def test_once_its_time_is_over_jobs_that_wait_fail_and_those_that_run_go_on(
-    deleted: DeletedBench,
-) -> None:
+async def test_at_its_end_waiting_jobs_fail_and_running_jobs_go_on(deleted: DeletedBench) -> None:
     await deleted.delete(drain_s=60)
     await deleted.endpoints.put(Endpoint("stays", draining=True))
     waiting, running = await deleted.submit(), await deleted.submit(is_running=True)
@@ -109,9 +107,7 @@ async def test_its_row_goes_once_neither_jobs_nor_workers_are_left(deleted: Dele
     assert await deleted.endpoints.get("fast") is None
 
 
-async def test_it_waits_for_the_jobs_of_replicas_that_do_not_know_yet(
-    deleted: DeletedBench,
-) -> None:
+async def test_it_waits_for_jobs_of_replicas_that_do_not_know_yet(deleted: DeletedBench) -> None:
     await deleted.delete(drain_s=0)
     await deleted.sweep()
     job_id = await deleted.submit()
@@ -202,9 +198,7 @@ async def gone(tmp_path: Path) -> AsyncIterator[GoneBench]:
 
 
 @pytest.mark.parametrize("has_any", [False, True], ids=["empty", "older backup"])
-async def test_a_database_that_lost_its_rows_removes_no_endpoint(
-    gone: GoneBench, has_any: bool
-) -> None:
+async def test_lost_rows_of_a_database_remove_no_endpoint(gone: GoneBench, has_any: bool) -> None:
     """One that was restored, or made anew, does not say that an operator removed them."""
     await gone.dispatched("slow")
     job_id = await gone.submit(endpoint="slow")
@@ -311,9 +305,7 @@ async def test_a_row_that_comes_back_in_time_is_in_time(gone: GoneBench) -> None
     assert (await gone.job(job_id)).end is not None
 
 
-async def test_a_row_that_comes_back_meanwhile_saves_the_jobs_that_are_left(
-    gone: GoneBench,
-) -> None:
+async def test_a_row_that_comes_back_meanwhile_saves_the_remaining_jobs(gone: GoneBench) -> None:
     jobs = [await gone.submit(endpoint="fast") for _ in range(100)]
     await gone.after(0)
     remove = gone.queue.remove

@@ -160,9 +160,7 @@ async def test_a_queue_that_was_away_or_made_again_is_read_again(bench: Bench) -
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), JobDamaged(), JobOfLaterVersion()])
-async def test_an_error_about_one_job_keeps_no_other_waiting(
-    bench: Bench, error: Exception
-) -> None:
+async def test_an_error_about_one_job_holds_up_no_other(bench: Bench, error: Exception) -> None:
     bad, good = await bench.submit(10), await bench.submit(10)
     load = bench.writer.load
 

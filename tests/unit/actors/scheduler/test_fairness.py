@@ -275,9 +275,7 @@ def test_owners_with_debts_are_not_looked_through_for_each_turn(
 
 @pytest.mark.parametrize("most", [1, 3, 100])
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 5))))
-def test_the_first_are_those_of_the_first_turns(
-    most: int, steps: list[tuple[bool, int, int]]
-) -> None:
+def test_first_are_those_of_the_first_turns(most: int, steps: list[tuple[bool, int, int]]) -> None:
     rings, plain = Rounds[int](), defaultdict[int, list[int]](list)
     for is_added, member, turn in steps:
         before = next((each for each in plain if member in plain[each]), None)

@@ -111,9 +111,7 @@ async def test_an_error_while_a_job_is_read_ends_it(bench: Bench) -> None:
 # Jobs with an event of a later version are left to that version.
 
 
-async def test_the_entry_of_a_job_of_a_later_version_stays_until_it_can_be_read(
-    bench: Bench,
-) -> None:
+async def test_the_entry_of_a_later_versions_job_stays_until_it_can_be_read(bench: Bench) -> None:
     later = await bench.submit()
     bench.log.of_later_version.add(later)
     async with bench.dispatching():

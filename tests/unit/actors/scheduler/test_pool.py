@@ -99,9 +99,7 @@ async def test_a_worker_that_is_not_ready_is_not_closed_as_idle(cluster: FakeClu
         assert idle_slot(pool, None) is None
 
 
-async def test_workers_of_another_making_are_closed_once_they_run_nothing(
-    cluster: FakeCluster,
-) -> None:
+async def test_workers_of_another_making_close_once_they_run_nothing(cluster: FakeCluster) -> None:
     stale, of_another_endpoint = "worker:default:old:0", "worker:default-2:d1:0"
     await cluster.place(of_another_endpoint)
     await cluster.place(stale)
@@ -118,9 +116,7 @@ async def test_workers_of_another_making_are_closed_once_they_run_nothing(
     assert set(cluster.groups) == {of_another_endpoint, *workers(0)}
 
 
-async def test_another_worker_takes_the_place_of_one_whose_node_drains(
-    cluster: FakeCluster,
-) -> None:
+async def test_another_worker_replaces_one_whose_node_drains(cluster: FakeCluster) -> None:
     async with kept(new_pool(cluster, max_workers=1), Demand(1)) as pool:
         _, slot = await eventually(lambda: idle_slot(pool, None))
         slot.reserve(entry("a-job"))
@@ -190,9 +186,7 @@ async def test_one_that_runs_a_job_is_closed_at_its_end(cluster: FakeCluster) ->
         assert set(cluster.groups) == new
 
 
-async def test_old_ones_take_jobs_while_what_is_made_now_does_not_come_up(
-    cluster: FakeCluster,
-) -> None:
+async def test_old_ones_take_jobs_while_new_ones_do_not_come_up(cluster: FakeCluster) -> None:
     (old,) = await old_workers(cluster, 1)
     cluster.dead_engines = 1000
     limits = {"start_deaths": 1, "retry_first_s": 0.01}
@@ -203,9 +197,7 @@ async def test_old_ones_take_jobs_while_what_is_made_now_does_not_come_up(
         assert old not in cluster.removed
 
 
-async def test_where_there_is_no_room_for_one_more_an_old_one_goes_first(
-    cluster: FakeCluster,
-) -> None:
+async def test_without_room_for_one_more_an_old_one_goes_first(cluster: FakeCluster) -> None:
     (old,) = await old_workers(cluster, 1)
     cluster.room = 1
     limits = {"replace_s": 0.1}

@@ -177,9 +177,7 @@ async def test_a_large_job_is_read_again_and_not_kept(bench: PrefetchBench) -> N
             await each.entry.ack()
 
 
-async def test_a_job_that_is_cancelled_after_its_actor_went_without_a_word_ends(
-    bench: PrefetchBench,
-) -> None:
+async def test_a_job_that_is_cancelled_after_its_actor_is_gone_ends(bench: PrefetchBench) -> None:
     job_id = await bench.submit()
     await bench.start(job_id)
     async with bench.open() as prefetch:

@@ -94,9 +94,7 @@ async def test_the_next_ones_are_started_as_jobs_come(bench: Bench, jobs: int, o
     assert len(bench.slots) == len(bench.cluster.actors) == opened
 
 
-async def test_there_are_as_many_as_the_engine_takes_and_those_that_are_kept_free(
-    bench: Bench,
-) -> None:
+async def test_there_are_as_many_as_the_engine_takes_and_those_kept_free(bench: Bench) -> None:
     await bench.open()
     await bench.take(9)
     assert len(bench.slots) == 9

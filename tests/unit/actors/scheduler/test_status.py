@@ -45,18 +45,14 @@ async def status(bench: Bench) -> AsyncIterator[EndpointStatus]:
         yield dispatcher.status
 
 
-async def test_a_job_that_cannot_be_read_hides_no_other(
-    bench: Bench, status: EndpointStatus
-) -> None:
+async def test_an_unreadable_job_hides_no_other(bench: Bench, status: EndpointStatus) -> None:
     bench.log.unreadable.add(await bench.submit(lane=4))
     assert (await status.describe())["oldest_waiting_s"] is None
     await bench.submit(lane=5)
     assert (await status.describe())["oldest_waiting_s"] >= 0
 
 
-async def test_it_does_not_read_a_whole_backlog_that_was_cancelled(
-    bench: Bench, status: EndpointStatus
-) -> None:
+async def test_a_cancelled_backlog_is_not_all_read(bench: Bench, status: EndpointStatus) -> None:
     for _ in range(40):
         job_id = await bench.submit(lane=4)
         await bench.writer.execute(Cancel(), await bench.job(job_id))

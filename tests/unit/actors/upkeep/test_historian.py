@@ -74,9 +74,7 @@ async def test_a_job_that_is_not_projected_yet_stays(house: House) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"callback_url": URL}, {"image_puts": ("sealed",)}])
-async def test_a_job_stays_until_its_delivery_has_ended(
-    house: House, asked: dict[str, Any]
-) -> None:
+async def test_a_job_stays_until_its_delivery_ended(house: House, asked: dict[str, Any]) -> None:
     job_id = await house.job(**asked)
     waiting = await house.ended_job(**asked)
     await house.project()
@@ -180,9 +178,7 @@ async def test_nothing_is_stored_again_where_nothing_was_added(house: House) -> 
 
 
 @pytest.mark.parametrize("step", ["images.put", "ended_jobs.store_history_keys"])
-async def test_a_job_that_is_erased_while_its_object_is_written_leaves_none(
-    house: House, step: str
-) -> None:
+async def test_a_job_erased_while_its_object_is_stored_leaves_none(house: House, step: str) -> None:
     job_id, other = await house.jobs(2, age=2 * HOUR)
 
     async def erase() -> None:
@@ -199,7 +195,7 @@ async def test_a_job_that_is_erased_while_its_object_is_written_leaves_none(
     assert len(await house.history.read(job_id)) == 1
 
 
-async def test_a_job_that_is_removed_while_its_object_is_written_leaves_none(house: House) -> None:
+async def test_a_job_removed_while_its_object_is_stored_leaves_none(house: House) -> None:
     [job_id] = await house.jobs(age=8 * DAY)
 
     async def remove() -> None:
@@ -275,16 +271,12 @@ async def test_an_object_that_cannot_be_read_stops_no_other_job(
     ],
     ids=["all", "so many bytes", "histories that are read again"],
 )
-def test_so_many_bytes_are_in_memory_at_a_time(
-    job: EndedJob, most_bytes: int, portions: list[int]
-) -> None:
+def test_a_portion_has_so_many_bytes(job: EndedJob, most_bytes: int, portions: list[int]) -> None:
     found = historian._portions([job] * 4, most_bytes=most_bytes)
     assert [len(portion) for portion in found] == portions
 
 
-async def test_so_many_jobs_are_in_hand_at_a_time(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_so_many_jobs_leave_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     await house.jobs(6, age=2 * HOUR)
     monkeypatch.setattr(historian, "_AT_ONCE", 3)
     purge, now, most = house.log.purge, 0, 0

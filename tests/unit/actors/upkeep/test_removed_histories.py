@@ -72,9 +72,7 @@ async def test_an_erasure_that_was_cut_short_is_ended(house: House, *, after: bo
     assert len(await house.history.read(gone)) == 1
 
 
-async def test_what_a_late_historian_leaves_of_an_erased_job_goes_with_the_last_look(
-    house: House,
-) -> None:
+async def test_what_a_late_historian_leaves_of_an_erased_job_goes_in_the_end(house: House) -> None:
     """It died after it had stored the object, which the row does not name."""
     [gone] = await house.moved()
     [key] = await house.history_keys(gone)
@@ -98,9 +96,7 @@ async def test_retention_removes_histories_job_by_job(house: House) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("step", ["images.delete_folder", "read_model.remove"])
-async def test_a_removal_that_was_cut_short_is_ended(
-    house: House, step: str, *, after: bool
-) -> None:
+async def test_a_removal_cut_short_is_ended(house: House, step: str, *, after: bool) -> None:
     ids = await house.moved(3)
     house.clock.time += 9 * DAY
     with house.failing(step, ImageStoreUnavailable(), after=after):
@@ -122,9 +118,7 @@ async def test_a_job_stays_while_it_is_called_back_again(house: House) -> None:
     assert await house.traces(first) == set()
 
 
-async def test_a_job_whose_history_is_lost_goes_even_if_it_is_to_be_called_back(
-    house: House,
-) -> None:
+async def test_a_job_with_a_lost_history_goes_even_if_it_is_to_be_called_back(house: House) -> None:
     """Nothing is left that could be sent."""
     [job_id] = await house.moved(callback_url=URL)
     [key] = await house.history_keys(job_id)
@@ -209,9 +203,7 @@ async def test_the_objects_of_a_hot_job_are_left_to_the_historian(house: House) 
     assert await house.history_keys(job_id) == [key, later]
 
 
-async def test_nothing_is_swept_where_the_rows_are_lost(
-    house: House, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_lost_rows_have_nothing_swept(house: House, caplog: pytest.LogCaptureFixture) -> None:
     first, second = await house.moved(2)
     upload = await house.upload("in.png")
     await lose_rows(house, first, second)
@@ -241,9 +233,7 @@ async def test_an_object_without_a_row_goes_after_the_retention_time(house: Hous
     assert not await house.has_file(f"{job_id}/1/0.png")
 
 
-async def test_nothing_is_swept_that_an_older_database_does_not_know(
-    house: House, tmp_path: Path
-) -> None:
+async def test_what_an_older_database_does_not_know_stays(house: House, tmp_path: Path) -> None:
     """It was restored from a copy of before the job left the log."""
     [job_id] = await house.jobs()
     with closing(sqlite3.connect(tmp_path / "darkroom.sqlite3")) as database:

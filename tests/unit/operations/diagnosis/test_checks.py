@@ -189,9 +189,7 @@ async def test_a_database_is_told_that_is_missing_empty_or_without_keys(tmp_path
         assert [each.level for each in await check.run()] == [Level.OK, Level.OK]
 
 
-async def test_a_database_that_cannot_be_reached_is_told_without_its_password(
-    tmp_path: Path,
-) -> None:
+async def test_a_database_that_is_not_reached_is_told_without_its_password(tmp_path: Path) -> None:
     url = SecretStr("postgresql+asyncpg://user:hidden@127.0.0.1:9/darkroom")
     found = await only(DatabaseCheck(stores(tmp_path, database_url=url)))
     assert found.level is Level.ERROR
@@ -212,9 +210,7 @@ async def test_a_ray_that_nobody_started_is_not_asked_for(tmp_path: Path) -> Non
         ({"gpus": 0, "resources": {"fast_disk": 1}}, False),
     ],
 )
-def test_an_endpoint_is_told_for_which_no_node_has_room(
-    members: dict[str, Any], fits: bool
-) -> None:
+def test_an_endpoint_is_told_that_fits_on_no_node(members: dict[str, Any], fits: bool) -> None:
     nodes = [{"CPU": 2.0}, {"CPU": 8.0, "memory": 1e9}]
     assert (too_large([Endpoint("portraits", **members)], nodes) == []) == fits
 
@@ -260,9 +256,7 @@ async def test_a_port_may_be_free(free_port: int) -> None:
     assert (await http(free_port, is_up=True)).level is Level.ERROR
 
 
-async def test_a_service_that_runs_is_told_whether_it_is_ready(
-    tmp_path: Path, free_port: int
-) -> None:
+async def test_a_running_service_says_whether_it_is_ready(tmp_path: Path, free_port: int) -> None:
     async with running_edge(tmp_path) as edge:
         config = uvicorn.Config(edge.app, port=free_port, lifespan="off", log_config=None)
         server = uvicorn.Server(config)
