@@ -28,7 +28,7 @@ from events.types import (
     Started,
     Unknown,
 )
-from operations.inspection import Step, inspect_job, story
+from operations.inspection import Inspection, inspect_job, story
 from tests.support.events import START, history_of, image, submitted
 from tests.support.operations.installation import Installation
 
@@ -48,15 +48,9 @@ def test_a_job_that_was_tried_twice() -> None:
         Started(attempt=3, actor="c"),
         Completed(images=1),
     )
+    submission = "submitted a diffusion job to default, lane 3, within 60 s"
     assert steps == [
-        (
-            "alice, key k1",
-            (
-                "submitted a diffusion job to default, lane 3, within 60 s, "
-                "as a new submission of the job r"
-            ),
-            None,
-        ),
+        ("alice, key k1", f"{submission}, as a new submission of the job r", None),
         ("a", "began attempt 1", None),
         ("a", "attempt 1 failed (bystander): No memory.", False),
         ("b", "began attempt 2, alone on the engine", None),
@@ -69,9 +63,8 @@ def test_a_job_that_was_tried_twice() -> None:
 
 def test_an_attempt_that_ended_without_a_word_shows_at_the_next() -> None:
     steps = told(submitted(), Started(attempt=1, actor="a"), Started(attempt=2, actor="b"))
-    who, what, charged = steps[-1]
-    assert (who, what) == ("b", "began attempt 2; the attempt before ended without an event")
-    assert charged is False
+    what = "began attempt 2; the attempt before ended without an event"
+    assert steps[-1] == ("b", what, False)
 
 
 def test_ends_and_who_made_them() -> None:
@@ -117,7 +110,7 @@ def test_tries_of_the_callback_stand_among_the_rest_by_their_time() -> None:
         RedeliveryRequested(),
         CallbackDelivered(attempt=1),
     )
-    steps: list[Step] = story(events, deliveries)
+    steps = story(events, deliveries)
     assert [step.at for step in steps] == sorted(step.at for step in steps)
     assert steps[0].what.endswith("within 3600 s, with a callback")
     assert [(step.who, step.what) for step in steps if ".callback." in step.type] == [
@@ -143,10 +136,17 @@ def test_images_that_are_put_are_told_of_without_their_addresses() -> None:
     assert "sealed" not in repr(steps)
 
 
+async def inspected(
+    installation: Installation, job_id: str, *, with_request: bool = False
+) -> Inspection:
+    found = await inspect_job(installation.stores, job_id, with_request=with_request)
+    assert found is not None
+    return found
+
+
 async def test_where_a_job_stands_in_every_place(installation: Installation) -> None:
     job_id = installation.ids["running"]
-    found = await inspect_job(installation.stores, job_id, with_request=False)
-    assert found is not None
+    found = await inspected(installation, job_id)
     assert [step.who for step in found.steps] == ["alice, key k1", "a", "a"]
     key = f"{job_id}/1/0.png"
     assert found.now == {
@@ -162,55 +162,42 @@ async def test_where_a_job_stands_in_every_place(installation: Installation) -> 
         "images": [{"index": 0, "key": key, "stored_bytes": len(job_id)}],
     }
     await installation.images.delete(key)
-    found = await inspect_job(installation.stores, job_id, with_request=False)
-    assert found is not None
+    found = await inspected(installation, job_id)
     assert found.now["images"] == [{"index": 0, "key": key, "stored_bytes": None}]
 
 
-@pytest.mark.parametrize(
-    ("kind", "state"),
-    [
-        ("waiting", "waiting"),
-        ("completed", "completed"),
-        ("failed", "failed"),
-        ("cancelled", "cancelled"),
-        ("erased", "erased"),
-    ],
-)
-async def test_the_state_of_a_job(installation: Installation, kind: str, state: str) -> None:
-    found = await inspect_job(installation.stores, installation.ids[kind], with_request=False)
-    assert found is not None
+@pytest.mark.parametrize("state", ["waiting", "completed", "failed", "cancelled", "erased"])
+async def test_the_state_of_a_job(installation: Installation, state: str) -> None:
+    found = await inspected(installation, installation.ids[state])
     assert found.now["state"] == state
+
+
+async def test_of_an_unknown_job_nothing_is_told(installation: Installation) -> None:
     assert await inspect_job(installation.stores, new_id(), with_request=False) is None
 
 
 async def test_a_job_that_left_the_log_tells_the_same_story(installation: Installation) -> None:
     job_id = installation.ids["completed"]
-    before = await inspect_job(installation.stores, job_id, with_request=True)
+    before = await inspected(installation, job_id, with_request=True)
     key = await installation.move(job_id)
-    found = await inspect_job(installation.stores, job_id, with_request=True)
-    assert before is not None
-    assert found is not None
+    found = await inspected(installation, job_id, with_request=True)
     assert (found.steps, found.request) == (before.steps, before.request)
     assert len(found.steps) == 7
     assert found.now == before.now | {"kept_in": [key]}
     await installation.images.put(key, b"damaged")
-    found = await inspect_job(installation.stores, job_id, with_request=True)
-    assert found is not None
+    found = await inspected(installation, job_id, with_request=True)
     assert found.now["kept_in"] == [f"{key} (damaged)"]
     await installation.images.delete(key)
-    found = await inspect_job(installation.stores, job_id, with_request=True)
-    assert found is not None
+    found = await inspected(installation, job_id, with_request=True)
     assert found.now["kept_in"] == [f"{key} (missing)"]
 
 
 async def test_what_was_asked_for_is_shown_only_on_request(installation: Installation) -> None:
     job_id = installation.ids["completed"]
-    found = await inspect_job(installation.stores, job_id, with_request=False)
+    found = await inspected(installation, job_id)
     assert "red circle" not in repr(found)
     assert "receiver.example" not in repr(found)
-    found = await inspect_job(installation.stores, job_id, with_request=True)
-    assert found is not None
+    found = await inspected(installation, job_id, with_request=True)
     assert found.request is not None
     assert found.request["request"]["prompt"] == "a red circle"
     assert found.request["callback_url"] == "https://receiver.example/ended"

@@ -165,12 +165,6 @@ async def test_a_folder_of_images_is_tried_and_left_as_it_was(tmp_path: Path) ->
     assert [each for each in (tmp_path / "images").rglob("*") if each.is_file()] == []
 
 
-async def test_a_store_that_cannot_be_used_is_told_without_its_password(tmp_path: Path) -> None:
-    found = await only(ImageStoreCheck(stores(tmp_path, images_url="ftp://u:hidden@host/a")))
-    assert found.level is Level.ERROR
-    assert "hidden" not in f"{found.what} {found.remedy}"
-
-
 async def test_the_room_of_a_folder_that_is_not_made_yet_is_told(tmp_path: Path) -> None:
     found = await only(DiskSpaceCheck([tmp_path / "data", tmp_path / "data" / "images"]))
     assert "are free at" in found.what
@@ -189,11 +183,19 @@ async def test_a_database_is_told_that_is_missing_empty_or_without_keys(tmp_path
         assert [each.level for each in await check.run()] == [Level.OK, Level.OK]
 
 
-async def test_a_database_that_is_not_reached_is_told_without_its_password(tmp_path: Path) -> None:
-    url = SecretStr("postgresql+asyncpg://user:hidden@127.0.0.1:9/darkroom")
-    found = await only(DatabaseCheck(stores(tmp_path, database_url=url)))
+@pytest.mark.parametrize(
+    ("check", "member", "url"),
+    [
+        (ImageStoreCheck, "images_url", "ftp://u:hidden@host/a"),
+        (DatabaseCheck, "database_url", "postgresql+asyncpg://user:hidden@127.0.0.1:9/darkroom"),
+    ],
+)
+async def test_a_store_that_cannot_be_used_is_told_without_its_password(
+    tmp_path: Path, check: type[ImageStoreCheck | DatabaseCheck], member: str, url: str
+) -> None:
+    found = await only(check(StoreSettings.model_validate({"data_dir": tmp_path, member: url})))
     assert found.level is Level.ERROR
-    assert "hidden" not in found.what
+    assert "hidden" not in f"{found.what} {found.remedy}"
 
 
 async def test_a_ray_that_nobody_started_is_not_asked_for(tmp_path: Path) -> None:
@@ -267,11 +269,8 @@ async def test_a_running_service_says_whether_it_is_ready(tmp_path: Path, free_p
         await serving
 
 
-async def test_callbacks_are_not_tried_without_an_address() -> None:
+async def test_a_receiver_that_is_named_is_connected_to(other_port: int, free_port: int) -> None:
     assert (await callback(None)).level is Level.NOTE
-
-
-async def test_a_receiver_is_connected_to(other_port: int, free_port: int) -> None:
     assert (await callback(f"http://127.0.0.1:{other_port}/hook")).level is Level.OK
     found = await callback(f"http://127.0.0.1:{free_port}/hook")
     assert (found.level, "firewall" in str(found.remedy)) == (Level.ERROR, True)
