@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,11 @@ from engine.errors import Cancelled, CheckpointUnavailable, EngineError, NodeFai
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.validation import validate
-from engine.options import RunOptions
-from engine.reports import EngineEvent, Finished, ImageReady, Progress
+from engine.reports import Finished, ImageReady, Progress
 from tests.support.engine.diffusion_requests import compiled
 from tests.support.engine.engines import Running, running
-from tests.support.engine.graphs import graph_of
 from tests.support.engine.latents import farthest
-from tests.support.engine.workflows import (
-    Prompt,
-    RunAll,
-    Submit,
-    Watched,
-    node,
-    text_to_image,
-)
+from tests.support.engine.workflows import Prompt, RunAll, Submit, node, text_to_image
 
 
 def test_a_workflow_tells_progress_image_and_end_in_order(submit: Submit) -> None:
@@ -43,28 +32,6 @@ def test_a_workflow_tells_progress_image_and_end_in_order(submit: Submit) -> Non
     assert (image.index, image.node_id, image.seed) == (0, "9", 1)
     assert (image.pixels.shape, image.pixels.dtype) == ((64, 64, 3), np.uint8)
     assert image.pixels.std() > 10
-
-
-def test_the_same_seed_gives_the_same_picture_and_another_another(run_all: RunAll) -> None:
-    (first,) = run_all([text_to_image()])
-    (again,) = run_all([text_to_image()])
-    (other,) = run_all([text_to_image(seed=2)])
-    assert np.array_equal(first, again)
-    assert farthest(first, other) > 10
-
-
-def test_samplers_guidance_and_prompt_change_the_picture(run_all: RunAll) -> None:
-    prompts = [
-        text_to_image(),
-        text_to_image(sampler_name="dpmpp_2m"),
-        text_to_image(scheduler="karras"),
-        text_to_image(cfg=1.0),
-        text_to_image() | {"6": node("CLIPTextEncode", text="a blue square", clip=["4", 1])},
-        text_to_image() | {"6": node("CLIPTextEncode", text="a (red:1.4) circle", clip=["4", 1])},
-    ]
-    pictures = run_all(prompts)
-    for index, picture in enumerate(pictures):
-        assert all(farthest(picture, other) > 1 for other in pictures[:index])
 
 
 def test_neighbours_change_a_picture_by_one_level_at_most(run_all: RunAll) -> None:
@@ -110,22 +77,6 @@ def test_one_seed_serves_a_workflows_batch(submit: Submit) -> None:
     images = submit(text_to_image() | {"5": latent}).images()
     assert [(image.index, image.seed) for image in images] == [(0, 1), (1, 1)]
     assert farthest(images[0].pixels, images[1].pixels) > 1
-
-
-def test_samplers_of_one_job_share_calls(submit: Submit, engine: Engine) -> None:
-    def activities(graph: Any) -> int:
-        before = engine.activity.count
-        assert submit(graph).images()
-        return engine.activity.count - before
-
-    one = text_to_image(steps=10)
-    both = dict(one)
-    both |= {"3b": text_to_image(seed=9, steps=10)["3"]}
-    both |= {"8b": node("VAEDecode", samples=["3b", 0], vae=["4", 2])}
-    both |= {"9b": node("SaveImage", images=["8b", 0], filename_prefix="x")}
-    activities(one)
-    # Three nodes and a decoded image; ten steps would be twenty more.
-    assert activities(both) - activities(one) < 20
 
 
 def test_cancelling_ends_a_run_and_leaves_the_others(submit: Submit) -> None:
@@ -214,54 +165,11 @@ def test_a_run_shows_what_its_picture_looks_like_so_far(submit: Submit) -> None:
     watched.error(Cancelled)
 
 
-Start = Callable[..., Watched]
-
-
-Told = list[tuple[str, EngineEvent]]
-
-
-@pytest.fixture
-def told() -> Told:
-    """The events of all runs in the order in which they were told, each with the run's name."""
-    return []
-
-
-@pytest.fixture
-def start(tiny: Running, told: Told) -> Start:
-    """Submits a prompt under a name."""
-
-    def start(name: str, prompt: Prompt, **options: Any) -> Watched:
-        watched = Watched(tiny.engine)
-
-        def take(event: EngineEvent) -> None:
-            told.append((name, event))
-            watched.take(event)
-
-        graph = graph_of(prompt, tiny.catalogue)
-        watched.run = tiny.engine.submit(graph, RunOptions(**options), on_event=take)
-        return watched
-
-    return start
-
-
-def test_an_exclusive_run_shares_the_engine_with_no_other(start: Start, told: Told) -> None:
-    first = start("first", text_to_image(steps=20))
-    first.next()
-    lone = start("lone", text_to_image(), is_exclusive=True)
-    for watched in (first, lone, start("last", text_to_image())):
-        assert watched.images()
-    assert [name for name, _ in groupby(told, key=lambda each: each[0])] == [
-        "first",
-        "lone",
-        "last",
-    ]
-
-
-def test_a_run_that_waits_can_be_cancelled(start: Start) -> None:
-    first = start("first", text_to_image(steps=3000))
+def test_a_run_that_waits_can_be_cancelled(submit: Submit) -> None:
+    first = submit(text_to_image(steps=3000))
     assert isinstance(first.next(), Progress)
-    lone = start("lone", text_to_image(), is_exclusive=True)
-    last = start("last", text_to_image())
+    lone = submit(text_to_image(), is_exclusive=True)
+    last = submit(text_to_image())
     lone.cancel()
     lone.error(Cancelled)
     assert last.images()
@@ -269,12 +177,11 @@ def test_a_run_that_waits_can_be_cancelled(start: Start) -> None:
     first.error(Cancelled)
 
 
-def test_a_small_job_ends_before_a_long_chain_of_host_work(start: Start, told: Told) -> None:
-    start("warm", text_to_image()).wait()
-    chain = start("chain", chain_of_scales(900))
-    small = start("small", text_to_image())
-    assert small.images()
-    assert not any(name == "chain" for name, _ in told)
+def test_a_small_job_ends_before_a_long_chain_of_host_work(submit: Submit) -> None:
+    submit(text_to_image()).wait()
+    chain = submit(chain_of_scales(900))
+    assert submit(text_to_image()).images()
+    assert chain.queue.empty()
     chain.cancel()
     chain.error(Cancelled)
 
@@ -286,9 +193,9 @@ def saved_images(count: int) -> Prompt:
     return images | saves
 
 
-def test_a_run_pauses_until_its_results_are_taken(start: Start) -> None:
-    paused = start("paused", saved_images(40), max_untaken=3)
-    assert start("other", text_to_image()).images()
+def test_a_run_pauses_until_its_results_are_taken(submit: Submit) -> None:
+    paused = submit(saved_images(40), max_untaken=3)
+    assert submit(text_to_image()).images()
     assert paused.queue.qsize() == 3
     for number in range(40):
         event = paused.next()
@@ -298,8 +205,8 @@ def test_a_run_pauses_until_its_results_are_taken(start: Start) -> None:
     assert paused.wait() == Finished(40)
 
 
-def test_a_paused_run_can_be_cancelled(start: Start) -> None:
-    paused = start("paused", saved_images(2), max_untaken=1)
+def test_a_paused_run_can_be_cancelled(submit: Submit) -> None:
+    paused = submit(saved_images(2), max_untaken=1)
     assert isinstance(paused.next(), ImageReady)
     paused.cancel()
     paused.error(Cancelled)
@@ -307,13 +214,9 @@ def test_a_paused_run_can_be_cancelled(start: Start) -> None:
 
 def chain_of_scales(count: int) -> dict[str, Any]:
     """Images that are scaled time after time."""
-    first = {"0": node("EmptyImage", width=512, height=512, batch_size=1, color=0)}
+    chain = {"0": node("EmptyImage", width=512, height=512, batch_size=1, color=0)}
     how = {"upscale_method": "lanczos", "height": 512, "crop": "disabled"}
-    scales = {
-        str(number): node(
-            "ImageScale", image=[str(number - 1), 0], width=512 - 8 * (number % 2), **how
-        )
-        for number in range(1, count + 1)
-    }
-    save = {"save": node("SaveImage", images=[str(count), 0], filename_prefix="x")}
-    return first | scales | save
+    for number in range(1, count + 1):
+        width = 512 - 8 * (number % 2)
+        chain[f"{number}"] = node("ImageScale", image=[f"{number - 1}", 0], width=width, **how)
+    return chain | {"save": node("SaveImage", images=[f"{count}", 0], filename_prefix="x")}

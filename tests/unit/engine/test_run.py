@@ -162,10 +162,7 @@ def test_a_size_of_the_run_is_used_and_its_range_holds(tiny: Running) -> None:
 
 def test_a_check_that_needs_the_value_waits_for_it(empty_catalogue: Catalogue) -> None:
     """KSampler's check reads the steps, which are not there before the run."""
-    prompt = text_to_image(steps=["2", 0]) | {
-        "1": SMALL,
-        "2": node("GetImageSize", image=["1", 0]),
-    }
+    prompt = text_to_image(steps=["2", 0]) | {"1": SMALL, "2": node("GetImageSize", image=["1", 0])}
     graph = graph_of(prompt, empty_catalogue)
     assert "steps" not in graph.node("3").literals
     assert graph.cost.work > cost_of(text_to_image(), empty_catalogue).work

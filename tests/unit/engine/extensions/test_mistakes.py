@@ -25,10 +25,7 @@ from tests.support.engine.extensions import entry_point
 from tests.support.engine.graphs import graph_of
 from tests.support.engine.workflows import Watched, node
 
-PROMPT = {
-    "1": node("Own"),
-    "2": node("SaveImage", images=["1", 0], filename_prefix="x"),
-}
+PROMPT = {"1": node("Own"), "2": node("SaveImage", images=["1", 0], filename_prefix="x")}
 GOOD = PROMPT | {"1": node("EmptyImage", width=8, height=8, batch_size=1, color=0)}
 SIDE = PROMPT | {
     "1": node("EmptyImage", width=["o", 0], height=8, batch_size=1, color=0),
@@ -210,7 +207,8 @@ def estimating(*shapes: Shape, **numbers: Any) -> Callable[[Mapping[str, Any]], 
 @pytest.mark.parametrize(
     ("estimate", "words"),
     [
-        (lambda inputs: inputs["missing"], "KeyError: 'missing'"),
+        (raising(KeyError("x")), "KeyError: 'x'"),
+        (raising(SystemExit(3)), "SystemExit: 3"),
         (estimating(), "the estimate has 0 shapes for 1 outputs"),
         (estimating(None), "the estimate has NoneType for an output of type IMAGE"),
         (estimating(IMAGE, work=float("nan")), "the estimate has no work of 0 or more"),
@@ -227,17 +225,22 @@ def test_a_cost_that_cannot_be_told_makes_the_graph_invalid(
     assert words in refusal.details
 
 
-def test_a_check_that_fails_makes_the_graph_invalid(packages: Packages) -> None:
-    check = {"check": lambda literals: literals["missing"]}
-    refusal = packages.refusal(returning((GREY,)), PROMPT, **OF_IMAGE, **check)
-    (error,) = refusal.node_errors["1"]["errors"]
-    assert error["details"] == "the check of the node failed: KeyError: 'missing'"
+@pytest.mark.parametrize(
+    ("error", "told"), [(KeyError("x"), "KeyError: 'x'"), (SystemExit(3), "SystemExit: 3")]
+)
+def test_a_check_that_fails_makes_the_graph_invalid(
+    error: BaseException, told: str, packages: Packages
+) -> None:
+    refusal = packages.refusal(returning((GREY,)), PROMPT, **OF_IMAGE, check=raising(error))
+    (shown,) = refusal.node_errors["1"]["errors"]
+    assert shown["details"] == f"the check of the node failed: {told}"
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (raising(KeyError("x")), "KeyError: 'x'"),
+        (raising(SystemExit(3)), "SystemExit: 3"),
         (returning(8), "must return a tuple of 1 outputs"),
         (returning(("8",)), "must return values of the types INT"),
         (returning((True,)), "must return values of the types INT"),
@@ -279,16 +282,6 @@ def test_what_cannot_be_computed_yet_is_computed_by_the_run(packages: Packages) 
     }
     graph = packages.graph(reciprocal, prompt, inputs={"of": Int(1, 0, 999)}, is_pure=True)
     assert graph.node("o").links
-
-
-@pytest.mark.parametrize("part", ["check", "estimate", "body"])
-def test_what_is_raised_before_a_run_makes_the_graph_invalid(part: str, packages: Packages) -> None:
-    def leave(*_: object, **__: object) -> Any:
-        raise SystemExit(3)
-
-    parts = {} if part == "body" else {part: leave}
-    body: Body = leave if part == "body" else lambda context: (8,)
-    assert "SystemExit: 3" in str(packages.refusal(body, is_pure=part == "body", **parts))
 
 
 def test_a_type_of_its_own_is_counted_as_it_was_estimated(packages: Packages) -> None:

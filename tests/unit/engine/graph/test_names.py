@@ -23,6 +23,14 @@ def test_samplers_are_known_in_any_spelling_and_case(
     assert names.sampler_alone(spelling) == row.name
 
 
+@given(st.data(), st.sampled_from(names.SCHEDULERS))
+def test_schedulers_are_known_in_any_spelling_and_case(
+    data: st.DataObject, row: names.Scheduler
+) -> None:
+    spelling = recase(data.draw, data.draw(st.sampled_from([row.name, row.label, *row.aliases])))
+    assert names.scheduler(spelling) == row.name
+
+
 @given(st.data(), st.sampled_from(names.SAMPLERS), st.sampled_from(names.SCHEDULERS))
 def test_joined_spelling_names_both(
     data: st.DataObject, sampler: names.Sampler, scheduler: names.Scheduler

@@ -384,8 +384,7 @@ def test_two_masks_do_not_go_over_three() -> None:
     three = mask(count=3)
     inputs = {"destination": three, "source": mask(), "x": 0, "y": 0, "operation": "add"}
     with pytest.raises(
-        EngineError,
-        match=r"2 masks can be combined with one mask or .*, but not with 3",
+        EngineError, match=r"2 masks can be combined with one mask or .*, but not with 3"
     ):
         outputs_of("MaskComposite", **inputs)
 

@@ -15,19 +15,8 @@ from engine.options import DeviceOptions
 from engine.reports import Progress
 from tests.support.engine.engines import running
 from tests.support.engine.graphs import graph_of, refusal_of
-from tests.support.engine.latents import (
-    farthest,
-    latents_of,
-    psnr_db_of,
-)
-from tests.support.engine.workflows import (
-    Prompt,
-    RunAll,
-    Submit,
-    node,
-    text_to_image,
-    with_input,
-)
+from tests.support.engine.latents import farthest, latents_of, psnr_db_of
+from tests.support.engine.workflows import Prompt, RunAll, Submit, node, text_to_image, with_input
 
 
 def advanced(steps: int = 6, **inputs: Any) -> Prompt:
@@ -60,9 +49,7 @@ def latents(catalogue: Catalogue, *prompts: Prompt) -> list[Any]:
 @pytest.mark.parametrize("sampler", ["euler", "heun", "dpm_2", "uni_pc"])
 def test_steps_shared_by_two_nodes_are_those_of_one(catalogue: Catalogue, sampler: str) -> None:
     whole, advanced_whole = latents(
-        catalogue,
-        text_to_image(steps=6, sampler_name=sampler),
-        advanced(sampler_name=sampler),
+        catalogue, text_to_image(steps=6, sampler_name=sampler), advanced(sampler_name=sampler)
     )
     assert np.array_equal(whole, advanced_whole)
     if sampler != "uni_pc":  # which learns from its past steps

@@ -187,9 +187,7 @@ def test_what_is_cut_off_leaves_the_rest_as_it_is(size: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("shape", [(1, 16_384, 3), (16_384, 1, 3)])
-def test_a_long_thin_picture_is_never_as_large_as_its_sides(
-    shape: tuple[int, int, int],
-) -> None:
+def test_a_long_thin_picture_is_never_as_large_as_its_sides(shape: tuple[int, int, int]) -> None:
     """All of it would be 12 GiB."""
     ramp = torch.linspace(0, 1, 16_384).repeat_interleave(3).reshape(1, *shape)
     found = resized(ramp, 512, 512, mode="crop and resize")

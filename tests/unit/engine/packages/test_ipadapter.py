@@ -170,9 +170,7 @@ def test_a_mask_says_where_it_counts(service: Running) -> None:
         for name, value in (("black", 0.0), ("white", 1.0))
     }
     none, all_of_it, black, white = service.pictures(
-        drawing(None),
-        drawing(RED),
-        *(drawing(RED, attn_mask=[name, 0]) | masks for name in masks),
+        drawing(None), drawing(RED), *(drawing(RED, attn_mask=[name, 0]) | masks for name in masks)
     )
     assert farthest(none, black) <= 1
     assert farthest(all_of_it, white) <= 1

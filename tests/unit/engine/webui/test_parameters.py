@@ -5,9 +5,7 @@ import pickle
 import pytest
 
 from engine.errors import ParametersInvalid
-from engine.webui.parameters import (
-    parse_parameters,
-)
+from engine.webui.parameters import parse_parameters
 
 
 def bad_fields(body: object) -> dict[str, str]:
@@ -28,24 +26,55 @@ def test_defaults_are_those_of_the_api() -> None:
 
 
 def test_every_bad_field_is_named() -> None:
-    fields = bad_fields(
-        {
-            "steps": 151,
-            "cfg_scale": float("nan"),
-            "batch_size": True,
-            "sampler_name": "nope",
-            "scheduler": "nope",
-            "clip_skip": 0,
-            "unknown": 1,
-            "override_settings": {"samples_format": "jpg"},
-            "seed": 2**64,
-            "negative_prompt": "\ud800",
-        }
-    )
+    values = {
+        "steps": 151,
+        "cfg_scale": float("nan"),
+        "batch_size": True,
+        "sampler_name": "nope",
+        "scheduler": "nope",
+        "clip_skip": 0,
+        "seed": 2**64,
+        "negative_prompt": "\ud800",
+    }
+    others = {"unknown": 1, "override_settings": {"samples_format": "jpg"}}
+    fields = bad_fields(values | others)
     assert fields["prompt"] == "missing"
     assert fields["unknown"] == "extra_forbidden"
     assert fields["override_settings.samples_format"] == "extra_forbidden"
     assert len(fields) == 11
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("init_images", ["x.png"] * 17),
+        ("init_images", [""]),
+        ("init_images", "cat.png"),
+        ("resize_mode", 4),
+        ("resize_mode", True),
+        ("inpainting_fill", -1),
+        ("mask_blur", 65),
+        ("mask_blur_x", float("nan")),
+        ("inpaint_full_res_padding", 2**70),
+        ("inpainting_mask_invert", 2),
+        ("initial_noise_multiplier", float("inf")),
+        ("mask_round", False),
+        ("denoising_strength", float("nan")),
+        ("mask", "x" * 1025),
+        ("subseed_strength", 1.1),
+        ("subseed", 2**64),
+        ("seed_resize_from_w", 5000),
+        ("s_churn", -1),
+        ("s_noise", "inf"),
+        ("refiner_switch_at", 2),
+        ("tiling", "perhaps"),
+        ("styles", ["x"] * 17),
+    ],
+)
+def test_a_value_beyond_its_range_is_named(name: str, value: object) -> None:
+    body = {"init_images": ["cat.png"], "mask": "mask.png", "compatibility": "webui", "steps": 20}
+    (field,) = bad_fields(body | {name: value})
+    assert field.partition(".")[0] == name
 
 
 @pytest.mark.parametrize("body", [None, [], "x", 3])
