@@ -81,6 +81,17 @@ class Ends:
             self.batcher.step()
 
 
+def ended(
+    batcher: Batcher | None = None, **requests: Sequence[Request]
+) -> dict[str, Exception | None]:
+    """How runs end of which each asks for its requests one after the other."""
+    ends = Ends(batcher or Batcher())
+    for name, each in requests.items():
+        ends.join(name, run(*each))
+    ends.finish()
+    return ends.ended
+
+
 class Step(Fake):
     stage: ClassVar[Stage | None] = Stage.DENOISE
 
@@ -130,11 +141,7 @@ def test_runs_share_calls_and_join_and_leave_at_any_step(calls: list[list[str]])
 
 
 def test_requests_of_unlike_key_take_turns_oldest_first(calls: list[list[str]]) -> None:
-    ends = Ends(Batcher())
-    ends.join("a", run(*fakes("a", 3, key="1")))
-    ends.join("b", run(*fakes("b", 3, key="2")))
-    ends.join("c", run(*fakes("c", 3, key="1")))
-    ends.finish()
+    ended(a=fakes("a", 3, key="1"), b=fakes("b", 3, key="2"), c=fakes("c", 3, key="1"))
     assert [sorted(call) for call in calls] == [["a", "c"], ["b"]] * 3
 
 
@@ -158,10 +165,7 @@ def test_runs_that_only_prepare_keep_no_steps_of_others_back(calls: list[list[st
 
 
 def test_a_call_takes_no_more_than_max_rows_and_nobody_starves(calls: list[list[str]]) -> None:
-    ends = Ends(Batcher(BatchLimits(4)))
-    for name in "abcde":
-        ends.join(name, run(*fakes(name, 4, rows=2)))
-    ends.finish()
+    ended(Batcher(BatchLimits(4)), **{name: fakes(name, 4, rows=2) for name in "abcde"})
     assert all(len(call) <= 2 for call in calls)
     for name in "abcde":
         at = [number for number, call in enumerate(calls) if name in call]
@@ -197,60 +201,41 @@ def test_a_run_of_many_requests_that_share_no_call_waits_its_turn(calls: list[li
 
 
 def test_a_request_larger_than_the_row_limit_runs_alone(calls: list[list[str]]) -> None:
-    ends = Ends(Batcher(BatchLimits(4)))
-    ends.join("big", run(*fakes("big", 1, rows=9)))
-    ends.join("a", run(*fakes("a", 1)))
-    ends.finish()
+    ended(Batcher(BatchLimits(4)), big=fakes("big", 1, rows=9), a=fakes("a", 1))
     assert calls == [["big"], ["a"]]
 
 
 def test_only_the_guilty_run_fails(calls: list[list[str]]) -> None:
-    ends = Ends(Batcher())
-    ends.join("a", run(*fakes("a", 2)))
-    ends.join("bad", run(*fakes("bad", 2)))
-    ends.join("b", run(*fakes("b", 2)))
-    ends.finish()
-    assert ends.ended["a"] is None
-    assert ends.ended["b"] is None
-    assert isinstance(ends.ended["bad"], ValueError)
+    found = ended(a=fakes("a", 2), bad=fakes("bad", 2), b=fakes("b", 2))
+    assert isinstance(found.pop("bad"), ValueError)
+    assert found == {"a": None, "b": None}
     assert calls == [["a", "bad", "b"], ["a"], ["bad"], ["b"], ["a", "b"]]
 
 
 def test_a_group_that_is_too_large_is_made_smaller_and_stays_so(calls: list[list[str]]) -> None:
-    ends = Ends(Batcher())
-    for name in "abcd":
-        ends.join(name, run(*fakes(name, 2, key="small memory")))
-    ends.finish()
-    assert set(ends.ended.values()) == {None}
+    found = ended(**{name: fakes(name, 2, key="small memory") for name in "abcd"})
+    assert set(found.values()) == {None}
     assert [len(call) for call in calls] == [4, 2, 2, 2, 2]
 
 
 def test_a_run_that_alone_is_too_large_fails_alone() -> None:
-    ends = Ends(Batcher())
-    ends.join("a", run(*fakes("a", 2)))
-    ends.join("full", run(*fakes("full", 1)))
-    ends.finish()
-    assert ends.ended["a"] is None
-    assert isinstance(ends.ended["full"], OutOfMemory)
+    found = ended(a=fakes("a", 2), full=fakes("full", 1))
+    assert found["a"] is None
+    assert isinstance(found["full"], OutOfMemory)
 
 
 def test_memory_is_freed_before_calls_become_smaller(calls: list[list[str]]) -> None:
     freed = iter([True, False])
     batcher = Batcher(free_memory=lambda _stage: next(freed))
-    ends = Ends(batcher)
-    for name in "abc":
-        ends.join(name, run(*fakes(name, 1, key="small memory")))
-    ends.finish()
-    assert set(ends.ended.values()) == {None}
+    found = ended(batcher, **{name: fakes(name, 1, key="small memory") for name in "abc"})
+    assert set(found.values()) == {None}
     assert [len(call) for call in calls] == [3, 3, 1, 1, 1]
 
 
 def test_memory_is_freed_for_requests_that_raise_what_torch_does(calls: list[list[str]]) -> None:
     freed = iter([True, False])
-    ends = Ends(Batcher(free_memory=lambda _stage: next(freed)))
-    ends.join("starved", run(*fakes("starved", 1)))
-    ends.finish()
-    assert isinstance(ends.ended["starved"], RuntimeError)
+    found = ended(Batcher(free_memory=lambda _stage: next(freed)), starved=fakes("starved", 1))
+    assert isinstance(found["starved"], RuntimeError)
     assert calls == [["starved"], ["starved"]]
 
 
