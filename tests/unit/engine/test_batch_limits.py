@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,18 +16,6 @@ from engine.engine import Engine
 MIB = 2**20
 HUGE = 9223372036854771712
 """What control groups of version 1 have where there is no limit."""
-MEASURE = """
-import numpy as np
-from engine.diffusion.memory_probes import HostMemoryProbe
-probe = HostMemoryProbe()
-print(probe.available_bytes())
-probe.start()
-taken = np.ones(64 * 2**20, np.uint8)
-print(probe.peak_growth_bytes())
-del taken
-probe.start()
-print(probe.peak_growth_bytes())
-"""
 
 
 class FakeMemoryProbe:
@@ -184,14 +173,24 @@ def test_a_device_that_cannot_be_asked_gets_calls_that_were_seen_to_fit() -> Non
     assert limits.max_rows("k") == 4
 
 
+def measured_memory() -> tuple[int, int, int]:
+    """What is available, what 64 MiB add, and what is added where they are given back."""
+    probe = HostMemoryProbe()
+    available = probe.available_bytes()
+    probe.start()
+    taken = np.ones(64 * MIB, np.uint8)
+    added = probe.peak_growth_bytes()
+    del taken
+    probe.start()
+    return available, added, probe.peak_growth_bytes()
+
+
 def test_the_machines_memory_is_measured() -> None:
     """It runs in a process of its own: memory that this one frees meanwhile would count too."""
-    measured = subprocess.run(
-        [sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True, timeout=300
-    )
-    available, taken, after = map(int, measured.stdout.split())
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+        available, added, after = processes.submit(measured_memory).result(timeout=300)
     assert available > 0
-    assert 60 * MIB < taken < 200 * MIB
+    assert 60 * MIB < added < 200 * MIB
     assert after < 16 * MIB
 
 
@@ -199,34 +198,25 @@ def test_a_cpu_has_a_probe_here() -> None:
     assert isinstance(memory_probe_of(torch.device("cpu")), HostMemoryProbe)
 
 
+V1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+V2 = ("memory.max", "memory.current")
+
+
 @pytest.mark.parametrize(
-    ("limit", "used", "text", "expected"),
+    ("names", "limit", "expected"),
     [
-        ("memory.max", "memory.current", "4000", ContainerMemory(4000, 7)),
-        ("memory.max", "memory.current", "max", None),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "4000",
-            ContainerMemory(4000, 7),
-        ),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            str(HUGE),
-            ContainerMemory(HUGE, 7),
-        ),
+        (V2, "4000", ContainerMemory(4000, 7)),
+        (V2, "max", None),
+        (V1, "4000", ContainerMemory(4000, 7)),
+        (V1, str(HUGE), ContainerMemory(HUGE, 7)),
+        ((), "", None),
     ],
-    ids=["2", "2 without a limit", "1", "1 without a limit"],
+    ids=["2", "2 without a limit", "1", "1 without a limit", "none"],
 )
-def test_both_versions_of_control_groups_are_read(
-    tmp_path: Path, limit: str, used: str, text: str, expected: ContainerMemory | None
+def test_the_limit_of_a_control_group_is_read(
+    tmp_path: Path, names: tuple[str, ...], limit: str, expected: ContainerMemory | None
 ) -> None:
-    for name, content in ((limit, text), (used, "7")):
+    for name, content in zip(names, (limit, "7"), strict=False):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{content}\n")
     assert container_memory(tmp_path) == expected
-
-
-def test_a_machine_without_control_groups_has_no_container(tmp_path: Path) -> None:
-    assert container_memory(tmp_path) is None

@@ -61,7 +61,7 @@ def chained(depth: int, class_type: str, *links: str, side: int = 64, **inputs: 
     """An image that goes through so many nodes of a type, by these links of each."""
     prompt = {"n0": empty_image(side), "save": save(f"n{depth}")}
     for at in range(1, depth + 1):
-        prompt[f"n{at}"] = node(class_type, **dict.fromkeys(links, [f"n{at - 1}", 0]), **inputs)
+        prompt[f"n{at}"] = node(class_type, **{link: [f"n{at - 1}", 0] for link in links}, **inputs)
     return prompt
 
 

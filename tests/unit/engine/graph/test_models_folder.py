@@ -27,6 +27,9 @@ def test_lists_files_folders_and_what_lies_at_the_top(tmp_path: Path) -> None:
         "checkpoints/pickled.ckpt",
         "checkpoints/.hidden.safetensors",
         "loras/l.safetensors",
+        "unet/old.safetensors",
+        "diffusion_models/new.safetensors",
+        "clip/text.safetensors",
     ):
         touch(tmp_path / name)
     models = ModelsFolder(tmp_path)
@@ -34,6 +37,8 @@ def test_lists_files_folders_and_what_lies_at_the_top(tmp_path: Path) -> None:
     assert names == ("b.safetensors", "folder", "sub/a.safetensors", "top.safetensors")
     assert models.names("loras") == ("l.safetensors",)
     assert models.names("vae") == ()
+    assert models.names("diffusion_models") == ("new.safetensors", "old.safetensors")
+    assert models.names("text_encoders") == ("text.safetensors",)
     assert models.path("checkpoints", "sub/a.safetensors").is_file()
     assert models.path("checkpoints", "folder").is_dir()
 
