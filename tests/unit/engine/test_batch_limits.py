@@ -45,10 +45,6 @@ def call(limits: BatchLimits, probe: FakeMemoryProbe, rows: int) -> None:
         pass
 
 
-def test_without_a_probe_only_the_setting_counts() -> None:
-    assert BatchLimits(32).max_rows("k") == 32
-
-
 def test_the_first_call_of_a_kind_has_one_row_and_the_next_as_many_as_fit() -> None:
     probe = FakeMemoryProbe(available=100, row=10)
     limits = BatchLimits(32, probe, share=0.8)

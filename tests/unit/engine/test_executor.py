@@ -100,13 +100,6 @@ def test_nodes_that_are_ready_wait_together_and_the_rest_follows() -> None:
     assert outputs == {"t": ["A"], "s": ["C"]}
 
 
-def test_a_graph_that_needs_no_device_ends_at_once() -> None:
-    execution, outputs = started(node("a", "Plain"), node("s", "Save", "a"))
-    with pytest.raises(StopIteration):
-        next(execution)
-    assert outputs == {"s": ["a"]}
-
-
 def test_each_start_and_end_of_a_node_is_told() -> None:
     told: list[None] = []
     nodes = (node("a", "Plain"), node("b", "Ask", "a"), node("s", "Save", "b"))

@@ -64,11 +64,6 @@ def test_what_was_read_is_used_again_for_its_time(files: Files) -> None:
     assert files.count == 1
 
 
-def test_the_thread_ends_once_nothing_is_read(files: Files) -> None:
-    reads().read("a", files.read)
-    wait_for_no_thread()
-
-
 def test_a_read_that_hangs_answers_what_was_read_before_and_at_once(files: Files) -> None:
     some = reads()
     some.read("a", files.read)

@@ -28,7 +28,7 @@ from tests.support.engine.graphs import cost_of, refusal_of
 from tests.support.engine.latents import farthest
 from tests.support.engine.stores import context_of, store_of
 from tests.support.engine.workflows import TINY, node, text_to_image
-from tests.support.vision.clip_vision import OPEN, VISION, write_config, write_vision
+from tests.support.vision.clip_vision import VISION, write_config, write_vision
 from tests.support.vision.ip_adapters import PLAIN, PLUS, TEXT_WIDTH, write_adapters
 from training import make_tiny
 
@@ -221,10 +221,3 @@ def test_many_pictures_cost_what_they_hold(service: Running) -> None:
     many["12"]["inputs"]["batch_size"] = 16
     assert cost_of(many, service.catalogue).live_bytes > 2**28
     assert "costs too much" in str(refusal_of(many, service.catalogue, max_live_bytes=2**28))
-
-
-def test_the_layouts_of_a_vision_model_make_no_difference(service: Running) -> None:
-    other = drawing(RED)
-    other["11"]["inputs"]["clip_name"] = OPEN
-    one, same = service.pictures(drawing(RED), other)
-    assert np.abs(one - same).max() <= 1
