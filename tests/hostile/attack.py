@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tests.support.service import diffusion as small_diffusion
@@ -37,6 +38,10 @@ def post(name: str, path: str, body: Any, **query: str) -> Attack:
     writes them.
     """
     return Attack(name, path, json.dumps(body).encode(), params=query)
+
+
+def get(name: str, path: str, headers: Mapping[str, str] | None = None, **query: str) -> Attack:
+    return Attack(name, path, method="GET", params=query, headers=headers or {})
 
 
 def workflow(name: str, prompt: Any, **members: Any) -> Attack:
@@ -77,13 +82,21 @@ def sampled(latent_image: Node | None = None, **changes: Any) -> Nodes:
     return nodes | {"5": latent_image or latent(), "9": save("8")}
 
 
-def chain(first: str, count: int, link: Any) -> tuple[Nodes, str]:
-    """Return `count` nodes in a row after node `first`, each made by `link(id of the previous
-    node)`, and the id of the last.
-    """
-    nodes: Nodes = {}
-    last = first
-    for number in range(count):
-        nodes[f"c{number}"] = link(last)
-        last = f"c{number}"
-    return nodes, last
+Link = Callable[[str], Node]
+"""Makes the node after the one with this id."""
+
+
+def chain(first: str, count: int, link: Link) -> tuple[Nodes, str]:
+    """Return `count` nodes in a row after node `first`, and the id of the last."""
+    ids = [first, *(f"c{number}" for number in range(count))]
+    return {id: link(before) for before, id in pairwise(ids)}, ids[-1]
+
+
+def images(count: int, link: Link, first: Node | None = None) -> Nodes:
+    """Return a graph that saves an image after `count` nodes in a row; `first`: or a blank one."""
+    nodes, last = chain("1", count, link)
+    return {"1": first or blank(), **nodes, "2": save(last)}
+
+
+def inverted(source: str) -> Node:
+    return node("ImageInvert", image=[source, 0])

@@ -10,6 +10,8 @@ from tests.hostile.attack import (
     blank,
     chain,
     easy,
+    images,
+    inverted,
     latent,
     node,
     sampled,
@@ -33,45 +35,37 @@ def _doubled_rows(class_type: str, first: str, second: str, count: int) -> Nodes
 
 
 def _doubled_images(count: int) -> Nodes:
-    nodes, last = chain("1", count, lambda at: node("ImageBatch", image1=[at, 0], image2=[at, 0]))
-    return {"1": blank(), **nodes, "2": save(last)}
+    return images(count, lambda at: node("ImageBatch", image1=[at, 0], image2=[at, 0]))
 
 
 def _doubled_latents(count: int) -> Nodes:
     nodes, last = chain(
         "5", count, lambda at: node("RepeatLatentBatch", samples=[at, 0], amount=64)
     )
-    return (
-        sampled(latent_image=latent())
-        | nodes
-        | {"8": node("SaveLatent", samples=[last, 0], filename_prefix="x")}
-    )
+    stored = node("SaveLatent", samples=[last, 0], filename_prefix="x")
+    return sampled() | nodes | {"8": stored}
 
 
 def _many_blanks(count: int, *, saved: bool) -> Nodes:
     blanks = {f"b{number}": blank(LARGEST) for number in range(count)}
-    saves = {f"s{number}": save(f"b{number}") for number in range(count)}
     if saved:
-        return blanks | saves
+        return blanks | {f"s{id}": save(id) for id in blanks}
     joined: Nodes = {}
     last = "b0"
-    for number in range(1, count):
-        joined[f"j{number}"] = node("ImageBatch", image1=[last, 0], image2=[f"b{number}", 0])
-        last = f"j{number}"
+    for id in [*blanks][1:]:
+        joined[f"j{id}"] = node("ImageBatch", image1=[last, 0], image2=[id, 0])
+        last = f"j{id}"
     return blanks | joined | {"2": save(last)}
 
 
 def _scaled(count: int, **changes: Any) -> Nodes:
     inputs = {"upscale_method": "lanczos", "width": LARGEST, "height": LARGEST, "crop": "disabled"}
-    nodes, last = chain(
-        "1", count, lambda at: node("ImageScale", **{"image": [at, 0], **inputs, **changes})
-    )
-    return {"1": blank(LARGEST), **nodes, "2": save(last)}
+    inputs |= changes
+    return images(count, lambda at: node("ImageScale", image=[at, 0], **inputs), blank(LARGEST))
 
 
 def _grown(class_type: str, count: int, **inputs: Any) -> Nodes:
-    nodes, last = chain("1", count, lambda at: node(class_type, image=[at, 0], **inputs))
-    return {"1": blank(), **nodes, "2": save(last)}
+    return images(count, lambda at: node(class_type, image=[at, 0], **inputs))
 
 
 def _steps(sigmas: Nodes, last: str, side: int = LARGEST) -> Nodes:
@@ -174,9 +168,8 @@ def _apart(count: int) -> Nodes:
     """Many samplers of one graph, none of which can share a call with another."""
     nodes = sampled()
     for number in range(count):
-        nodes[f"l{number}"] = node(
-            "EmptyLatentImage", width=64 + 8 * number, height=64, batch_size=1
-        )
+        width = 64 + 8 * number
+        nodes[f"l{number}"] = node("EmptyLatentImage", width=width, height=64, batch_size=1)
         again = {**nodes["3"]["inputs"], "latent_image": [f"l{number}", 0]}
         nodes[f"k{number}"] = node("KSampler", **again)
         nodes[f"s{number}"] = node("SaveLatent", samples=[f"k{number}", 0], filename_prefix="x")
@@ -225,7 +218,7 @@ ATTACKS: tuple[Attack, ...] = (
     workflow("900 ImageScale in a row", _scaled(900)),
     workflow("900 ImageScale to the smallest and back", _scaled(900, width=16, height=0)),
     workflow("10 ImageScaleBy 8", _grown("ImageScaleBy", 10, upscale_method="lanczos", scale_by=8)),
-    workflow("900 ImageInvert", _grown("ImageInvert", 900)),
+    workflow("900 ImageInvert", images(900, inverted)),
     workflow("10 paddings by 16384", _grown("ImagePadForOutpaint", 10, **_PADDED)),
     workflow("a padding by 2000", _grown("ImagePadForOutpaint", 3, **dict.fromkeys(_PADDED, 2000))),
     workflow("20 masks of 4096 squared grown by 16384", _grown_masks(20, 16384)),

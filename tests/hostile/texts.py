@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hostile.attack import DIFFUSION, WORKFLOW, Attack, diffusion, easy, post
+from tests.hostile.attack import DIFFUSION, WORKFLOW, Attack, diffusion, easy, get, post
 
 _BODY = {"prompt": easy()}
 _LONG = 32_000
@@ -59,7 +59,8 @@ ATTACKS: tuple[Attack, ...] = (
     diffusion("a width of 10**300", width=10**300),
     diffusion("a seed below every seed", seed=-(10**30)),
     diffusion("a batch of -1", batch_size=-1),
-    diffusion("null for everything", prompt=None, width=None, height=None, steps=None),
+    diffusion("null for text and size", prompt=None, width=None, height=None, steps=1),
+    diffusion("null for the steps", steps=None),
     diffusion("20,000 unknown members", **{f"m{number}": number for number in range(20_000)}),
     diffusion("a list for each text", prompt=["a"] * 50_000, negative_prompt=["b"] * 10_000),
     post("a list as body", DIFFUSION, [1] * 100_000),
@@ -73,17 +74,12 @@ ATTACKS: tuple[Attack, ...] = (
     _header("an Idempotency-Key of 4,000 characters", **{"Idempotency-Key": "k" * 4_000}),
     _header("a traceparent of 4,000 characters", traceparent="00-" + "f" * 4_000),
     _header("an Idempotency-Key of commas", **{"Idempotency-Key": ",;=" * 80}),
-    Attack(
+    get(
         "a result wait that is not a number",
         "/workflow/v1/result",
-        method="GET",
-        params={"request_id": "x" * 4_000, "wait": "nan"},
+        request_id="x" * 4_000,
+        wait="nan",
     ),
-    Attack(
-        "a cursor of 4,000 characters",
-        "/v1/jobs",
-        method="GET",
-        params={"cursor": "A" * 4_000, "limit": "100"},
-    ),
-    Attack("a limit of 4,000 digits", "/v1/jobs", method="GET", params={"limit": "9" * 4_000}),
+    get("a cursor of 4,000 characters", "/v1/jobs", cursor="A" * 4_000, limit="100"),
+    get("a limit of 4,000 digits", "/v1/jobs", limit="9" * 4_000),
 )

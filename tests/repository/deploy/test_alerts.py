@@ -22,78 +22,61 @@ BARE: dict[str, Any] = {
 }
 """Without the texts, which `promtool` would compare, too: values are in them."""
 RULES = {rule["alert"]: rule for group in GROUPS["groups"] for rule in group["rules"]}
+ROLES = ("api", "router", "projection", "dispatcher", "callbacks")
 SERIES = re.compile(r"\bdarkroom_\w+")
 
-WELL = {
-    'darkroom_info{role="api"}': "1x90",
-    'darkroom_info{role="router"}': "1x90",
-    'darkroom_info{role="projection"}': "1x90",
-    'darkroom_info{role="dispatcher"}': "1x90",
-    'darkroom_info{role="callbacks"}': "1x90",
-    'darkroom_requests_refused_total{reason="unavailable"}': "0x90",
-    'darkroom_requests_refused_total{reason="internal"}': "0x90",
-    "darkroom_log_fill_ratio": "0.1x90",
-    "darkroom_projection_lag_seconds": "0x90",
-    "darkroom_jobs_blocked": "0x90",
-    'darkroom_queue_oldest_seconds{endpoint="fast"}': "3x90",
-    'darkroom_queue_jobs{endpoint="fast"}': "4x90",
-    'darkroom_workers{endpoint="fast",state="ready"}': "1x90",
-    'darkroom_jobs_ended_total{endpoint="fast",status="completed"}': "0+60x90",
-    'darkroom_jobs_ended_total{endpoint="fast",status="failed"}': "0+1x90",
-    'darkroom_jobs_dead_letters_total{endpoint="fast",reason="undispatchable"}': "0x90",
-    'darkroom_attempts_failed_total{endpoint="fast",cause="suspect"}': "0x90",
-    'darkroom_leases_lost_total{endpoint="fast"}': "0x90",
-    'darkroom_callbacks_ended_total{outcome="exhausted"}': "0x90",
-    "darkroom_callback_breakers_open": "0x90",
-    'darkroom_callback_tries_total{outcome="refused"}': "0x90",
-}
-"""A service that works, by the minute."""
+CASES = (
+    ("Unavailable", 'requests_refused_total{reason="unavailable"}', "0x90", "0x60 0+20x30"),
+    ("InternalErrors", 'requests_refused_total{reason="internal"}', "0x90", "0x80 1x10"),
+    ("LogFilling", "log_fill_ratio", "0.1x90", "0.5x60 0.75x30"),
+    ("LogFull", "log_fill_ratio", "0.1x90", "0.5x87 0.9x2"),
+    ("ProjectionLags", "projection_lag_seconds", "0x90", "0x60 61+60x30"),
+    ("JobsBlocked", "jobs_blocked", "0x90", "0x60 2x30"),
+    ("QueueOld", "queue_oldest_seconds{FAST}", "3x90", "0x30 0+60x60"),
+    ("NoWorkerReady", 'workers{FAST,state="ready"}', "1x90", "1x60 0x30"),
+    ("JobsFail", 'jobs_ended_total{FAST,status="failed"}', "0+1x90", "0x70 0+30x20"),
+    ("DeadLetters", 'jobs_dead_letters_total{FAST,reason="undispatchable"}', "0x90", "0x80 1x10"),
+    ("EnginesBreak", 'attempts_failed_total{FAST,cause="suspect"}', "0x90", "0x80 9x10"),
+    ("LeasesLost", "leases_lost_total{FAST}", "0x90", "0x80 5x10"),
+    ("CallbacksExhausted", 'callbacks_ended_total{outcome="exhausted"}', "0x90", "0x80 1x10"),
+    ("BreakersOpen", "callback_breakers_open", "0x90", "0x50 2x40"),
+    ("EgressRefused", 'callback_tries_total{outcome="refused"}', "0x90", "0x80 3x10"),
+)
+"""Alerts, each with a series: its values by the minute in a service that works, and what goes
+wrong. The alert fires an hour and a half after the beginning.
+"""
 GONE = ""
 
+
+def series(name: str) -> str:
+    return "darkroom_" + name.replace("FAST", 'endpoint="fast"')
+
+
+WELL = {
+    **{series(name): well for _, name, well, _ in CASES},
+    **{series(f'info{{role="{role}"}}'): "1x90" for role in ROLES},
+    series("queue_jobs{FAST}"): "4x90",
+    series('jobs_ended_total{FAST,status="completed"}'): "0+60x90",
+}
 FIRES: dict[str, dict[str, str]] = {
     "DarkroomSilent": dict.fromkeys(WELL, GONE),
     "DarkroomRoleMissing": {'darkroom_info{role="dispatcher"}': GONE},
-    "DarkroomUnavailable": {
-        'darkroom_requests_refused_total{reason="unavailable"}': "0x60 0+20x30"
-    },
-    "DarkroomInternalErrors": {'darkroom_requests_refused_total{reason="internal"}': "0x80 1x10"},
-    "DarkroomLogFilling": {"darkroom_log_fill_ratio": "0.5x60 0.75x30"},
-    "DarkroomLogFull": {"darkroom_log_fill_ratio": "0.5x87 0.9x2"},
-    "DarkroomProjectionLags": {"darkroom_projection_lag_seconds": "0x60 61+60x30"},
-    "DarkroomJobsBlocked": {"darkroom_jobs_blocked": "0x60 2x30"},
-    "DarkroomQueueOld": {'darkroom_queue_oldest_seconds{endpoint="fast"}': "0x30 0+60x60"},
-    "DarkroomNoWorkerReady": {'darkroom_workers{endpoint="fast",state="ready"}': "1x60 0x30"},
-    "DarkroomJobsFail": {
-        'darkroom_jobs_ended_total{endpoint="fast",status="failed"}': "0x70 0+30x20"
-    },
-    "DarkroomDeadLetters": {
-        'darkroom_jobs_dead_letters_total{endpoint="fast",reason="undispatchable"}': "0x80 1x10"
-    },
-    "DarkroomEnginesBreak": {
-        'darkroom_attempts_failed_total{endpoint="fast",cause="suspect"}': "0x80 9x10"
-    },
-    "DarkroomLeasesLost": {'darkroom_leases_lost_total{endpoint="fast"}': "0x80 5x10"},
-    "DarkroomCallbacksExhausted": {
-        'darkroom_callbacks_ended_total{outcome="exhausted"}': "0x80 1x10"
-    },
-    "DarkroomBreakersOpen": {"darkroom_callback_breakers_open": "0x50 2x40"},
-    "DarkroomEgressRefused": {'darkroom_callback_tries_total{outcome="refused"}': "0x80 3x10"},
+    **{f"Darkroom{alert}": {series(name): wrong} for alert, name, _, wrong in CASES},
 }
-"""What goes wrong for each alert; it fires an hour and a half later."""
 OF_ROLES = {"DarkroomSilent": {"role": "api"}, "DarkroomRoleMissing": {"role": "dispatcher"}}
 EVAL_TIME = "90m"
 
 
 def run(folder: Path, changes: dict[str, str], firing: dict[str, list[dict[str, Any]]]) -> None:
     """Evaluate all rules, of which those of `firing` are to fire, with these labels each."""
-    series = [
+    given = [
         {"series": name, "values": values} for name, values in (WELL | changes).items() if values
     ]
     expected = [
         {"alertname": name, "eval_time": EVAL_TIME, "exp_alerts": firing.get(name, [])}
         for name in RULES
     ]
-    case = {"interval": "1m", "input_series": series, "alert_rule_test": expected}
+    case = {"interval": "1m", "input_series": given, "alert_rule_test": expected}
     rules = written(folder / "rules.yaml", BARE)
     tests = {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [case]}
     promtool("test", "rules", written(folder / "tests.yaml", tests))

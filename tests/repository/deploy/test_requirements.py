@@ -2,14 +2,13 @@
 
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[3]
+from tests.support.deploy.manifests import ROOT, pins
+
 REQUIREMENTS = (ROOT / "deploy" / "requirements.txt").read_text()
 FOR_CPUS = (ROOT / "deploy" / "requirements-cpu.txt").read_text()
 
@@ -25,61 +24,44 @@ def requirement_lines(text: str = REQUIREMENTS) -> list[str]:
     return [line for line in joined.splitlines() if line and not line.startswith(("#", "--"))]
 
 
-@pytest.fixture(scope="module")
-def locked() -> dict[str, str]:
-    """Versions by normalized name."""
-    matches = [REQUIREMENT.fullmatch(line) for line in requirement_lines()]
-    return {match[1]: match[2] for match in matches if match}
-
-
-@pytest.fixture(scope="module")
-def constraints() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = [line.split("==") for line in lines if not line.startswith("#")]
-    return {canonicalize_name(name): version for name, version in pins}
-
-
-@pytest.fixture(scope="module")
-def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCKED = {
+    match[1]: match[2]
+    for match in map(REQUIREMENT.fullmatch, requirement_lines())
+    if match is not None
+}
+"""Versions by normalized name."""
+CONSTRAINTS = {canonicalize_name(name): version for name, version in pins().items()}
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_every_requirement_has_one_version_and_hashes() -> None:
     assert [line for line in requirement_lines() if not REQUIREMENT.fullmatch(line)] == []
 
 
-def test_versions_are_those_of_the_constraints(
-    locked: dict[str, str], constraints: dict[str, str]
-) -> None:
-    shared = locked.keys() & constraints.keys()
-    assert {name: locked[name] for name in shared} == {name: constraints[name] for name in shared}
+def test_versions_are_those_of_the_constraints() -> None:
+    shared = LOCKED.keys() & CONSTRAINTS.keys()
+    assert {name: LOCKED[name] for name in shared} == {name: CONSTRAINTS[name] for name in shared}
 
 
-def test_only_what_torch_brings_is_not_in_the_constraints(
-    locked: dict[str, str], constraints: dict[str, str]
-) -> None:
-    more = locked.keys() - constraints.keys()
+def test_only_what_torch_brings_is_not_in_the_constraints() -> None:
+    more = LOCKED.keys() - CONSTRAINTS.keys()
     assert {name for name in more if not LEFT_OUT_OF_CONSTRAINTS.match(name)} == set()
 
 
-def test_every_dependency_of_darkroom_is_locked(
-    locked: dict[str, str], project: dict[str, Any]
-) -> None:
+def test_every_dependency_of_darkroom_is_locked() -> None:
     """If not: run `make lock`."""
-    dependencies = map(Requirement, project["project"]["dependencies"])
+    dependencies = map(Requirement, PROJECT["project"]["dependencies"])
     assert {
         str(dependency)
         for dependency in dependencies
-        if locked.get(canonicalize_name(dependency.name), "0") not in dependency.specifier
+        if LOCKED.get(canonicalize_name(dependency.name), "0") not in dependency.specifier
     } == set()
 
 
-def test_darkroom_can_be_built_with_what_is_locked(
-    locked: dict[str, str], project: dict[str, Any]
-) -> None:
+def test_darkroom_can_be_built_with_what_is_locked() -> None:
     """The image builds it without isolation, which would fetch packages without a hash."""
-    for requirement in map(Requirement, project["build-system"]["requires"]):
-        assert locked[requirement.name] in requirement.specifier
+    for requirement in map(Requirement, PROJECT["build-system"]["requires"]):
+        assert LOCKED[requirement.name] in requirement.specifier
 
 
 def test_the_file_for_cpus_differs_in_torch_and_what_that_brings_for_gpus() -> None:

@@ -106,6 +106,12 @@ def written_manifests() -> list[Manifest]:
     return [manifest for path in manifest_files() for manifest in read(path)]
 
 
+def pins() -> dict[str, str]:
+    """The versions of constraints.txt by name."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
 def environment(path: str) -> dict[str, str]:
     """The variables of an .env file below deploy/."""
     lines = (DEPLOY / path).read_text().splitlines()
