@@ -18,7 +18,6 @@ PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 METRIC = re.compile(r"\bdarkroom_\w+")
 UNITS = {"_seconds": "s", "_bytes": "bytes", "_ratio": "percentunit"}
-WHOLE_ROW = 24
 
 
 def test_prometheus_takes_every_query(tmp_path: Path) -> None:

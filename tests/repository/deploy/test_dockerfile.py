@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
-from typing import Any
-
-import pytest
-
 from tests.support.deploy.dockerfile import allowed, copied, defaults, instructions, texts
-from tests.support.deploy.manifests import ROOT, node_groups, one
+from tests.support.deploy.manifests import ROOT, node_groups, one, project
 
 SOURCES = {source for sources, _ in copied() for source in sources}
-
-
-@pytest.fixture(scope="module")
-def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_image_does_not_run_as_root() -> None:
@@ -31,11 +21,12 @@ def test_pods_run_as_the_images_user() -> None:
             assert texts("USER") == [f"{context['runAsUser']}:{context['runAsGroup']}"]
 
 
-def test_every_package_of_the_project_is_copied(project: dict[str, Any]) -> None:
-    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+def test_every_package_of_the_project_is_copied() -> None:
+    written = project()
+    packages = written["tool"]["setuptools"]["packages"]["find"]["include"]
     folders = {name.removesuffix("*").replace("darkroom_client", "client") for name in packages}
     assert folders <= SOURCES
-    assert {project["project"]["readme"], *project["project"]["license-files"]} <= SOURCES
+    assert {written["project"]["readme"], *written["project"]["license-files"]} <= SOURCES
 
 
 def test_a_builder_sees_what_is_copied_and_nothing_else() -> None:

@@ -12,50 +12,36 @@ from actors.scheduler.worker_reaper import CPU_NODE
 from tests.support.deploy.manifests import DEPLOY, environment
 
 RESOURCE = next(iter(CPU_NODE))
+CONFIG: dict[str, Any] = yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
+NODE_TYPES: dict[str, Any] = CONFIG["available_node_types"]
 
 
-@pytest.fixture(scope="module")
-def config() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
-    return loaded
+def test_ray_takes_it() -> None:
+    validate_config(fillout_defaults(CONFIG))
 
 
-@pytest.fixture(scope="module")
-def node_types(config: dict[str, Any]) -> dict[str, Any]:
-    types: dict[str, Any] = config["available_node_types"]
-    return types
+def test_head_offers_nothing_that_an_actor_asks_for() -> None:
+    assert NODE_TYPES[CONFIG["head_node_type"]]["resources"] == {"CPU": 0}
+    assert "--num-gpus=0" in CONFIG["head_start_ray_commands"][-1]
 
 
-def test_ray_takes_it(config: dict[str, Any]) -> None:
-    validate_config(fillout_defaults(config))
+def test_roles_and_replicas_fit_on_edge_nodes_only() -> None:
+    assert {name for name, each in NODE_TYPES.items() if RESOURCE in each["resources"]} == {"edge"}
+    assert NODE_TYPES["edge"]["min_workers"] >= 2
+    assert "GPU" not in NODE_TYPES["edge"]["resources"]
 
 
-def test_head_offers_nothing_that_an_actor_asks_for(
-    config: dict[str, Any], node_types: dict[str, Any]
-) -> None:
-    assert node_types[config["head_node_type"]]["resources"] == {"CPU": 0}
-    assert "--num-gpus=0" in config["head_start_ray_commands"][-1]
-
-
-def test_roles_and_replicas_fit_on_edge_nodes_only(node_types: dict[str, Any]) -> None:
-    assert {name for name, each in node_types.items() if RESOURCE in each["resources"]} == {"edge"}
-    assert node_types["edge"]["min_workers"] >= 2
-    assert "GPU" not in node_types["edge"]["resources"]
-
-
-def test_gpu_nodes_start_from_none(node_types: dict[str, Any]) -> None:
-    gpus = [each for each in node_types.values() if each["resources"].get("GPU")]
+def test_gpu_nodes_start_from_none() -> None:
+    gpus = [each for each in NODE_TYPES.values() if each["resources"].get("GPU")]
     assert len(gpus) == 2
     assert all(each["min_workers"] == 0 < each["max_workers"] for each in gpus)
 
 
 @pytest.mark.parametrize("commands", ["head_start_ray_commands", "worker_start_ray_commands"])
-def test_every_node_asks_for_the_token_and_has_serves_settings(
-    config: dict[str, Any], commands: str
-) -> None:
-    exports = config[commands][0]
+def test_every_node_asks_for_the_token_and_has_serves_settings(commands: str) -> None:
+    exports = CONFIG[commands][0]
     assert "RAY_AUTH_MODE=token" in exports
     same = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S")
     ray = environment("base/ray.env")
     assert all(f"{name}={ray[name]}" in exports for name in same)
-    assert config[commands][-1].startswith(". ~/ray.sh; ulimit -n 65536;")
+    assert CONFIG[commands][-1].startswith(". ~/ray.sh; ulimit -n 65536;")

@@ -1,13 +1,11 @@
 """deploy/requirements*.txt lock what the image installs: tested versions, with hashes."""
 
 import re
-import tomllib
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.deploy.manifests import ROOT, pins
+from tests.support.deploy.manifests import ROOT, pins, project
 
 REQUIREMENTS = (ROOT / "deploy" / "requirements.txt").read_text()
 FOR_CPUS = (ROOT / "deploy" / "requirements-cpu.txt").read_text()
@@ -31,7 +29,7 @@ LOCKED = {
 }
 """Versions by normalized name."""
 CONSTRAINTS = {canonicalize_name(name): version for name, version in pins().items()}
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = project()
 
 
 def test_every_requirement_has_one_version_and_hashes() -> None:

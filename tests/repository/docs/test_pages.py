@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,15 +27,10 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text()
 
 
-@pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
-    return openapi_document()
-
-
-def test_each_route_that_a_page_names_exists(document: dict[str, Any]) -> None:
+def test_each_route_that_a_page_names_exists() -> None:
     routes = {
         (method.upper(), PLACE.sub("{}", path))
-        for path, methods in document["paths"].items()
+        for path, methods in openapi_document()["paths"].items()
         for method in methods
     }
     named = {

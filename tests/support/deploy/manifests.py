@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -104,6 +105,11 @@ def pod_templates(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
 
 def written_manifests() -> list[Manifest]:
     return [manifest for path in manifest_files() for manifest in read(path)]
+
+
+def project() -> Manifest:
+    """The content of pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def pins() -> dict[str, str]:
