@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,26 +17,6 @@ pytestmark = pytest.mark.timeout(1200)
 OWN = "/v1/endpoints/portraits"
 PATIENCE_S = 400.0
 """A start of an engine takes long on a busy machine."""
-FILE = """
-endpoints:
-  default:
-    max_steps: 60
-  declared:
-    gpus: 0
-    cpus: 0.5
-"""
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    (tmp_path / "endpoints.yaml").write_text(FILE)
-    with Service(
-        tmp_path / "data",
-        DARKROOM_ENDPOINTS_FILE=str(tmp_path / "endpoints.yaml"),
-        DARKROOM_TEST_WORKER_REPLACE_S="20",
-        DARKROOM_MIN_WORKERS="0",
-    ) as service:
-        yield service
 
 
 def until(check: Callable[[], Any]) -> None:
@@ -70,20 +49,18 @@ def worker_of(service: Service, job_id: str) -> str:
     return name.partition(":job:")[0]
 
 
-def test_an_endpoint_from_its_making_to_its_end(service: Service) -> None:
-    is_declared(service)
-    is_made_and_used(service)
-    is_changed_under_load(service)
-    is_drained(service)
-    is_deleted(service)
-    assert service.disagreements() == ""
+def test_the_endpoints_of_the_file_are_there(endpoints: Service) -> None:
+    listed = endpoints.http.get("/v1/endpoints").json()["endpoints"]
+    told = {each["id"]: each["max_steps"] for each in listed}
+    assert told | {"declared": 10_000, "default": 60} == told
 
 
-def is_declared(service: Service) -> None:
-    """What the file says is there."""
-    listed = service.http.get("/v1/endpoints").json()["endpoints"]
-    told = [(each["id"], each["max_steps"]) for each in listed]
-    assert told == [("declared", 10_000), ("default", 60)]
+def test_an_endpoint_from_its_making_to_its_end(endpoints: Service) -> None:
+    is_made_and_used(endpoints)
+    is_changed_under_load(endpoints)
+    is_drained(endpoints)
+    is_deleted(endpoints)
+    assert endpoints.disagreements() == ""
 
 
 def is_made_and_used(service: Service) -> None:

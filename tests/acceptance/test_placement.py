@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,11 +19,12 @@ MB = 2**20
 SECRET = "the secret of a test of placement"
 
 
-@pytest.fixture
-def with_gpu(tmp_path: Path) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def with_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Ray is told of a GPU. There is none, so torch falls back to the CPU inside the bundle."""
+    data = tmp_path_factory.mktemp("gpu") / "data"
     settings = {"DARKROOM_RAY_NUM_GPUS": "1", "DARKROOM_JOBS_PER_WORKER": "2"}
-    with Service(tmp_path / "data", DARKROOM_SECRET=SECRET, **settings) as service:
+    with Service(data, DARKROOM_SECRET=SECRET, **settings) as service:
         yield service
 
 
@@ -88,28 +88,25 @@ def test_replicas_and_job_actors_are_small_and_load_no_torch(service: Service) -
             assert not [m.path for m in process.memory_maps() if "libtorch" in m.path]
 
 
-@pytest.fixture
-def elastic(tmp_path: Path) -> Iterator[Service]:
-    with Service(
-        tmp_path / "data",
-        DARKROOM_MIN_WORKERS="0",
-        DARKROOM_MAX_WORKERS="2",
-        DARKROOM_JOBS_PER_WORKER="1",
-        DARKROOM_WORKER_IDLE_S="2",
-    ) as service:
-        yield service
+async def test_workers_come_with_the_jobs_and_go_when_idle(endpoints: Service) -> None:
+    members = {"min_workers": 0, "max_workers": 2, "jobs_per_worker": 1, "idle_timeout_s": 2}
+    elastic = {"id": "elastic", "gpus": 0, "cpus": 0.5} | members
+    endpoints.http.post("/v1/endpoints", json=elastic).raise_for_status()
 
+    def groups() -> int:
+        return sum(
+            group["state"] == "CREATED" and group["name"].startswith("worker:elastic:")
+            for group in placement_group_table().values()
+        )
 
-def worker_groups() -> int:
-    return sum(group["state"] == "CREATED" for group in placement_group_table().values())
+    def submitted(**changes: int) -> str:
+        return endpoints.submit("diffusion", diffusion(**changes), endpoint="elastic")
 
-
-async def test_workers_come_with_the_jobs_and_go_when_idle(elastic: Service) -> None:
-    with elastic.cluster():
-        assert worker_groups() == 0
-        ids = [elastic.submit("diffusion", diffusion(steps=40, seed=seed)) for seed in range(4)]
-        await eventually(lambda: worker_groups() == 2)
+    with endpoints.cluster():
+        assert groups() == 0
+        ids = [submitted(steps=40, seed=seed) for seed in range(4)]
+        await eventually(lambda: groups() == 2)
         for job_id in ids:
-            assert elastic.ended(job_id)["status"] == 1
-        await eventually(lambda: worker_groups() == 0)
-        assert elastic.ended(elastic.submit("diffusion", diffusion()))["status"] == 1
+            assert endpoints.ended(job_id)["status"] == 1
+        await eventually(lambda: groups() == 0)
+        assert endpoints.ended(submitted())["status"] == 1

@@ -12,8 +12,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -35,13 +34,6 @@ MEMBERS: dict[str, dict[str, Any]] = {
 }
 
 pytestmark = pytest.mark.timeout(1200 + BACKLOG)
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    settings = {"DARKROOM_OWNER_MAX_OPEN_JOBS": "0", "DARKROOM_OWNER_RATE_PER_S": "0"}
-    with Service(tmp_path / "data", DARKROOM_MIN_WORKERS="0", **settings) as service:
-        yield service
 
 
 def until(check: Callable[[], Any]) -> Any:
@@ -71,14 +63,14 @@ class Owner:
         body: dict[str, Any] = self.http.get(f"/v1/endpoints/{self.name}").json()
         return body
 
-    def result(self, request_id: str) -> dict[str, Any]:
-        query = {"request_id": request_id}
-        body: dict[str, Any] = self.http.get("/diffusion/v1/result", params=query).json()
-        return body
-
     def end(self, request_id: str) -> dict[str, Any]:
-        until(lambda: self.result(request_id).get("status"))
-        return self.result(request_id)
+        query = {"request_id": request_id}
+
+        def ended() -> dict[str, Any] | None:
+            result = self.http.get("/diffusion/v1/result", params=query).json()
+            return result if result.get("status") else None
+
+        return until(ended)
 
     def run_short_ones(self, *, first_seed: int) -> str:
         """One after the other; the seconds that they took."""
@@ -95,8 +87,8 @@ def accepted(answer: httpx.Response) -> str:
     return str(answer.json()["request_id"])
 
 
-def test_an_owner_does_not_notice_the_backlog_of_another(service: Service) -> None:
-    busy, calm = Owner(service, "alice"), Owner(service, "bob")
+def test_an_owner_does_not_notice_the_backlog_of_another(endpoints: Service) -> None:
+    busy, calm = Owner(endpoints, "alice"), Owner(endpoints, "bob")
     for owner, other in ((busy, calm), (calm, busy)):
         keeps_to_its_own(owner, other)
         assert owner.end(accepted(owner.submit(steps=2)))["status"] == 1  # its engine is there

@@ -25,6 +25,7 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 import ray
 
 import examples.service
+from examples.receiver import Receiver
 from tests.support.generate_bodies import workflow_body
 from tests.support.patience import FACTOR
 from tests.support.subscriber import stored_events
@@ -97,6 +98,10 @@ class Service(examples.service.Service):
             assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE, answer.text
             assert time.monotonic() < give_up_at, answer.text
             time.sleep(0.5)
+
+    def receiver(self) -> Receiver:
+        """Return a receiver of callbacks that are signed for the admin key."""
+        return Receiver((self.data_dir / "admin.whsec").read_text().strip())
 
     def result(self, request_id: str, flavour: str = "diffusion") -> dict[str, Any]:
         answer = self.http.get(f"/{flavour}/v1/result", params={"request_id": request_id})
@@ -193,13 +198,18 @@ class Service(examples.service.Service):
     @contextmanager
     def cluster(self) -> Iterator[None]:
         """Connect this process to this instance's Ray."""
-        lines = reversed(self.output.splitlines())
-        address = next(line.split()[-1] for line in lines if line.startswith("Ray "))
+        address = self.ray_address
         ray.init(address=address, namespace="darkroom", log_to_driver=False, logging_level="ERROR")
         try:
             yield
         finally:
             ray.shutdown()
+
+    @property
+    def ray_address(self) -> str:
+        """The address of this instance's Ray since the last start."""
+        lines = reversed(self.output.splitlines())
+        return next(line.split()[-1] for line in lines if line.startswith("Ray "))
 
 
 def diffusion(**changes: Any) -> dict[str, Any]:

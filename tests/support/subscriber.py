@@ -42,11 +42,7 @@ async def stored_events(url: str, job_id: str) -> list[dict[str, Any]]:
 
 
 async def _stored_in(client: Client, stream: str, subject: str) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = []
-    sub = await client.jetstream().subscribe(subject, stream=stream, ordered_consumer=True)
-    while True:
-        try:
-            message = await sub.next_msg(timeout=0.5)
-        except TimeoutError:
-            return events
-        events.append(json.loads(message.data))
+    js = client.jetstream()
+    counts = (await js.stream_info(stream, subjects_filter=subject)).state.subjects or {}
+    sub = await js.subscribe(subject, stream=stream, ordered_consumer=True)
+    return [json.loads((await sub.next_msg(timeout=5)).data) for _ in range(sum(counts.values()))]
