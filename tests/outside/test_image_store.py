@@ -14,6 +14,7 @@ from tests.support.link import Link, linked
 from tests.support.outside.object_store import ACCESS, object_store
 
 PICTURE = bytes(range(256)) * 4096
+OPTIONS = {"AWS_ALLOW_HTTP": "true", "AWS_TIMEOUT": "2s"}
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +26,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 @pytest.fixture
 async def link(server: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Link]:
     async with linked(server) as link:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{link.port}")
-        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_TIMEOUT", "2s")
-        for name, value in ACCESS.items():
+        places = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{link.port}", "AWS_REGION": "us-east-1"}
+        for name, value in (ACCESS | places | OPTIONS).items():
             monkeypatch.setenv(name, value)
         yield link
 

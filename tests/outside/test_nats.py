@@ -20,7 +20,7 @@ from events.errors import LogUnavailable, OutcomeUnknown, ReadTimeout
 from events.ids import new_id
 from events.log import utc_now
 from events.retry import keep_trying
-from events.types import Event, Started
+from events.types import Event, EventData, Started
 from tests.support.deploy.nats_cluster import Cluster, Server, nats_cluster
 from tests.support.events import LATER, submitted
 from tests.support.polling import eventually
@@ -140,6 +140,10 @@ async def test_an_entry_that_is_held_outlives_the_server_that_gave_it(
             await all_copied(bus)
 
 
+def event(job_id: str, version: int, data: EventData) -> Event:
+    return Event(id=new_id(), job_id=job_id, version=version, time=utc_now(), data=data)
+
+
 async def test_two_writers_cannot_both_win_while_the_leader_changes(
     cluster: Cluster, bus: Bus
 ) -> None:
@@ -148,13 +152,7 @@ async def test_two_writers_cannot_both_win_while_the_leader_changes(
 
     async def start(job_id: str, actor: str) -> None:
         """Repeat until the outcome is known."""
-        new = Event(
-            id=new_id(),
-            job_id=job_id,
-            version=2,
-            time=utc_now(),
-            data=Started(attempt=1, actor=actor),
-        )
+        new = event(job_id, 2, Started(attempt=1, actor=actor))
         while True:
             try:
                 history = await log.read(job_id)
@@ -165,8 +163,7 @@ async def test_two_writers_cannot_both_win_while_the_leader_changes(
                 await asyncio.sleep(0.05)
 
     for job_id in job_ids:
-        first = Event(id=new_id(), job_id=job_id, version=1, time=utc_now(), data=submitted())
-        await until_done(partial(log.append, first, expected=0))
+        await until_done(partial(log.append, event(job_id, 1, submitted()), expected=0))
     dead = await leader(cluster, bus, JOBS)
     writers = [start(job_id, actor) for job_id in job_ids for actor in ("one", "two")]
     race = asyncio.gather(*writers)
