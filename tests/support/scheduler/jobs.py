@@ -8,6 +8,7 @@ from events.decisions import Submit
 from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter
+from events.types import Failed
 from tests.support.events import submitted
 from tests.support.memory.log import MemoryLog
 from tests.support.memory.queues import MemoryJobQueue
@@ -35,3 +36,9 @@ class JobsBench:
         job = await self.writer.load(job_id)
         assert job is not None
         return job
+
+    async def failure(self, job_id: str) -> Failed:
+        """How a job failed that has ended."""
+        end = (await self.job(job_id)).end
+        assert isinstance(end, Failed), end
+        return end

@@ -65,9 +65,6 @@ async def everything(installation: Installation) -> list[object]:
     ]
 
 
-# One job of which a store says something else.
-
-
 def row(**columns: object) -> Change:
     """The row of the job is otherwise."""
 
@@ -253,9 +250,6 @@ async def test_files_to_be_named_yet_or_not_ours_are_left_alone(installation: In
     assert await installation.disagreements() == []
 
 
-# Jobs that have left the log.
-
-
 async def test_a_job_that_is_still_in_the_log_as_well(installation: Installation) -> None:
     """As between two steps of the historian."""
     job_id = installation.ids["completed"]
@@ -345,9 +339,6 @@ async def test_a_moved_job_that_is_to_be_called_back_once_more(installation: Ins
     await row(hot_since=NOW, log_bytes=0)(installation, job_id)
     await installation.callbacks.add(job_id)
     assert await installation.disagreements() == []
-
-
-# Lag, and stores that cannot be looked at.
 
 
 async def test_a_projection_that_lags_is_no_disagreement(installation: Installation) -> None:

@@ -105,9 +105,6 @@ async def test_a_job_that_cannot_be_routed_stops_no_other(bench: Bench) -> None:
     assert isinstance((await bench.log.read(hostile))[-1].data, Failed)
 
 
-# What is put back.
-
-
 async def test_an_open_job_without_an_entry_gets_it_back(bench: Bench) -> None:
     job_id, ended_meanwhile, unreadable = [await bench.job() for _ in range(3)]
     await bench.project()
@@ -141,9 +138,6 @@ async def test_a_job_of_a_later_version_is_queued_once_it_can_be_read(bench: Ben
         bench.log.of_later_version.clear()
         await eventually(lambda: bench.waits(later, other))
     assert len(await bench.log.read(later)) == 1
-
-
-# What callers are called back for before the end.
 
 
 async def test_what_a_caller_asked_for_is_told_of_as_it_happens(bench: Bench) -> None:
@@ -197,9 +191,6 @@ async def test_a_router_that_starts_anew_reads_once_what_a_caller_asked_for(benc
             assert job is not None
         await bench.routed()
     assert (bench.log.reads - seen)[job_id] <= 1
-
-
-# What of the jobs need not be read.
 
 
 def seen(*events: Event, at: datetime = START) -> SeenJobs:

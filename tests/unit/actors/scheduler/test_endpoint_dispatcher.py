@@ -26,6 +26,7 @@ from tests.support.scheduler.bench import LEASE_S, WORKER, Bench
 from tests.support.scheduler.cluster import FakeJobActor
 
 LONG_LEASE_S = 1000.0
+TIMED_OUT = "Timed out: the job did not end within 0.05 s."
 
 
 async def next_job(bench: Bench, actor: FakeJobActor) -> str:
@@ -43,9 +44,6 @@ def given(bench: Bench, job_id: str) -> list[FakeJobActor]:
         for entry in actor.entries
         if entry.job_id == job_id
     ]
-
-
-# RunRequest.
 
 
 @pytest.mark.parametrize("lanes", [(1, 1, 1), (1, 2, 63)])
@@ -81,8 +79,10 @@ async def test_every_job_of_a_backlog_fails_at_its_deadline(bench: Bench) -> Non
     async with bench.dispatching():
         # One at a time, as long as each is in hand, would take 40 s.
         async with asyncio.timeout(20):
-            ends = [(await bench.ended(job_id)).end for job_id in jobs]
-        assert all(isinstance(end, Failed) and "Timed out" in end.message for end in ends)
+            for job_id in jobs:
+                await bench.is_gone(job_id)
+        message = {(await bench.failure(job_id)).message for job_id in jobs}
+        assert message == {f"{TIMED_OUT} No worker is ready: the cluster has no room for a worker."}
         assert await bench.is_queued(patient)
 
 
@@ -110,9 +110,6 @@ async def test_an_entry_that_the_queue_forgot_is_put_there_again(bench: Bench) -
         await entry.redeliver_in(math.inf)
     async with bench.dispatching():
         await bench.running(job_id)
-
-
-# What becomes of an actor.
 
 
 @pytest.mark.parametrize(
@@ -269,9 +266,6 @@ async def test_an_entry_on_its_way_when_its_job_was_given_out_ends_no_actor(benc
         await eventually(lambda: bench.cluster.running(job_id) not in {actor, None})
 
 
-# Deaths that count, and those that do not.
-
-
 async def test_a_job_that_kills_every_actor_before_it_starts_is_given_up(bench: Bench) -> None:
     """Its tries are a lease apart, so a node that is broken for a while gives up no job at once.
 
@@ -387,9 +381,6 @@ async def test_a_run_that_is_cancelled_before_it_began_counts_no_more(
             counts = dispatcher._running_jobs
             await ended.wait()
     assert not counts.count("alice", dispatcher.endpoint)
-
-
-# Jobs that go on under another dispatcher or a later delivery.
 
 
 async def test_a_job_that_runs_goes_on_under_a_later_delivery_and_a_successor(bench: Bench) -> None:

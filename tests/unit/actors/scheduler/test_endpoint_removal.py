@@ -19,7 +19,7 @@ from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.records import Endpoint, StoredEndpoint
 from events.store.tables import ENDPOINTS
-from events.types import Cancelled, DeadLetter, Failed
+from events.types import Cancelled, DeadLetter
 from tests.support.database import database_in
 from tests.support.failing_log import FailingLog
 from tests.support.scheduler.cluster import FakeCluster
@@ -85,8 +85,7 @@ async def test_at_its_end_waiting_jobs_fail_and_running_jobs_go_on(deleted: Dele
     assert (await deleted.job(waiting)).end is None
     deleted.now += timedelta(seconds=61)
     await deleted.deleted.sweep()
-    end = (await deleted.job(waiting)).end
-    assert isinstance(end, Failed)
+    end = await deleted.failure(waiting)
     assert end.dead_letter is DeadLetter.UNDISPATCHABLE
     assert "'fast' was deleted while this job waited" in end.message
     assert (await deleted.job(running)).end is None
@@ -112,8 +111,7 @@ async def test_it_waits_for_jobs_of_replicas_that_do_not_know_yet(deleted: Delet
     await deleted.sweep()
     job_id = await deleted.submit()
     await deleted.sweep()
-    end = (await deleted.job(job_id)).end
-    assert isinstance(end, Failed)
+    end = await deleted.failure(job_id)
     assert "was deleted" in end.message
     assert await deleted.endpoints.get("fast") is None
 
@@ -248,8 +246,7 @@ async def test_a_job_of_an_endpoint_that_nobody_knows_ends_at_its_deadline(gone:
     )
     await asyncio.sleep(0.02)
     await gone.after_grace()
-    end = (await gone.job(late)).end
-    assert isinstance(end, Failed)
+    end = await gone.failure(late)
     assert "Timed out" in end.message
     assert "'slow'" in end.message
     assert (await gone.job(patient)).end is None
@@ -268,8 +265,7 @@ async def test_nothing_is_left_of_an_endpoint_that_is_gone(gone: GoneBench) -> N
     await gone.after(1)
     assert isinstance((await gone.job(cancelled)).end, Cancelled)
     for job_id in jobs:
-        end = (await gone.job(job_id)).end
-        assert isinstance(end, Failed)
+        end = await gone.failure(job_id)
         assert "'fast' was removed" in end.message
         assert "Submit it again" in end.message
     assert await gone.queue.endpoints() == set()

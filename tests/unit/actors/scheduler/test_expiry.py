@@ -118,8 +118,7 @@ async def test_a_job_that_timed_out_is_told_what_kept_it_waiting(bench: Bench) -
     job_id = await bench.submit(10)
     bench.trouble = "No worker is ready: the cluster has no room for a worker."
     await bench.after(10)
-    end = (await bench.job(job_id)).end
-    assert isinstance(end, Failed)
+    end = await bench.failure(job_id)
     assert end.message == f"Timed out: the job did not end within 10 s. {bench.trouble}"
 
 

@@ -85,8 +85,7 @@ async def test_an_error_that_nobody_foresaw_ends_its_job_with_a_reason(
     monkeypatch.setattr(FakeJobActor, "run", fail)
     async with others_run(bench):
         await bench.is_gone(hostile)
-    end = (await bench.job(hostile)).end
-    assert isinstance(end, Failed)
+    end = await bench.failure(hostile)
     assert "TypeError" in end.message
     assert "Submit the job again" in end.message
     assert end.dead_letter is DeadLetter.UNDISPATCHABLE
@@ -106,9 +105,6 @@ async def test_an_error_while_a_job_is_read_ends_it(bench: Bench) -> None:
     async with others_run(bench):
         await bench.is_gone(hostile)
     assert isinstance((await bench.job(hostile)).end, Failed)
-
-
-# Jobs with an event of a later version are left to that version.
 
 
 async def test_the_entry_of_a_later_versions_job_stays_until_it_can_be_read(bench: Bench) -> None:

@@ -13,11 +13,10 @@ from actors.scheduler.names import slot_name
 from actors.scheduler.pool import Pauses
 from actors.scheduler.worker import Startup
 from events.bus.queues import QueueEntry
-from events.types import Failed
 from tests.support.clock import Clock
 from tests.support.memory.queues import MemoryJobQueue
 from tests.support.polling import eventually
-from tests.support.scheduler.bench import PREFIX, WORKER, Bench
+from tests.support.scheduler.bench import PREFIX, WORKER
 from tests.support.scheduler.cluster import FakeCluster
 from tests.support.scheduler.pool import Demand, idle_slot, kept, new_pool, workers
 
@@ -127,12 +126,6 @@ async def test_another_worker_replaces_one_whose_node_drains(cluster: FakeCluste
         assert cluster.removed == []  # the job runs on
         slot.release()
         await eventually(lambda: set(cluster.groups) == workers(1))
-
-
-async def test_who_waits_for_a_change_hears_of_a_free_slot(cluster: FakeCluster) -> None:
-    async with kept(new_pool(cluster), Demand()) as pool:
-        while idle_slot(pool, None) is None:
-            await asyncio.wait_for(pool.changed(), 5)
 
 
 OLD = "worker:default:r-0:"
@@ -366,15 +359,6 @@ async def test_a_cluster_that_is_away_for_a_while_ends_no_pool(cluster: FakeClus
         await eventually(lambda: idle_slot(pool, None))
         is_away = True
         await asyncio.sleep(0.05)
-
-
-async def test_a_job_that_timed_out_without_a_worker_says_why(bench: Bench) -> None:
-    bench.cluster.room = 0
-    job_id = await bench.submit(deadline_s=0.2)
-    async with bench.dispatching():
-        failed = (await bench.ended(job_id)).end
-    assert isinstance(failed, Failed)
-    assert failed.message.endswith("No worker is ready: the cluster has no room for a worker.")
 
 
 def test_a_startup_fails_by_time_in_its_place(clock: Clock) -> None:

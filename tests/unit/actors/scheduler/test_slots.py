@@ -76,6 +76,10 @@ class Bench:
             await self.reserve()
         await self.settle()
 
+    def pass_idle_time(self) -> None:
+        for self.now in (100.0, 200.0):
+            self.slots.fit(8)
+
     def end_jobs(self, jobs: int) -> None:
         busy = [slot for slot in self.slots if slot.state is SlotState.BUSY]
         for slot in busy[:jobs]:
@@ -83,19 +87,20 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+async def bench() -> Bench:
+    """A worker that has just opened."""
+    bench = Bench()
+    await bench.open()
+    return bench
 
 
 @pytest.mark.parametrize(("jobs", "opened"), [(0, 2), (1, 3), (2, 5), (4, 8), (5, 9), (8, 9)])
 async def test_the_next_ones_are_started_as_jobs_come(bench: Bench, jobs: int, opened: int) -> None:
-    await bench.open()
     await bench.take(jobs)
     assert len(bench.slots) == len(bench.cluster.actors) == opened
 
 
 async def test_there_are_as_many_as_the_engine_takes_and_those_kept_free(bench: Bench) -> None:
-    await bench.open()
     await bench.take(9)
     assert len(bench.slots) == 9
     assert bench.slots.idle() is None
@@ -115,8 +120,9 @@ async def test_a_fixed_number_is_not_changed_by_the_engine() -> None:
 
 
 @pytest.mark.parametrize("starting", [1, 3])
-async def test_few_start_at_a_time(bench: Bench, starting: int) -> None:
+async def test_few_start_at_a_time(starting: int) -> None:
     """Or they would take the processor from the jobs that run, and still more would be wanted."""
+    bench = Bench()
     bench.slots.open([], starting=starting)
     await bench.settle()
     bench.cluster.broken = {slot_name(NAME, number) for number in range(2, 9)}
@@ -131,7 +137,6 @@ async def test_few_start_at_a_time(bench: Bench, starting: int) -> None:
 
 
 async def test_one_that_does_not_start_holds_up_the_others_for_a_while_only(bench: Bench) -> None:
-    await bench.open()
     bench.cluster.broken = {slot_name(NAME, 2)}
     await bench.reserve()
     bench.slots.fit(12)
@@ -145,7 +150,6 @@ async def test_one_that_does_not_start_holds_up_the_others_for_a_while_only(benc
 
 
 async def test_an_engine_that_takes_fewer_gets_no_further_job(bench: Bench) -> None:
-    await bench.open()
     await bench.take(4)
     bench.slots.fit(2)
     assert (bench.slots.free(), bench.slots.idle()) == (0, None)
@@ -165,7 +169,6 @@ async def test_an_engine_that_takes_fewer_gets_no_further_job(bench: Bench) -> N
 async def test_as_many_stay_as_the_jobs_of_some_time_needed_at_their_peak(
     bench: Bench, jobs: int, left: int
 ) -> None:
-    await bench.open()
     await bench.take(6)
     bench.end_jobs(6)
     bench.now = 100.0
@@ -184,7 +187,6 @@ async def test_as_many_stay_as_the_jobs_of_some_time_needed_at_their_peak(
 
 async def test_one_that_does_not_start_is_closed_before_one_that_did(bench: Bench) -> None:
     """Or as many as the most that ever ran try without end to start, each once a second."""
-    await bench.open()
     await bench.take(6)
     *working, first, second = list(bench.slots)[:6]
     bench.cluster.broken = {first.name, second.name}
@@ -192,14 +194,12 @@ async def test_one_that_does_not_start_is_closed_before_one_that_did(bench: Benc
         slot.replace()
     for slot in working:
         slot.release()
-    for bench.now in (100.0, 200.0):
-        bench.slots.fit(8)
+    bench.pass_idle_time()
     await eventually(lambda: len(bench.cluster.actors) == 2)
     assert (len(bench.slots), bench.count(SlotState.IDLE)) == (2, 2)
 
 
 async def test_one_that_runs_a_job_is_not_closed(bench: Bench) -> None:
-    await bench.open()
     await bench.take(6)
     last = list(bench.slots)[5]
     bench.end_jobs(5)
@@ -210,12 +210,10 @@ async def test_one_that_runs_a_job_is_not_closed(bench: Bench) -> None:
 
 
 async def test_a_place_that_is_being_closed_is_not_opened_under_the_same_name(bench: Bench) -> None:
-    await bench.open()
     await bench.take(2)
     bench.end_jobs(2)
     bench.cluster.failing_kills = 1000
-    for bench.now in (100.0, 200.0):
-        bench.slots.fit(8)
+    bench.pass_idle_time()
     assert len(bench.slots) == 2
     await bench.take(1)
     assert [slot.name for slot in bench.slots][-1] == slot_name(NAME, 5)
@@ -225,7 +223,6 @@ async def test_a_place_that_is_being_closed_is_not_opened_under_the_same_name(be
 
 
 async def test_a_successor_finds_the_jobs_in_every_slot(bench: Bench) -> None:
-    await bench.open()
     await bench.take(4)
     await bench.slots.detach()
     bench.cluster.actors[slot_name(NAME, 7)].begin("a-job")
@@ -239,12 +236,10 @@ async def test_a_successor_finds_the_jobs_in_every_slot(bench: Bench) -> None:
 
 
 async def test_those_that_are_left_are_neither_closed_nor_replaced(bench: Bench) -> None:
-    await bench.open()
     await bench.take(1)
     bench.cluster.failing_kills = 1000
     bench.end_jobs(1)
-    for bench.now in (100.0, 200.0):
-        bench.slots.fit(8)
+    bench.pass_idle_time()
     actors = set(bench.cluster.actors)
     await bench.slots.detach()
     bench.cluster.failing_kills = 0
@@ -278,11 +273,16 @@ def one() -> SlotBench:
     return SlotBench()
 
 
-async def test_a_slot_is_idle_once_its_actor_is_ready(one: SlotBench) -> None:
+@pytest.fixture
+async def opened(one: SlotBench) -> SlotBench:
     assert one.slot.state is SlotState.STARTING
     await one.open()
-    assert one.slot.actor_name == f"{SLOT}@1"
-    assert one.changes == [SlotState.STARTING, SlotState.IDLE]
+    return one
+
+
+async def test_a_slot_is_idle_once_its_actor_is_ready(opened: SlotBench) -> None:
+    assert opened.slot.actor_name == f"{SLOT}@1"
+    assert opened.changes == [SlotState.STARTING, SlotState.IDLE]
 
 
 async def test_an_actor_that_still_runs_a_predecessors_job_is_waited_for(one: SlotBench) -> None:
@@ -299,16 +299,15 @@ async def test_an_actor_that_still_runs_a_predecessors_job_is_waited_for(one: Sl
 
 @pytest.mark.parametrize("failing_kills", [0, 2])
 async def test_a_replaced_actor_is_killed_and_another_made_under_its_name(
-    one: SlotBench, failing_kills: int
+    opened: SlotBench, failing_kills: int
 ) -> None:
-    await one.open()
-    one.slot.reserve(MemoryJobQueue().entry("a-job", "1"))
-    one.cluster.failing_kills = failing_kills
-    one.slot.replace()
-    assert (one.slot.job_id, one.slot.state) == (None, SlotState.STARTING)
-    await one.is_idle()
-    assert one.cluster.killed == [SLOT]
-    assert one.slot.actor_name == f"{SLOT}@2"
+    opened.slot.reserve(MemoryJobQueue().entry("a-job", "1"))
+    opened.cluster.failing_kills = failing_kills
+    opened.slot.replace()
+    assert (opened.slot.job_id, opened.slot.state) == (None, SlotState.STARTING)
+    await opened.is_idle()
+    assert opened.cluster.killed == [SLOT]
+    assert opened.slot.actor_name == f"{SLOT}@2"
 
 
 async def test_a_replacement_ends_the_start_before_it(one: SlotBench) -> None:
@@ -330,21 +329,19 @@ async def test_an_actor_expires_with_the_jobs_that_it_was_given_by_anybody(one: 
     assert not one.slot.is_expired
 
 
-async def test_an_actor_that_another_dispatcher_uses_is_not_ended(one: SlotBench) -> None:
-    await one.open()
-    actor = one.cluster.actors[SLOT]
+async def test_an_actor_that_another_dispatcher_uses_is_not_ended(opened: SlotBench) -> None:
+    actor = opened.cluster.actors[SLOT]
     actor.begin("a-job-of-another")
-    one.slot.recycle()
-    await eventually(lambda: one.slot.state is SlotState.BUSY)
-    assert one.slot.job_id == "a-job-of-another"
-    assert one.cluster.killed == []
+    opened.slot.recycle()
+    await eventually(lambda: opened.slot.state is SlotState.BUSY)
+    assert opened.slot.job_id == "a-job-of-another"
+    assert opened.cluster.killed == []
     actor.finish()
-    await eventually(lambda: one.slot.actor_name == f"{SLOT}@2")
+    await eventually(lambda: opened.slot.actor_name == f"{SLOT}@2")
     assert actor.is_retired  # before its end: nobody could have given it a job meanwhile
 
 
-async def test_an_actor_that_cannot_be_asked_is_ended_to_be_renewed(one: SlotBench) -> None:
-    await one.open()
-    one.cluster.actors[SLOT].answers = False
-    one.slot.recycle()
-    await eventually(lambda: one.slot.actor_name == f"{SLOT}@2")
+async def test_an_actor_that_cannot_be_asked_is_ended_to_be_renewed(opened: SlotBench) -> None:
+    opened.cluster.actors[SLOT].answers = False
+    opened.slot.recycle()
+    await eventually(lambda: opened.slot.actor_name == f"{SLOT}@2")

@@ -50,16 +50,6 @@ def has_idle_slots(worker: Worker, count: int) -> bool:
     return sum(slot.state is SlotState.IDLE for slot in worker.slots) == count
 
 
-async def test_a_worker_without_room_waits_for_it(cluster: FakeCluster) -> None:
-    cluster.room = 0
-    worker = new_worker(cluster)
-    async with running(worker.keep()):
-        await eventually(lambda: NAME in cluster.groups)
-        assert list(worker.slots) == []
-        cluster.give_room(1)
-        await eventually(lambda: worker.idle_slot() is not None)
-
-
 async def test_an_engine_that_does_not_answer_gets_no_job_until_it_does(
     cluster: FakeCluster, worker: Worker
 ) -> None:
@@ -113,12 +103,6 @@ async def test_an_engine_may_be_silent_for_a_reason(cluster: FakeCluster, reason
         asked = engine.asked
         await eventually(lambda: engine.asked > asked + 100)
         assert engine.kills == 0
-
-
-async def test_a_worker_that_was_marked_unready_is_asked_again(worker: Worker) -> None:
-    worker.mark_unready()
-    assert worker.idle_slot() is None
-    await eventually(lambda: worker.is_ready)
 
 
 @pytest.mark.parametrize(

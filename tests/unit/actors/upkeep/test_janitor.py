@@ -137,9 +137,6 @@ async def test_what_cannot_be_removed_holds_up_no_others(house: House) -> None:
     assert [await house.traces(job_id) for job_id in ids] == [set()] * 5
 
 
-# Files that belong to nothing, and uploads.
-
-
 async def test_orphans_are_swept_when_they_are_old(house: House) -> None:
     ended, running = await house.job(), await house.running_job()
     kept = [f"{ended}/1/0.png", f"{running}/1/0.png", f"{running}/1/1.png", "notes/about.txt"]

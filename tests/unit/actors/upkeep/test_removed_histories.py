@@ -165,9 +165,6 @@ async def test_the_id_of_a_removed_job_is_another_ones(house: House, *, is_proje
     assert await house.read_model.job(job_id) == before
 
 
-# Objects that no row names.
-
-
 async def sweep(house: House) -> None:
     """Walks through all files, long after the last of them was stored."""
     janitor = house.janitor(retention_days=0, upload_retention_days=0)

@@ -126,9 +126,6 @@ def test_whether_a_service_is_up_is_seen_by_its_lock(tmp_path: Path) -> None:
     assert not is_up(tmp_path)
 
 
-# This machine: settings, models, image store, disks, database, Ray.
-
-
 async def only(check: Check) -> Finding:
     [found] = await check.run()
     return found
@@ -215,9 +212,6 @@ async def test_a_ray_that_nobody_started_is_not_asked_for(tmp_path: Path) -> Non
 def test_an_endpoint_is_told_that_fits_on_no_node(members: dict[str, Any], fits: bool) -> None:
     nodes = [{"CPU": 2.0}, {"CPU": 8.0, "memory": 1e9}]
     assert (too_large([Endpoint("portraits", **members)], nodes) == []) == fits
-
-
-# The network: the port of the API, and the way of callbacks.
 
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
