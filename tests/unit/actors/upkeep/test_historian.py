@@ -21,19 +21,23 @@ from storage.images import ImageStoreUnavailable
 from tests.support.upkeep import DAY, HOUR, NOON, House
 
 URL = "https://example.com/done"
-MINUTE = timedelta(minutes=1)
+SECOND = timedelta(seconds=1)
+MINUTE = 60 * SECOND
+
+
+async def leaves_after(house: House, job_id: str, time: timedelta, **settings: Any) -> None:
+    """The job leaves the log once this time has passed, and not before."""
+    for wait, is_in_log in ((time - SECOND, True), (SECOND, False)):
+        house.clock.time += wait
+        await house.historian(**settings).round()
+        assert await house.is_in_log(job_id) == is_in_log
 
 
 async def test_an_ended_job_leaves_the_log_and_is_read_as_before(house: House) -> None:
     ended, running = await house.job(), await house.running_job()
     await house.project()
     before = await house.stories(ended, running)
-    house.clock.time += HOUR - MINUTE
-    await house.historian().round()
-    assert await house.is_in_log(ended)
-    house.clock.time += MINUTE
-    await house.historian().round()
-    assert not await house.is_in_log(ended)
+    await leaves_after(house, ended, HOUR)
     assert await house.is_in_log(running)
     assert await house.stories(ended, running) == before
     assert await house.kept_ids() == [ended]
@@ -47,21 +51,13 @@ async def test_a_job_whose_end_was_projected_late_stays_as_long(house: House) ->
     job_id = await house.job()
     house.clock.time += 2 * HOUR
     await house.project()
-    await house.historian().round()
-    assert await house.is_in_log(job_id)
-    house.clock.time += HOUR
-    await house.historian().round()
-    assert not await house.is_in_log(job_id)
+    await leaves_after(house, job_id, HOUR)
 
 
 async def test_a_job_stays_while_a_repeat_of_it_may_be_submitted(house: House) -> None:
     """A repeat looks for the row for at most 10 s, and appends for at most 10 s."""
-    [job_id] = await house.jobs(age=timedelta(seconds=19))
-    await house.historian(log_hot_s=0).round()
-    assert await house.is_in_log(job_id)
-    house.clock.time += timedelta(seconds=1)
-    await house.historian(log_hot_s=0).round()
-    assert not await house.is_in_log(job_id)
+    [job_id] = await house.jobs()
+    await leaves_after(house, job_id, 20 * SECOND, log_hot_s=0)
 
 
 async def test_a_job_that_is_not_projected_yet_stays(house: House) -> None:
@@ -82,12 +78,7 @@ async def test_a_job_stays_until_its_delivery_ended(house: House, asked: dict[st
     await house.historian().round()
     assert [await house.is_in_log(each) for each in (job_id, waiting)] == [False, True]
     await house.deliver(waiting)
-    house.clock.time += HOUR - MINUTE
-    await house.historian().round()
-    assert await house.is_in_log(waiting)
-    house.clock.time += MINUTE
-    await house.historian().round()
-    assert not await house.is_in_log(waiting)
+    await leaves_after(house, waiting, HOUR)
     assert await house.kept_ids() == sorted([job_id, waiting])
 
 
