@@ -78,6 +78,12 @@ class Bench(JobsBench):
         command = Start(actor.writer, max_attempts=3, max_attempts_total=9, now=utc_now())
         await self.writer.execute(command, await self.job(job_id))
 
+    async def begun(self, job_id: str) -> FakeJobActor:
+        """The actor that runs the job, which it has started."""
+        actor = await self.running(job_id)
+        await self.start(job_id, actor)
+        return actor
+
     async def running(self, job_id: str) -> FakeJobActor:
         return await self.next_actor(job_id)
 

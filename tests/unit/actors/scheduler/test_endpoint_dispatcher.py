@@ -135,12 +135,12 @@ async def test_an_actor_is_replaced_unless_its_job_completed_or_is_tried_again(
 async def test_an_actor_is_replaced_after_its_number_of_jobs(bench: Bench) -> None:
     writers: list[str] = []
     async with bench.dispatching(jobs_per_actor=2):
-        for _ in range(3):
+        for _ in range(4):
             job_id = await bench.submit()
             writers.append((await bench.running(job_id)).writer)
             await bench.finish(job_id)
     name = slot_name(WORKER, 0)
-    assert writers == [f"{name}@1", f"{name}@1", f"{name}@2"]
+    assert writers == [f"{name}@1", f"{name}@1", f"{name}@2", f"{name}@2"]
 
 
 async def test_a_job_that_another_dispatcher_gave_to_an_actor_goes_on(bench: Bench) -> None:
@@ -172,8 +172,7 @@ async def test_the_job_of_an_actor_that_died_is_tried_again_before_its_lease_is_
     bench = Bench(lease_s=LONG_LEASE_S)
     job_id = await bench.submit()
     async with bench.dispatching(max_dispatch_failures=1):
-        actor = await bench.running(job_id)
-        await bench.start(job_id, actor)
+        actor = await bench.begun(job_id)
         actor.die()
         again = await bench.next_actor(job_id, actor)
         assert bench.cluster.engines[WORKER].cancelled == [(job_id, 1)]
@@ -185,8 +184,7 @@ async def test_the_job_of_an_actor_that_died_is_tried_again_before_its_lease_is_
 async def test_a_late_look_at_a_dead_actors_job_leaves_the_next_job_alone(bench: Bench) -> None:
     first = await bench.submit(lane=1)
     async with bench.dispatching():
-        dead = await bench.running(first)
-        await bench.start(first, dead)
+        dead = await bench.begun(first)
         load, asked, answer = bench.writer.load, asyncio.Event(), asyncio.Event()
 
         async def slow_load(job_id: str) -> Job | None:
@@ -212,8 +210,7 @@ async def test_a_late_look_at_a_dead_actors_job_leaves_the_next_job_alone(bench:
 async def test_a_hung_actor_is_replaced_though_others_wait_in_its_lane(bench: Bench) -> None:
     job_id, waiting = await bench.submit(), await bench.submit()
     async with bench.dispatching() as dispatcher:
-        hung = await bench.running(job_id)
-        await bench.start(job_id, hung)
+        hung = await bench.begun(job_id)
         await eventually(lambda: dispatcher.prefetch)
         hung.hangs = True
         again = await bench.next_actor(job_id, hung)
@@ -229,8 +226,7 @@ async def test_a_hung_actor_is_replaced_though_others_wait_in_its_lane(bench: Be
 async def test_a_second_look_at_a_hung_job_leaves_the_actor_that_has_it_anew(bench: Bench) -> None:
     job_id = await bench.submit()
     async with bench.dispatching():
-        actor = await bench.running(job_id)
-        await bench.start(job_id, actor)
+        actor = await bench.begun(job_id)
         actor.hangs = True
         looks = 0
 
@@ -400,8 +396,7 @@ async def left_running(bench: Bench) -> tuple[str, FakeJobActor]:
     """A job whose dispatcher has ended, and the actor that runs it."""
     job_id = await bench.submit()
     async with bench.dispatching(slots=2):
-        actor = await bench.running(job_id)
-        await bench.start(job_id, actor)
+        actor = await bench.begun(job_id)
     return job_id, actor
 
 

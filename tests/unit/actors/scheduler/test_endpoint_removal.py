@@ -172,7 +172,7 @@ class GoneBench(Bench):
         await self.gone.sweep()
 
     async def after_grace(self) -> None:
-        """The endpoints that had no row before the time have none after it."""
+        """Sweep at the start and at the end of the time of grace."""
         await self.after(0)
         await self.after(GRACE_S)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import cast
 
 import pytest
@@ -60,13 +60,10 @@ class Bench(JobsBench):
     def __init__(self) -> None:
         self.now = utc_now()
         self.log = MemoryLog()
-        super().__init__(queue=CountingQueue(), writer=JobWriter(self.log, now=self.clock))
+        super().__init__(queue=CountingQueue(), writer=JobWriter(self.log, now=lambda: self.now))
         self.running: set[str] = set()
         self.trouble: str | None = None
         self.deadlines = self.another()
-
-    def clock(self) -> datetime:
-        return self.now
 
     def another(self) -> Expiry:
         """As a dispatcher has it that starts now."""
@@ -76,7 +73,7 @@ class Bench(JobsBench):
             writer=self.writer,
             pool=cast(WorkerPool, FakePool(self)),
             period_s=1,
-            now=self.clock,
+            now=lambda: self.now,
         )
 
     async def submit(self, deadline_s: float) -> str:

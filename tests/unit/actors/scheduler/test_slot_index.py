@@ -47,12 +47,10 @@ class FakeWorker:
 class Bench:
     """The workers and the waiting jobs of an endpoint, and what its dispatcher chooses of both."""
 
-    def __init__(self, *slots: int, kept_free: int = 0, most_running: int = 0) -> None:
+    def __init__(self, *slots: int, most_running: int = 0) -> None:
         self.workers = [FakeWorker(number) for number in slots]
         self.endpoint = Endpoint("default")
-        self.running_jobs = RunningJobs(
-            OwnerSettings(slots_kept_free=kept_free, max_running_jobs=most_running)
-        )
+        self.running_jobs = RunningJobs(OwnerSettings(max_running_jobs=most_running))
         self.owners: dict[str, str] = {}
         """The owners of the running jobs."""
         pool = new_pool(FakeCluster())
@@ -152,15 +150,6 @@ def test_nobody_waits_for_a_worker_that_takes_no_jobs() -> None:
     here.workers[0].takes_jobs = False
     here.update(0)
     assert here.start(now=5.0) == ("wants-a", 1)
-
-
-def test_the_last_free_slots_are_for_owners_who_run_nothing() -> None:
-    here = Bench(3, kept_free=1)
-    for number in range(4):
-        here.put(f"a{number}", owner="a")
-    assert [here.start(), here.start(), here.start()] == [("a0", 0), ("a1", 0), None]
-    here.put("b0", owner="b")
-    assert here.start() == ("b0", 0)
 
 
 def test_an_owner_at_their_number_is_passed_however_many_there_are() -> None:

@@ -119,23 +119,6 @@ async def test_a_fixed_number_is_not_changed_by_the_engine() -> None:
     assert (bench.slots.free(), bench.slots.idle()) == (0, None)
 
 
-@pytest.mark.parametrize("starting", [1, 3])
-async def test_few_start_at_a_time(starting: int) -> None:
-    """Or they would take the processor from the jobs that run, and still more would be wanted."""
-    bench = Bench()
-    bench.slots.open([], starting=starting)
-    await bench.settle()
-    bench.cluster.broken = {slot_name(NAME, number) for number in range(2, 9)}
-    for _ in range(2):
-        await bench.reserve()
-    assert bench.count(SlotState.STARTING) == starting
-    bench.slots.fit(8)
-    assert bench.count(SlotState.STARTING) == starting
-    bench.cluster.broken = set()
-    await bench.settle()
-    assert len(bench.slots) == 5
-
-
 async def test_one_that_does_not_start_holds_up_the_others_for_a_while_only(bench: Bench) -> None:
     bench.cluster.broken = {slot_name(NAME, 2)}
     await bench.reserve()
@@ -318,15 +301,6 @@ async def test_a_replacement_ends_the_start_before_it(one: SlotBench) -> None:
     one.slot.replace()
     await one.is_idle()
     assert one.changes.count(SlotState.IDLE) == 1
-
-
-async def test_an_actor_expires_with_the_jobs_that_it_was_given_by_anybody(one: SlotBench) -> None:
-    (await one.cluster.job_actor(NAME, SLOT)).jobs_run = 2
-    await one.open()
-    assert one.slot.is_expired
-    one.slot.recycle()
-    await eventually(lambda: one.slot.actor_name == f"{SLOT}@2")
-    assert not one.slot.is_expired
 
 
 async def test_an_actor_that_another_dispatcher_uses_is_not_ended(opened: SlotBench) -> None:

@@ -122,6 +122,8 @@ async def test_an_actor_runs_one_job_on_a_gpu_many_on_a_cpu_or_as_the_setting_sa
 
 @pytest.mark.parametrize(("gpus", "setting", "starting"), [(1.0, 0, 4), (0.0, 0, 1), (0.0, 2, 2)])
 async def test_more_actors_start_a_few_at_a_time(gpus: float, setting: int, starting: int) -> None:
+    """Or they would take the processor from the jobs that run, and still more would be wanted."""
+    """Or they would take the processor from the jobs that run, and still more would be wanted."""
     cluster = FakeCluster(gpus=gpus)
     worker = new_worker(cluster, slots=8, actors_starting=setting)
     async with running(worker.keep()):
