@@ -9,7 +9,7 @@ import pytest
 
 from events.store.database import Database
 from events.store.read_model import ReadModel
-from tests.support.database import Postgres, given_up, postgres_server
+from tests.support.database import Postgres, postgres_server, prepared, sqlite_url
 from tests.support.events import History
 
 
@@ -23,27 +23,22 @@ def postgres() -> Iterator[Postgres]:
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database, one per test."""
     if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path / 'darkroom.sqlite3'}"
+        return sqlite_url(tmp_path)
     server: Postgres = request.getfixturevalue("postgres")
     return server.new_database()
 
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
-    database = Database(database_url)
-    await database.prepare()
-    yield database
-    await given_up()
-    await database.close()
+    async with prepared(Database(database_url)) as database:
+        yield database
 
 
 @pytest.fixture
 async def other_database(database: Database, database_url: str) -> AsyncIterator[Database]:
     """The same database as another process sees it."""
-    other = Database(database_url)
-    yield other
-    await given_up()
-    await other.close()
+    async with prepared(Database(database_url)) as other:
+        yield other
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from events.store.database import Database
 from events.store.ended_jobs import EndedJob, EndedJobs
 from events.store.read_model import ReadModel
 from events.store.tables import JOBS
-from events.types import Cancelled, Erased, Flavour
+from events.types import Cancelled
 from storage.file_names import HistoryName
-from tests.support.events import MORNING, History, submitted
+from tests.support.database import stored_job
+from tests.support.events import MORNING, History, erased, submitted
 
 DAY = timedelta(days=1)
-ERASED = Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=MORNING)
 
 
 @pytest.fixture
@@ -51,31 +51,31 @@ async def move(ended_jobs: EndedJobs, *jobs: EndedJob) -> list[EndedJob]:
 async def test_jobs_that_are_ended_and_cool_are_found(
     model: ReadModel, history: History, ended_jobs: EndedJobs
 ) -> None:
-    late, early, running, erased = (new_id() for _ in range(4))
+    late, early, running, gone = (new_id() for _ in range(4))
     history.add(late, submitted(), at=MORNING + 3 * DAY)
     history.add(late, Cancelled(), at=MORNING + 4 * DAY)
     history.add(early, submitted(), at=MORNING + DAY)
     history.add(early, Cancelled(), at=MORNING + 2 * DAY)
     history.add(running, submitted())
-    history.add(erased, submitted(), Cancelled(), ERASED, at=MORNING + DAY)
+    history.add(gone, submitted(), Cancelled(), erased(), at=MORNING + DAY)
     await model.apply(history.events, expected=0)
 
     async def cool(days: int, *, limit: int = 9) -> set[str]:
         return {job.id for job in await ended_jobs.due_for_move(MORNING + days * DAY, limit=limit)}
 
     assert await cool(-2) == set()
-    assert await cool(-1) == {erased, early, late}
+    assert await cool(-1) == {gone, early, late}
     assert len(await cool(-1, limit=2)) == 2
     await ended_jobs.restart_hot_time(early, MORNING + 3 * DAY)
     await ended_jobs.restart_hot_time(running, MORNING + 3 * DAY)
-    assert await cool(2) == {erased, late}
-    assert await cool(3) == {erased, early, late}
+    assert await cool(2) == {gone, late}
+    assert await cool(3) == {gone, early, late}
     [hot] = [
         job for job in await ended_jobs.due_for_move(MORNING + 5 * DAY, limit=9) if job.id == late
     ]
     await ended_jobs.postpone([hot], MORNING + 4 * DAY)
-    assert await cool(3) == {erased, early}
-    assert [job.id for job in await ended_jobs.ended_before(MORNING + 2 * DAY, limit=9)] == [erased]
+    assert await cool(3) == {gone, early}
+    assert [job.id for job in await ended_jobs.ended_before(MORNING + 2 * DAY, limit=9)] == [gone]
     assert (await ended_jobs.rows_of([late, running])).keys() == {late}
 
 
@@ -139,14 +139,12 @@ async def test_a_job_that_left_the_log_is_hot_again_once_it_is_erased(
     model: ReadModel, history: History, ended_jobs: EndedJobs, job: EndedJob
 ) -> None:
     await move(ended_jobs, job)
-    await model.apply(history.add(job.id, ERASED), expected=2)
-    [erased] = await ended_jobs.due_for_move(MORNING, limit=9)
-    assert (erased.version, erased.history) == (3, None)
+    await model.apply(history.add(job.id, erased()), expected=2)
+    [again] = await ended_jobs.due_for_move(MORNING, limit=9)
+    assert (again.version, again.history) == (3, None)
     only = HistoryName(job.id, 3, 0).key
-    await ended_jobs.mark_moved(await ended_jobs.store_history_keys({erased: only}), MORNING)
-    row = await model.job(job.id)
-    assert row is not None
-    await model.erase(row)  # as where `DELETE` is asked for once more
+    await ended_jobs.mark_moved(await ended_jobs.store_history_keys({again: only}), MORNING)
+    await model.erase(await stored_job(model, job.id))  # as where `DELETE` is asked for once more
     assert await ended_jobs.find_histories([job.id]) == {job.id: (only, False)}
 
 
@@ -176,8 +174,7 @@ async def test_an_id_that_a_removed_job_had_is_the_next_ones(
     again.events = history.events
     again.add(job.id, submitted(fingerprint="again"))
     await model.apply(again.events[2:], expected=2)
-    row = await model.job(job.id)
-    assert row is not None
+    row = await stored_job(model, job.id)
     assert (row.submitted.fingerprint, row.end) == ("again", None)
     await model.remove({job.id: job.position})
     assert await model.job(job.id) == row

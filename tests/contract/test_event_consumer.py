@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +11,13 @@ from events.bus.bus import Bus
 from events.bus.jetstream_log import EventConsumer, JetStreamLog
 from events.bus.streams import JOBS, ConsumerSpec, job_subject
 from events.ids import new_id
-from events.log import Appended, EventLog, utc_now
+from events.log import EventLog
 from events.types import Broken, Event
 from local.nats_server import NatsServer
-from tests.support.bus import connected, operator
-from tests.support.events import submitted
+from tests.support.bus import operator
+from tests.support.events import appended, new_event
 from tests.support.memory.log import MemoryConsumer, MemoryLog
-from tests.support.polling import eventually
+from tests.support.polling import eventually, running
 
 SPEC = ConsumerSpec(JOBS, "test", ("jobs.*.*",), ack_wait_s=1.0, max_ack_pending=100)
 
@@ -34,18 +31,7 @@ class Source:
 
     async def add(self, count: int) -> list[Event]:
         """Store the first event of each of `count` jobs."""
-        return [await self._add_one() for _ in range(count)]
-
-    async def _add_one(self) -> Event:
-        event = Event(id=new_id(), job_id=new_id(), version=1, time=utc_now(), data=submitted())
-        outcome = await self.log.append(event, expected=0)
-        assert isinstance(outcome, Appended)
-        return outcome.event
-
-
-def in_memory() -> Source:
-    log = MemoryLog()
-    return Source(log, MemoryConsumer(log))
+        return [await appended(self.log, new_event()) for _ in range(count)]
 
 
 def on_jetstream(bus: Bus, *, ack_wait_s: float = SPEC.ack_wait_s) -> Source:
@@ -54,15 +40,11 @@ def on_jetstream(bus: Bus, *, ack_wait_s: float = SPEC.ack_wait_s) -> Source:
 
 
 @pytest.fixture(params=["memory", "jetstream"])
-async def source(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Source]:
+def source(request: pytest.FixtureRequest) -> Source:
     if request.param == "memory":
-        yield in_memory()
-        return
-    server = NatsServer(tmp_path / "nats", preferred_port=0)
-    server.start()
-    async with connected(server) as bus:
-        yield on_jetstream(bus)
-    server.stop()
+        log = MemoryLog()
+        return Source(log, MemoryConsumer(log))
+    return on_jetstream(request.getfixturevalue("bus"))
 
 
 class Handler:
@@ -81,20 +63,9 @@ class Handler:
         self.handled.append(event)
 
 
-@asynccontextmanager
-async def running(source: Source, handler: Handler) -> AsyncGenerator[None]:
-    task = asyncio.create_task(source.consumer.run(handler))
-    try:
-        yield
-        assert not task.done(), task
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-
-
 async def test_every_event_is_handed_over_also_those_stored_later(source: Source) -> None:
     stored, handler = await source.add(3), Handler()
-    async with running(source, handler):
+    async with running(source.consumer.run(handler)):
         await eventually(lambda: len(handler.handled) == 3)
         stored += await source.add(2)
         await eventually(lambda: len(handler.handled) == 5)
@@ -105,7 +76,7 @@ async def test_every_event_is_handed_over_also_those_stored_later(source: Source
 async def test_an_event_that_takes_long_does_not_stop_those_beside_it(source: Source) -> None:
     [first, *others], handler = await source.add(5), Handler()
     handler.blocked = {first.id}
-    async with running(source, handler):
+    async with running(source.consumer.run(handler)):
         await eventually(lambda: len(handler.handled) == 4)
         others += await source.add(2)
         await eventually(lambda: len(handler.handled) == 6)
@@ -117,11 +88,11 @@ async def test_an_event_that_was_in_work_when_the_consumer_ended_comes_again(
 ) -> None:
     [event], handler = await source.add(1), Handler()
     handler.blocked = {event.id}
-    async with running(source, handler):
+    async with running(source.consumer.run(handler)):
         await eventually(lambda: handler.begun == [event])
     assert handler.handled == []
     handler.blocked.clear()
-    async with running(source, handler):
+    async with running(source.consumer.run(handler)):
         await eventually(lambda: handler.handled == [event])
 
 
@@ -131,19 +102,19 @@ async def test_what_was_not_handled_when_a_consumer_ended_comes_to_the_next_at_o
     source, handler = on_jetstream(bus, ack_wait_s=3600), Handler()
     stored = await source.add(20)
     handler.blocked = {event.id for event in stored}
-    async with running(source, handler):
+    async with running(source.consumer.run(handler)):
         await eventually(lambda: handler.begun)
         await source.add(20)
         await eventually(lambda: len(handler.handled) == 20)
     again = Handler()
-    async with running(source, again):
+    async with running(source.consumer.run(again)):
         await eventually(lambda: len(again.handled) == len(stored))
     assert sorted(event.id for event in again.handled) == sorted(event.id for event in stored)
 
 
 async def test_two_consumers_of_one_place_share_its_events_on_jetstream(bus: Bus) -> None:
     source, one, two = on_jetstream(bus), Handler(), Handler()
-    async with running(source, one), running(on_jetstream(bus), two):
+    async with running(source.consumer.run(one)), running(on_jetstream(bus).consumer.run(two)):
         stored = [event for _ in range(20) for event in await source.add(5)]
         await eventually(lambda: len(one.handled) + len(two.handled) == len(stored))
     assert one.handled
@@ -157,12 +128,12 @@ async def test_an_event_that_was_handled_does_not_come_again_on_jetstream(
 ) -> None:
     source, handler = on_jetstream(bus), Handler()
     await source.add(3)
-    async with running(source, handler):
+    async with running(source.consumer.run(handler)):
         await eventually(lambda: len(handler.handled) == 3)
         await eventually(lambda: is_settled(nats_server))
     [later] = await source.add(1)
     again = Handler()
-    async with running(source, again):
+    async with running(source.consumer.run(again)):
         await eventually(lambda: again.handled == [later])
 
 
@@ -179,7 +150,7 @@ async def test_a_message_that_is_no_event_is_handed_over_as_its_jobs_on_jetstrea
     source, handler, job_id = on_jetstream(bus), Handler(), new_id()
     await bus.store(job_subject(job_id), b"not an event", timeout_s=5)
     [stored] = await source.add(1)
-    async with running(source, handler):
+    async with running(source.consumer.run(handler)):
         await eventually(lambda: len(handler.handled) == 2)
         await eventually(lambda: is_settled(nats_server))
     [broken] = [event for event in handler.handled if event != stored]

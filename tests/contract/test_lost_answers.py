@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,11 +12,10 @@ from events.bus.jetstream_log import JetStreamLog
 from events.bus.nats_errors import NoAnswer, WrongLastSequence
 from events.bus.puller import Message
 from events.errors import LogFull, LogUnavailable, OutcomeUnknown, ReadTimeout
-from events.ids import new_id
-from events.log import Appended, utc_now
-from events.types import Event
+from events.log import Appended
 from local.nats_server import NatsServer
-from tests.support.events import submitted
+from tests.support.bus import started
+from tests.support.events import new_event
 
 
 class LossyBus(Bus):
@@ -44,10 +42,8 @@ class LossyBus(Bus):
 async def bus(nats_server: NatsServer) -> AsyncIterator[LossyBus]:
     bus = LossyBus(nats_server.url, name="test")
     bus.store_faults, bus.read_faults = [], []
-    bus.start()
-    await asyncio.wait_for(bus.wait_connected(), 10)
-    yield bus
-    await bus.close()
+    async with started(bus):
+        yield bus
 
 
 @pytest.fixture
@@ -55,15 +51,11 @@ def log(bus: LossyBus) -> JetStreamLog:
     return JetStreamLog(bus, append_timeout_s=1.0, try_timeout_s=0.5)
 
 
-def event() -> Event:
-    return Event(id=new_id(), job_id=new_id(), version=1, time=utc_now(), data=submitted())
-
-
 @pytest.mark.parametrize("then", [LogFull, LogUnavailable, NoAnswer])
 async def test_an_answer_that_was_lost_is_asked_for_again(
     bus: LossyBus, log: JetStreamLog, then: Callable[[], Exception]
 ) -> None:
-    new = event()
+    new = new_event()
     bus.store_faults = [NoAnswer(), then(), then()]
     outcome = await log.append(new, expected=0)
     assert isinstance(outcome, Appended)
@@ -74,7 +66,7 @@ async def test_an_answer_that_was_lost_is_asked_for_again(
 async def test_a_read_that_fails_after_a_lost_answer_is_another_round(
     bus: LossyBus, log: JetStreamLog, then: Callable[[], Exception]
 ) -> None:
-    new = event()
+    new = new_event()
     bus.store_faults = [NoAnswer(), WrongLastSequence(), WrongLastSequence()]
     bus.read_faults = [then()]
     outcome = await log.append(new, expected=0)
@@ -86,7 +78,7 @@ async def test_a_read_that_fails_after_a_lost_answer_is_another_round(
 async def test_what_may_be_stored_is_never_said_to_be_refused(
     bus: LossyBus, log: JetStreamLog, then: Callable[[], Exception]
 ) -> None:
-    new = event()
+    new = new_event()
     bus.store_faults = [NoAnswer(), *(then() for _ in range(1000))]
     with pytest.raises(OutcomeUnknown):
         await log.append(new, expected=0)
@@ -99,14 +91,14 @@ async def test_a_read_that_fails_to_the_end_leaves_the_outcome_unknown(
     bus.store_faults = [NoAnswer(), *(WrongLastSequence() for _ in range(1000))]
     bus.read_faults = [LogUnavailable() for _ in range(1000)]
     with pytest.raises(OutcomeUnknown):
-        await log.append(event(), expected=0)
+        await log.append(new_event(), expected=0)
 
 
 @pytest.mark.parametrize("refusal", [LogFull, LogUnavailable])
 async def test_what_was_refused_at_first_was_not_stored(
     bus: LossyBus, log: JetStreamLog, refusal: type[Exception]
 ) -> None:
-    new = event()
+    new = new_event()
     bus.store_faults = [refusal()]
     with pytest.raises(refusal):
         await log.append(new, expected=0)

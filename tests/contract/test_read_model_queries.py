@@ -11,8 +11,9 @@ from events.job import fold
 from events.result import Status
 from events.store.read_model import ReadModel
 from events.store.records import OwnerBytes
-from events.types import Cancelled, Completed, DeadLetter, Erased, Event, Failed, Flavour, Started
-from tests.support.events import MORNING, History, image, submitted
+from events.types import Cancelled, Completed, DeadLetter, Event, Failed, Flavour, Started
+from tests.support.database import stored_job
+from tests.support.events import MORNING, History, erased, image, submitted
 
 UNDISPATCHABLE, QUARANTINED = DeadLetter.UNDISPATCHABLE, DeadLetter.QUARANTINED
 
@@ -131,9 +132,7 @@ async def test_a_listing_has_no_requests(model: ReadModel, history: History) -> 
     await model.apply(history.add(job_id, submitted(request={"prompt": "red"})), expected=0)
     for [listed] in (await model.jobs("alice"), await model.every_owners_jobs()):
         assert (listed.id, listed.submitted.request) == (job_id, {})
-    whole = await model.job(job_id)
-    assert whole is not None
-    assert whole.submitted.request == {"prompt": "red"}
+    assert (await stored_job(model, job_id)).submitted.request == {"prompt": "red"}
 
 
 async def test_another_owners_jobs_are_never_listed(model: ReadModel, history: History) -> None:
@@ -193,10 +192,7 @@ class TestEveryOwnersJobs:
     async def test_erased_jobs_are_not_among_them(self, model: ReadModel, history: History) -> None:
         job_id = new_id()
         letter = Failed(message="No.", dead_letter=QUARANTINED)
-        erased = Erased(
-            flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=MORNING
-        )
-        history.add(job_id, submitted(), letter, erased)
+        history.add(job_id, submitted(), letter, erased())
         await model.apply(history.events, expected=0)
         assert await model.every_owners_jobs() == []
         assert await model.every_owners_jobs(dead_letters=list(DeadLetter)) == []
@@ -240,10 +236,7 @@ class TestOwnerBytes:
     ) -> None:
         job_id = new_id()
         await model.apply(self.job(history, job_id), expected=0)
-        erased = Erased(
-            flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=MORNING
-        )
-        last = self.sized(history.add(job_id, erased))
+        last = self.sized(history.add(job_id, erased()))
         job = fold(last)
         assert job is not None
         await model.erase(job)

@@ -12,6 +12,7 @@ from events.store.database import Database
 from events.store.read_model import Usage
 from events.store.records import Upload
 from events.store.uploads import Uploads
+from tests.support.uploads import upload_row
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -28,20 +29,7 @@ def usage(database: Database) -> Usage:
 
 
 def upload(name: str = "cat.png", *, at: datetime = NOON, **changes: Any) -> Upload:
-    upload_id = new_id()
-    values: dict[str, Any] = {
-        "id": upload_id,
-        "owner": "alice",
-        "name": name,
-        "digest": "sha256:9f",
-        "storage_key": f"uploads/{upload_id}",
-        "width": 3,
-        "height": 2,
-        "size_bytes": 70,
-        "created_at": at,
-        "used_at": at,
-    }
-    return Upload(**(values | changes))
+    return upload_row(at=at, name=name, **changes)
 
 
 async def add(uploads: Uploads, *rows: Upload) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import nats
 import pytest
@@ -15,6 +16,8 @@ from events.bus.bus import Bus
 from events.bus.nats_errors import NoAnswer
 from events.errors import LogUnavailable
 from local.nats_server import NatsServer
+
+AnyBus = TypeVar("AnyBus", bound=Bus)
 
 
 @pytest.fixture
@@ -31,9 +34,12 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
         yield bus
 
 
+def connected(server: NatsServer, name: str = "test") -> AbstractAsyncContextManager[Bus]:
+    return started(Bus(server.url, name=name))
+
+
 @asynccontextmanager
-async def connected(server: NatsServer, name: str = "test") -> AsyncIterator[Bus]:
-    bus = Bus(server.url, name=name)
+async def started(bus: AnyBus) -> AsyncIterator[AnyBus]:
     bus.start()
     await asyncio.wait_for(bus.wait_connected(), 10)
     try:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,14 +17,24 @@ from uuid import uuid4
 
 import psutil
 
+from events.job import Job
 from events.store.database import Database
 from events.store.leases import GIVEN_UP
+from events.store.read_model import ReadModel
+
+
+def sqlite_url(folder: Path) -> str:
+    return f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}"
+
+
+def database_in(folder: Path) -> AbstractAsyncContextManager[Database]:
+    """A SQLite database with its tables, in a file of `folder`."""
+    return prepared(Database(sqlite_url(folder)))
 
 
 @asynccontextmanager
-async def database_in(folder: Path) -> AsyncGenerator[Database]:
-    """A SQLite database with its tables, in a file of `folder`."""
-    database = Database(f"sqlite+aiosqlite:///{folder / 'darkroom.sqlite3'}")
+async def prepared(database: Database) -> AsyncGenerator[Database]:
+    """Create the tables, and close the database at the end."""
     await database.prepare()
     yield database
     await given_up()
@@ -45,6 +55,13 @@ async def given_up() -> None:
     """
     if tasks := {each for each in asyncio.all_tasks() if each.get_name() == GIVEN_UP}:
         await asyncio.wait(tasks)
+
+
+async def stored_job(model: ReadModel, job_id: str) -> Job:
+    """The row of a job, which must exist."""
+    job = await model.job(job_id)
+    assert job is not None
+    return job
 
 
 async def stored_images(database: Database) -> list[tuple[Any, ...]]:

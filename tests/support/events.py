@@ -9,7 +9,8 @@ from typing import Any
 
 from events.ids import new_id
 from events.job import Job, fold
-from events.types import Event, EventData, Flavour, ImageStored, Submitted
+from events.log import Appended, EventLog, utc_now
+from events.types import Erased, Event, EventData, Flavour, ImageStored, Submitted
 
 JOB_ID = "0199aaaa-0000-7000-8000-000000000001"
 START = datetime(2026, 3, 1, 8, 30, tzinfo=UTC)
@@ -45,6 +46,32 @@ def image(index: int, *, attempt: int = 1, **changes: Any) -> ImageStored:
         "seed": 7 + index,
     }
     return ImageStored(**(values | changes))
+
+
+def erased(at: datetime = MORNING) -> Erased:
+    """The erasure of a job of `submitted` that was submitted then."""
+    return Erased(flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=at)
+
+
+def new_event(
+    job_id: str | None = None, version: int = 1, data: EventData | None = None, **changes: Any
+) -> Event:
+    """An event that is not stored yet, by default the first one of a new job."""
+    values: dict[str, Any] = {
+        "id": new_id(),
+        "job_id": job_id or new_id(),
+        "version": version,
+        "time": utc_now(),
+        "data": data or submitted(),
+    }
+    return Event(**(values | changes))
+
+
+async def appended(log: EventLog, event: Event, expected: int = 0) -> Event:
+    """Store the event behind the job's event at this position, and return it as it was stored."""
+    outcome = await log.append(event, expected=expected)
+    assert isinstance(outcome, Appended)
+    return outcome.event
 
 
 def history_of(*events: EventData) -> list[Event]:
@@ -83,12 +110,11 @@ class History:
         for data in events:
             self._versions[job_id] += 1
             new.append(
-                Event(
-                    id=new_id(),
-                    job_id=job_id,
-                    version=self._versions[job_id],
+                new_event(
+                    job_id,
+                    self._versions[job_id],
+                    data,
                     time=at,
-                    data=data,
                     position=len(self.events) + len(new) + 1,
                 )
             )

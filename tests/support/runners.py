@@ -1,4 +1,4 @@
-"""Job runners over a log, a queue and images of one process."""
+"""Job runners over a log and a queue, in memory by default, and images in a folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from actors.worker.attempt import AttemptLimits
 from actors.worker.job_actor import JobRunner, RunOutcome
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from events.bus.queues import QueueEntry
+from events.bus.queues import JobQueue, QueueEntry
 from events.decisions import Command, Submit
 from events.ids import new_id
 from events.job import Job
 from events.job_progress import JobProgress
-from events.log import JobWriter
+from events.log import EventLog, JobWriter
 from events.types import Event
 from storage.images import ImageStore
 from tests.support.events import LATER, submitted
@@ -40,12 +40,16 @@ class CountingLog(FailingLog):
 class RunnersBench:
     """Jobs, and runners that take one entry each."""
 
-    def __init__(self, folder: Path) -> None:
-        self.log = CountingLog()
+    def __init__(self, folder: Path, *, log: Any = None, queue: JobQueue | None = None) -> None:
+        self.log = log or CountingLog()
         self.writer = JobWriter(self.log)
-        self.queue = MemoryJobQueue()
+        self.queue = queue or MemoryJobQueue()
         self.images = ImageStore((folder / "images").as_uri())
         self.models = ModelsFolder(folder / "models")
+
+    @property
+    def runners_log(self) -> EventLog:
+        return self.log
 
     async def submit(self, **changes: Any) -> Job:
         """Submit a job and put it on the queue."""
@@ -106,7 +110,7 @@ class RunnersBench:
 
         return JobRunner(
             actor=actor or new_id(),
-            log=self.log,
+            log=self.runners_log,
             queue=self.queue,
             images=self.images,
             engine=engine,

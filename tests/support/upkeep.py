@@ -24,14 +24,14 @@ from events.store.database import Database
 from events.store.ended_jobs import EndedJobs
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
-from events.store.records import Upload
 from events.store.uploads import Uploads
 from events.types import CallbackDelivered, Event
 from settings.settings import Settings
 from storage.file_names import history_name
 from storage.images import ImageNotFound, ImageStore
-from tests.support.events import image, submitted
+from tests.support.events import image, new_event, submitted
 from tests.support.failing_log import FailingLog
+from tests.support.uploads import upload_row
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -222,13 +222,7 @@ class House:
 
     async def deliver(self, job_id: str, *, version: int = 1, expected: int = 0) -> None:
         """Record that the job's callback was delivered."""
-        event = Event(
-            id=new_id(),
-            job_id=job_id,
-            version=version,
-            time=self.clock(),
-            data=CallbackDelivered(attempt=1),
-        )
+        event = new_event(job_id, version, CallbackDelivered(attempt=1), time=self.clock())
         await self.deliveries.append(event, expected=expected)
 
     async def running_job(self, *, job_id: str | None = None, **changes: Any) -> str:
@@ -316,21 +310,7 @@ class House:
         return {place for place, left in found.items() if left}
 
     async def upload(self, name: str) -> str:
-        upload_id = new_id()
-        key = f"uploads/{upload_id}.png"
-        await self.put(key)
-        await self.uploads.add(
-            Upload(
-                id=upload_id,
-                owner="alice",
-                name=name,
-                digest="sha256:0",
-                storage_key=key,
-                width=1,
-                height=1,
-                size_bytes=3,
-                created_at=self.clock(),
-                used_at=self.clock(),
-            )
-        )
-        return key
+        row = upload_row(at=self.clock(), name=name, size_bytes=3)
+        await self.put(row.storage_key)
+        await self.uploads.add(row)
+        return row.storage_key

@@ -1,14 +1,18 @@
-"""Images for uploads over HTTP."""
+"""Images for uploads over HTTP, and rows of uploads."""
 
 from __future__ import annotations
 
 import io
+from datetime import datetime
 from typing import Any
 
 import httpx
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from events.ids import new_id
+from events.store.records import Upload
 
 
 def png(colour: str = "red", size: tuple[int, int] = (3, 2)) -> bytes:
@@ -22,6 +26,24 @@ def png_of(levels: NDArray[np.uint8]) -> bytes:
     out = io.BytesIO()
     Image.fromarray(levels).save(out, "PNG")
     return out.getvalue()
+
+
+def upload_row(*, at: datetime, **changes: Any) -> Upload:
+    """A row of an upload that was stored, and last used, at this time."""
+    upload_id = changes.pop("id", None) or new_id()
+    values: dict[str, Any] = {
+        "id": upload_id,
+        "owner": "alice",
+        "name": "cat.png",
+        "digest": "sha256:9f",
+        "storage_key": f"uploads/{upload_id}.png",
+        "width": 3,
+        "height": 2,
+        "size_bytes": 70,
+        "created_at": at,
+        "used_at": at,
+    }
+    return Upload(**(values | changes))
 
 
 async def upload(client: httpx.AsyncClient, name: str = "cat.png", **form: Any) -> httpx.Response:

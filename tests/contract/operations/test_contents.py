@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import nats.js.errors
@@ -19,11 +17,11 @@ from events.bus.queues import CallbackQueue, JobQueue
 from events.cloud_events import encode
 from events.errors import LogUnavailable
 from events.ids import CONSUMERS, new_id
-from events.log import Appended, EventLog, utc_now
+from events.log import EventLog, utc_now
 from events.types import Event
 from local.nats_server import NatsServer
-from tests.support.bus import connected, operator
-from tests.support.events import LATER, folded, submitted
+from tests.support.bus import operator, started
+from tests.support.events import LATER, appended, folded, new_event, submitted
 from tests.support.memory.contents import MemoryLogContents
 from tests.support.memory.log import MemoryLog
 from tests.support.memory.queues import MemoryCallbackQueue, MemoryJobQueue
@@ -38,21 +36,14 @@ class Parts:
 
 
 @pytest.fixture(params=["memory", "jetstream"])
-async def parts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Parts]:
+def parts(request: pytest.FixtureRequest) -> Parts:
     if request.param == "memory":
-        log, queue, callbacks = MemoryLog(), MemoryJobQueue(), MemoryCallbackQueue()
-        yield Parts(log, queue, callbacks, MemoryLogContents(log))
-        return
-    server = NatsServer(tmp_path / "nats", preferred_port=0)
-    server.start()
-    async with connected(server) as bus:
-        yield Parts(
-            JetStreamLog(bus),
-            JobQueue(bus, lease_s=30),
-            CallbackQueue(bus),
-            log_contents(bus),
-        )
-    server.stop()
+        log = MemoryLog()
+        return Parts(log, MemoryJobQueue(), MemoryCallbackQueue(), MemoryLogContents(log))
+    bus = request.getfixturevalue("bus")
+    return Parts(
+        JetStreamLog(bus), JobQueue(bus, lease_s=30), CallbackQueue(bus), log_contents(bus)
+    )
 
 
 async def all_of(pages: AsyncGenerator[list[str]]) -> list[str]:
@@ -60,10 +51,7 @@ async def all_of(pages: AsyncGenerator[list[str]]) -> list[str]:
 
 
 async def submit(log: EventLog) -> Event:
-    event = Event(id=new_id(), job_id=new_id(), version=1, time=utc_now(), data=submitted())
-    outcome = await log.append(event, expected=0)
-    assert isinstance(outcome, Appended)
-    return outcome.event
+    return await appended(log, new_event())
 
 
 async def test_every_job_of_a_log_is_seen_once(parts: Parts) -> None:
@@ -119,12 +107,9 @@ async def test_deliveries_that_are_due_and_parked_are_seen(parts: Parts) -> None
 
 
 async def test_a_look_makes_no_streams(nats_server: NatsServer) -> None:
-    bus = Bus(nats_server.url, name="operator", prepares_streams=False)
-    bus.start()
-    await asyncio.wait_for(bus.wait_connected(), 10)
-    with pytest.raises(LogUnavailable, match="stream not found"):
-        await all_of(log_contents(bus).job_ids())
-    await bus.close()
+    async with started(Bus(nats_server.url, name="operator", prepares_streams=False)) as bus:
+        with pytest.raises(LogUnavailable, match="stream not found"):
+            await all_of(log_contents(bus).job_ids())
     async with operator(nats_server) as client:
         with pytest.raises(nats.js.errors.NotFoundError):
             await client.jetstream().stream_info("JOBS")
@@ -144,23 +129,13 @@ class LaggingBus(Bus):
 
 @pytest.fixture
 async def lagging_bus(nats_server: NatsServer) -> AsyncIterator[LaggingBus]:
-    lagging_bus = LaggingBus(nats_server.url, name="test")
-    lagging_bus.start()
-    await asyncio.wait_for(lagging_bus.wait_connected(), 10)
-    yield lagging_bus
-    await lagging_bus.close()
-
-
-async def submit_to(log: JetStreamLog) -> Event:
-    event = Event(id=new_id(), job_id=new_id(), version=1, time=utc_now(), data=submitted())
-    outcome = await log.append(event, expected=0)
-    assert isinstance(outcome, Appended)
-    return outcome.event
+    async with started(LaggingBus(nats_server.url, name="test")) as lagging_bus:
+        yield lagging_bus
 
 
 async def test_what_only_the_leader_has_is_not_passed_over(lagging_bus: LaggingBus) -> None:
     log = JetStreamLog(lagging_bus)
-    events = [await submit_to(log) for _ in range(3)]
+    events = [await submit(log) for _ in range(3)]
     lagging_bus.lags = True
     positions, after = [], 0
     while stored := await log_contents(lagging_bus).following(after):
@@ -172,7 +147,7 @@ async def test_what_only_the_leader_has_is_not_passed_over(lagging_bus: LaggingB
 async def test_a_silent_server_is_no_end_of_the_log(
     lagging_bus: LaggingBus, nats_server: NatsServer
 ) -> None:
-    await submit_to(JetStreamLog(lagging_bus))
+    await submit(JetStreamLog(lagging_bus))
     lagging_bus.lags = True
     nats_server.stop()
     with pytest.raises(LogUnavailable):

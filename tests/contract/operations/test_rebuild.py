@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from events.cloud_events import decode, encode
 from events.errors import DatabaseUnavailable
 from events.history import StoredHistory, read_history
 from events.ids import new_id
-from events.log import Appended, StoredEvent
+from events.log import StoredEvent
 from events.store import database_contents
 from events.store.database import Database
 from events.store.ended_jobs import EndedJobs
@@ -28,6 +28,8 @@ from events.types import (
     Started,
 )
 from storage.file_names import HistoryName
+from tests.support.database import stored_job
+from tests.support.events import appended, erased
 from tests.support.memory.log import MemoryLog
 from tests.support.operations.installation import NOW, Installation
 from tests.support.operations.rebuild import rebuild
@@ -63,8 +65,7 @@ async def test_it_stops_at_what_cannot_be_read_as_the_projection_does(
     instead = (*stored[:2], StoredEvent(stored[2].sequence, b"no event"), *stored[3:])
     installation.log_contents.instead[job_id] = instead
     await rebuild(installation)
-    job = await installation.read_model.job(job_id)
-    assert job is not None
+    job = await stored_job(installation.read_model, job_id)
     assert job.version == 2
     [stop] = await installation.read_model.blocked.page(limit=9)
     assert (stop.job_id, stop.position) == (job_id, stored[2].sequence)
@@ -138,14 +139,13 @@ async def test_what_happens_meanwhile_is_in_it(installation: Installation) -> No
             await installation.project()
             await installation.move(ids["new"])
             await installation.move(ids["cancelled"])
-            await installation.append(ids["completed"], installation.erased())
+            await installation.append(ids["completed"], erased(NOW))
             job = await installation.load(ids["completed"])
             await installation.read_model.erase(job)
             await installation.log.purge(ids["completed"], keep=1)
         if calls == 2:
             await installation.log.purge(ids["failed"])
-            failed = await installation.read_model.job(ids["failed"])
-            assert failed is not None
+            failed = await stored_job(installation.read_model, ids["failed"])
             await installation.read_model.remove({failed.id: failed.position})
             await installation.project()
 
@@ -161,35 +161,37 @@ async def test_what_happens_meanwhile_is_in_it(installation: Installation) -> No
         assert await EndedJobs(installation.database).find_history(ids[name]) is not None
 
 
+class Overtaken(Rebuild):
+    """Tables before whose swap something happens."""
+
+    def __init__(self, database: Database, happen: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(database)
+        self._happen = happen
+
+    async def swap(self, offset: int, *, since: int, log_end: int) -> bool:
+        await self._happen()
+        return await super().swap(offset, since=since, log_end=log_end)
+
+
 async def test_a_job_that_leaves_the_log_right_before_the_swap_is_known_there(
     installation: Installation,
 ) -> None:
-    job_id, tables = installation.ids["cancelled"], Rebuild(installation.database)
-    swap = tables.swap
-
-    async def move_and_swap(offset: int, *, since: int, log_end: int) -> bool:
-        await installation.move(job_id)
-        return await swap(offset, since=since, log_end=log_end)
-
-    tables.swap = move_and_swap  # type: ignore[method-assign] # between two steps of the run
+    job_id = installation.ids["cancelled"]
+    tables = Overtaken(installation.database, lambda: installation.move(job_id))
     await rebuild(installation, tables=tables)
     assert await EndedJobs(installation.database).find_history(job_id) is not None
 
 
 async def test_an_erasure_right_before_the_swap_stays(installation: Installation) -> None:
-    job_id, tables = installation.ids["completed"], Rebuild(installation.database)
-    swap = tables.swap
+    job_id = installation.ids["completed"]
 
-    async def erase_and_swap(offset: int, *, since: int, log_end: int) -> bool:
+    async def erase() -> None:
         if not (await installation.load(job_id)).erased:
-            await installation.append(job_id, installation.erased())
+            await installation.append(job_id, erased(NOW))
             await installation.read_model.erase(await installation.load(job_id))
-        return await swap(offset, since=since, log_end=log_end)
 
-    tables.swap = erase_and_swap  # type: ignore[method-assign] # between two steps of the run
-    await rebuild(installation, tables=tables)
-    job = await installation.read_model.job(job_id)
-    assert job is not None
+    await rebuild(installation, tables=Overtaken(installation.database, erase))
+    job = await stored_job(installation.read_model, job_id)
     assert job.erased
     assert await installation.read_model.image_keys([job_id]) == set()
 
@@ -220,14 +222,12 @@ async def test_one_that_dies_leaves_the_old_one_and_nothing_in_the_way(
     installation: Installation,
 ) -> None:
     before = await rows(installation.database)
-    tables = Rebuild(installation.database)
 
-    async def dying(*_: Any, **__: Any) -> bool:
+    async def die() -> None:
         raise DatabaseUnavailable
 
-    tables.swap = dying  # type: ignore[method-assign] # after everything was read
     with pytest.raises(DatabaseUnavailable):
-        await rebuild(installation, tables=tables)
+        await rebuild(installation, tables=Overtaken(installation.database, die))
     assert await rows(installation.database) == before
     assert "jobs_rebuilt" in await table_names(installation.database)
     await rebuild(installation)
@@ -297,13 +297,12 @@ async def test_an_erased_job_does_not_come_back_from_a_history_that_is_left(
     whole = await read_history(installation.images, key)
     await installation.database.execute(sa.update(JOBS).values(history=None))
     last = whole.events[-1]
-    event = replace(decode(last.payload), id=new_id(), version=3, data=installation.erased())
+    event = replace(decode(last.payload), id=new_id(), version=3, data=erased(NOW))
     only = StoredHistory(job_id, (StoredEvent(last.sequence + 50, encode(event)),))
     await installation.put_history(HistoryName(job_id, 3, 0).key, only)
     await installation.database.execute(sa.delete(JOBS).where(JOBS.c.id == job_id))
     await rebuild(installation)
-    job = await installation.read_model.job(job_id)
-    assert job is not None
+    job = await stored_job(installation.read_model, job_id)
     assert job.erased
     found = await EndedJobs(installation.database).find_history(job_id)
     assert found == HistoryName(job_id, 3, 0).key
@@ -328,8 +327,7 @@ async def test_a_young_job_that_left_the_log_before_it_was_read_is_taken_over(
 
     installation.log_contents.following = after_it_left  # type: ignore[method-assign]
     await rebuild(installation, tables=tables)
-    job = await installation.read_model.job(young)
-    assert job is not None
+    job = await stored_job(installation.read_model, young)
     assert await installation.read_model.image_keys([young]) == {job.images[0].key}
     assert await installation.disagreements() == []
 
@@ -341,9 +339,7 @@ async def put_back(log: MemoryLog, events: Sequence[Event]) -> None:
     """Store the events as in a restored log."""
     last = 0
     for event in events:
-        outcome = await log.append(replace(event, position=0), expected=last)
-        assert isinstance(outcome, Appended)
-        last = outcome.event.position
+        last = (await appended(log, replace(event, position=0), last)).position
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -370,15 +366,14 @@ async def test_an_erased_job_does_not_come_back_from_an_older_log(
     """The history has the event that says so alone."""
     job_id = installation.ids["cancelled"]
     events = await installation.log.read(job_id)
-    await installation.append(job_id, installation.erased())
+    await installation.append(job_id, erased(NOW))
     await installation.log.purge(job_id, keep=1)
     await installation.project()
     await installation.move(job_id)
     await put_back(installation.log, events[:1])
     await rebuild(installation)
     assert await installation.log.read(job_id) == []
-    job = await installation.read_model.job(job_id)
-    assert job is not None
+    job = await stored_job(installation.read_model, job_id)
     assert job.erased
 
 
@@ -393,7 +388,7 @@ async def test_what_no_history_has_stays_in_the_log(installation: Installation) 
     again = replace(events[2], id=new_id(), version=3, position=0)
     last = await installation.log.last(ran)
     assert last is not None
-    assert isinstance(await installation.log.append(again, expected=last.position), Appended)
+    await appended(installation.log, again, last.position)
     await rebuild(installation)
     assert len(await installation.deliveries.read(called)) == 2
     assert len(await installation.log.read(ran)) == 3

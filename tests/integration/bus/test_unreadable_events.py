@@ -6,21 +6,20 @@ from events.bus.bus import Bus
 from events.bus.jetstream_log import JetStreamLog
 from events.bus.streams import job_subject
 from events.ids import new_id
-from events.log import Appended, utc_now
 from events.types import Broken, CancelRequested, Event, Submitted
-from tests.support.events import submitted
+from tests.support.events import appended, new_event
 
 
 async def test_what_cannot_be_read_keeps_its_place_in_the_history(bus: Bus) -> None:
     log, job_id = JetStreamLog(bus), new_id()
     async with log.watch(job_id) as subscription:
-        await append(log, job_id, version=1, expected=0, data=submitted())
+        await appended(log, new_event(job_id))
         at = await bus.store(job_subject(job_id), b'{"cut": "off', timeout_s=5)
         last = await log.last(job_id)
         assert last is not None
         assert isinstance(last.data, Broken)
         assert [type(each.data) for each in await log.read(job_id)] == [Submitted, Broken]
-        await append(log, job_id, version=3, expected=at, data=CancelRequested())
+        await appended(log, new_event(job_id, 3, CancelRequested()), at)
         heard = [await subscription.next(5) for _ in range(3)]
     history = await log.read(job_id)
     assert [type(each.data) for each in history] == [Submitted, Broken, CancelRequested]
@@ -31,15 +30,3 @@ async def test_what_cannot_be_read_keeps_its_place_in_the_history(bus: Bus) -> N
         while len(read) < len(history):  # it may come in parts
             read += await reader.next(5)
         assert read == history
-
-
-async def append(
-    log: JetStreamLog,
-    job_id: str,
-    *,
-    version: int,
-    expected: int,
-    data: Submitted | CancelRequested,
-) -> None:
-    event = Event(id=new_id(), job_id=job_id, version=version, time=utc_now(), data=data)
-    assert isinstance(await log.append(event, expected=expected), Appended)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.callbacks.role import World, running_world
+from events.bus.bus import Bus
+from local.nats_server import NatsServer
+from tests.support.callbacks.role import World
+from tests.support.database import database_in
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with running_world(tmp_path) as world:
-        yield world
+async def world(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> AsyncIterator[World]:
+    async with database_in(tmp_path) as database:
+        yield World(nats_server, bus, database)

@@ -27,14 +27,14 @@ from events.types import (
 from local.nats_server import NatsServer
 from storage.file_names import SAFETENSORS
 from storage.images import ImageStore, ImageStoreUnavailable
+from tests.integration.worker.conftest import QUICK, Bench
 from tests.support.polling import eventually
-from tests.support.worker import QUICK, Bench, ScriptedEngine, job_runner, picture, pictures
+from tests.support.worker import ScriptedEngine, picture, pictures
 
 
 async def test_a_job_is_started_stored_completed_and_acked(bench: Bench) -> None:
-    job_id = await bench.submit(images=2)
-    outcome = await bench.run(ScriptedEngine(pictures(2)))
-    assert outcome is RunOutcome.COMPLETED
+    job_id = (await bench.submit(images=2)).id
+    assert await bench.run(ScriptedEngine(pictures(2)), actor="a") is RunOutcome.COMPLETED
     job = await bench.job(job_id)
     assert [image.index for image in job.images] == [0, 1]
     assert isinstance(job.end, Completed)
@@ -62,13 +62,13 @@ async def test_a_job_is_started_stored_completed_and_acked(bench: Bench) -> None
 async def test_a_job_that_would_fail_again_fails_with_its_reason(
     bench: Bench, error: EngineError, end: Failed
 ) -> None:
-    job_id = await bench.submit()
+    job_id = (await bench.submit()).id
     assert await bench.run(ScriptedEngine([Errored(error)])) is RunOutcome.ENDED
     assert (await bench.job(job_id)).end == end
 
 
 async def test_a_job_on_a_faulty_device_is_tried_again_with_no_other(bench: Bench) -> None:
-    job_id = await bench.submit()
+    job_id = (await bench.submit()).id
     engine = ScriptedEngine([Errored(DeviceFailed("The device failed: CUDA error", False))])
     assert await bench.run(engine) is RunOutcome.RETRY
     job = await bench.job(job_id)
@@ -91,7 +91,7 @@ class Refusing(ImageStore):
 
 
 async def test_an_image_store_that_is_away_is_waited_for(bench: Bench, tmp_path: Path) -> None:
-    job_id = await bench.submit()
+    job_id = (await bench.submit()).id
     entry = await bench.entry()
     bench.images = Refusing((tmp_path / "other").as_uri(), times=3)
     runner = bench.runner(ScriptedEngine(pictures(1)))
@@ -100,7 +100,7 @@ async def test_an_image_store_that_is_away_is_waited_for(bench: Bench, tmp_path:
 
 
 async def test_a_latent_is_stored_beside_the_images(bench: Bench) -> None:
-    job_id = await bench.submit()
+    job_id = (await bench.submit()).id
     samples = np.ones((1, 4, 2, 3), np.float32)
     engine = ScriptedEngine([picture(0), LatentReady(1, "9", samples, 7), Finished(2)])
     assert await bench.run(engine) is RunOutcome.COMPLETED
@@ -114,7 +114,7 @@ async def test_a_latent_is_stored_beside_the_images(bench: Bench) -> None:
 
 
 async def test_a_completed_job_tells_where_its_time_went(bench: Bench) -> None:
-    job_id = await bench.submit()
+    job_id = (await bench.submit()).id
     engine = ScriptedEngine([picture(0), Finished(1, {"denoise": 0.5}, rows_per_call=4.0)])
     assert await bench.run(engine) is RunOutcome.COMPLETED
     end = (await bench.job(job_id)).end
@@ -141,7 +141,8 @@ async def test_the_engine_is_told_that_a_job_is_to_be_alone(bench: Bench, alone:
 
 
 async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) -> None:
-    job_id = await bench.submit(input_files={"cat.png": InputFile(key="uploads/cat", digest="")})
+    files = {"cat.png": InputFile(key="uploads/cat", digest="")}
+    job_id = (await bench.submit(input_files=files)).id
     engine = ScriptedEngine(pictures(1))
     assert await bench.run(engine) is RunOutcome.ENDED
     assert engine.requests == []
@@ -150,7 +151,7 @@ async def test_a_job_whose_input_file_is_gone_fails_and_says_so(bench: Bench) ->
 
 
 async def test_after_an_engine_has_died_stored_images_are_kept(bench: Bench) -> None:
-    job_id = await bench.submit(images=2)
+    job_id = (await bench.submit(images=2)).id
     dying = ScriptedEngine([Progress(1, 2), picture(0), None])
     assert await bench.run(dying) is RunOutcome.RETRY
     first = (await bench.job(job_id)).images[0]
@@ -165,7 +166,7 @@ async def test_after_an_engine_has_died_stored_images_are_kept(bench: Bench) -> 
 
 
 async def test_a_job_that_breaks_its_engine_runs_alone_and_is_given_up(bench: Bench) -> None:
-    job_id = await bench.submit()
+    job_id = (await bench.submit()).id
     requests = []
     for attempt in range(4):
         engine = ScriptedEngine([None])
@@ -181,7 +182,7 @@ async def test_a_job_that_breaks_its_engine_runs_alone_and_is_given_up(bench: Be
 
 
 async def test_a_job_that_only_stood_by_is_not_charged_however_often(bench: Bench) -> None:
-    job_id = await bench.submit()
+    job_id = (await bench.submit()).id
     for attempt in range(5):
         engine = ScriptedEngine([None], active=False)
         assert await bench.run(engine, actor=f"a{attempt}") is RunOutcome.RETRY
@@ -193,7 +194,7 @@ async def test_a_job_that_only_stood_by_is_not_charged_however_often(bench: Benc
 
 
 async def test_a_job_with_all_its_images_completes_without_the_engine(bench: Bench) -> None:
-    job_id = await bench.submit(images=1)
+    job_id = (await bench.submit(images=1)).id
     dying = ScriptedEngine([picture(0), None])
     await bench.run(dying)
     idle = ScriptedEngine([])
@@ -203,7 +204,7 @@ async def test_a_job_with_all_its_images_completes_without_the_engine(bench: Ben
 
 
 async def test_a_running_job_is_cancelled_on_request(bench: Bench) -> None:
-    job_id = await bench.submit()
+    job_id = (await bench.submit()).id
     engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True)
     engine.advance()
     run = asyncio.create_task(bench.run(engine))
@@ -214,17 +215,11 @@ async def test_a_running_job_is_cancelled_on_request(bench: Bench) -> None:
 
 
 async def test_an_actor_whose_job_is_erased_meanwhile_writes_nothing(bench: Bench) -> None:
-    job_id = await bench.submit(images=2)
+    job_id = (await bench.submit(images=2)).id
     entry = await bench.entry()
     engine = ScriptedEngine([picture(0), picture(1)], gated=True)
-    runner = job_runner(
-        engine,
-        log=bench.log,
-        images=bench.images,
-        queue=bench.queue,
-        bus=bench.bus,
-        limits=AttemptLimits(silence_s=30, lease_renew_s=30),  # it will not notice by itself
-    )
+    # It will not notice by itself.
+    runner = bench.runner(engine, limits=AttemptLimits(silence_s=30), lease_renew_s=30)
     run = asyncio.create_task(runner.run(entry.job_id, entry.ack_subject))
     engine.advance()
 
@@ -241,7 +236,7 @@ async def test_an_actor_whose_job_is_erased_meanwhile_writes_nothing(bench: Benc
 
 
 async def test_a_job_past_its_deadline_fails_and_says_so(bench: Bench) -> None:
-    job_id = await bench.submit(deadline_s=0.5)
+    job_id = (await bench.submit(deadline_s=0.5)).id
     engine = ScriptedEngine([Progress(1, 2)], gated=True)
     assert await bench.run(engine) is RunOutcome.ENDED
     end = (await bench.job(job_id)).end
@@ -251,7 +246,7 @@ async def test_a_job_past_its_deadline_fails_and_says_so(bench: Bench) -> None:
 async def test_an_engine_that_does_not_answer_is_killed_and_the_job_tried_again(
     bench: Bench,
 ) -> None:
-    job_id = await bench.submit()
+    job_id = (await bench.submit()).id
     engine = ScriptedEngine([Progress(1, 2), Finished(0)], gated=True, silent=True)
     engine.advance()
     assert await bench.run(engine) is RunOutcome.RETRY
@@ -277,7 +272,7 @@ async def test_a_job_that_waits_for_its_turn_waits_as_long_as_the_engine_answers
 async def test_a_job_survives_a_restart_of_the_event_log(
     bench: Bench, nats_server: NatsServer
 ) -> None:
-    job_id = await bench.submit(images=1)
+    job_id = (await bench.submit(images=1)).id
     engine = ScriptedEngine(pictures(1), gated=True)
     run = asyncio.create_task(bench.run(engine))
     await eventually(lambda: engine.requests)

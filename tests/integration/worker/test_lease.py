@@ -13,8 +13,9 @@ from events.bus.queues import JobQueue
 from events.decisions import Start
 from events.ids import new_id
 from events.log import JobWriter, RetryingLog, utc_now
+from tests.integration.worker.conftest import LEASE_S, Bench
 from tests.support.polling import eventually
-from tests.support.worker import LEASE_S, Bench, ScriptedEngine, pictures
+from tests.support.worker import ScriptedEngine, pictures
 
 
 async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
@@ -30,7 +31,7 @@ async def test_the_lease_is_renewed_while_the_job_runs(bench: Bench) -> None:
 
 
 async def test_a_job_whose_lease_ran_out_goes_on_under_the_next_delivery(bench: Bench) -> None:
-    job_id = await bench.submit()
+    job_id = (await bench.submit()).id
     entry = await bench.entry()
     engine = ScriptedEngine([Progress(n, 30) for n in range(30)] + pictures(1), gated=True)
     runner = bench.runner(engine)
@@ -70,7 +71,7 @@ class Stoppable:
 
 
 async def test_a_zombie_neither_ends_nor_acks_nor_renews(bench: Bench) -> None:
-    job_id = await bench.submit(images=1)
+    job_id = (await bench.submit(images=1)).id
     entry = await bench.entry()
     engine = ScriptedEngine(pictures(1), gated=True)
     runner = bench.runner(engine, actor="zombie")

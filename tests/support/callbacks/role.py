@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -24,19 +23,17 @@ from events.callback_address import CONNECT_TIMEOUT_S, AddressRule
 from events.delivery import Delivery, fold_delivery
 from events.errors import LogUnavailable
 from events.ids import new_id
-from events.log import Appended, EventLog, utc_now
+from events.log import EventLog, utc_now
 from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.records import ApiKey, Scope
-from events.types import Completed, Event, EventData, Started
+from events.types import Completed, EventData, Started
 from local.nats_server import NatsServer
 from storage.images import ImageStore
 from storage.service_secret import url_for
 from telemetry.callback_metrics import CallbackMetrics
-from tests.support.bus import connected
 from tests.support.callbacks.receiver import LOOPBACK, Received
-from tests.support.database import database_in
-from tests.support.events import image, submitted
+from tests.support.events import appended, image, new_event, submitted
 from tests.support.polling import eventually, running
 
 SECRET = b"a secret of sixteen"
@@ -72,13 +69,8 @@ class World:
         """Store a completed job with one image, and put its callback on the queue."""
         job_id = new_id()
         first = submitted(callback_url=callback_url, **changes)
-        events = (
-            first,
-            Started(attempt=1, actor="a"),
-            image(0),
-            Completed(images=1),
-        )
-        await self.store(self.jobs, job_id, *events, traceparent=traceparent)
+        run = (Started(attempt=1, actor="a"), image(0), Completed(images=1))
+        await self.store(self.jobs, job_id, first, *run, traceparent=traceparent)
         await self.queue.add(job_id)
         return job_id
 
@@ -89,17 +81,8 @@ class World:
         history = await log.read(job_id)
         position = history[-1].position if history else 0
         for version, data in enumerate(events, len(history) + 1):
-            event = Event(
-                id=new_id(),
-                job_id=job_id,
-                version=version,
-                time=utc_now(),
-                data=data,
-                traceparent=traceparent,
-            )
-            outcome = await log.append(event, expected=position)
-            assert isinstance(outcome, Appended)
-            position = outcome.event.position
+            event = new_event(job_id, version, data, traceparent=traceparent)
+            position = (await appended(log, event, position)).position
 
     async def delivery(self, job_id: str) -> Delivery:
         return fold_delivery(await self.deliveries.read(job_id))
@@ -161,12 +144,3 @@ def api_key(id: str, owner: str, **changes: Any) -> ApiKey:
 
 def ids(received: list[Received]) -> list[str]:
     return [request.headers["webhook-id"] for request in received]
-
-
-@asynccontextmanager
-async def running_world(folder: Path) -> AsyncGenerator[World]:
-    server = NatsServer(folder / "nats", preferred_port=0)
-    server.start()
-    async with database_in(folder) as database, connected(server) as bus:
-        yield World(server, bus, database)
-    server.stop()

@@ -16,12 +16,11 @@ from events.cloud_events import decode
 from events.history import StoredHistory, write_history
 from events.ids import new_id
 from events.job import Job, fold
-from events.log import Appended, StoredEvent
+from events.log import StoredEvent
 from events.store.database import Database
 from events.store.database_contents import DatabaseContents
 from events.store.ended_jobs import moved_bytes
 from events.store.read_model import ReadModel
-from events.store.records import Upload
 from events.store.tables import JOBS
 from events.store.uploads import Uploads
 from events.types import (
@@ -30,11 +29,8 @@ from events.types import (
     CallbackDelivered,
     Cancelled,
     Completed,
-    Erased,
-    Event,
     EventData,
     Failed,
-    Flavour,
     ImageStored,
     Started,
 )
@@ -42,10 +38,11 @@ from operations.stores import Stores
 from operations.verification import Verification
 from storage.file_names import HistoryName
 from storage.images import ImageStore
-from tests.support.events import LATER, image, submitted
+from tests.support.events import LATER, appended, erased, image, new_event, submitted
 from tests.support.memory.contents import MemoryLogContents
 from tests.support.memory.log import MemoryLog
 from tests.support.memory.queues import MemoryCallbackQueue, MemoryJobQueue
+from tests.support.uploads import upload_row
 
 NOW = datetime.fromisoformat("2026-03-01T12:00:00+00:00")
 CALLBACK = {"callback_url": "https://receiver.example/ended"}
@@ -125,7 +122,7 @@ class Installation:
                 begun, failed, Started(attempt=2, actor="b"), Failed(message="No."), **CALLBACK
             ),
             "cancelled": await self.job(Cancelled()),
-            "erased": await self.job(Cancelled(), self.erased()),
+            "erased": await self.job(Cancelled(), erased(NOW)),
         }
         delivered = [CallbackAttempted(attempt=1, latency_s=0.1, status=200)]
         await self.deliver(self.ids["completed"], *delivered, CallbackDelivered(attempt=1))
@@ -153,8 +150,7 @@ class Installation:
             if isinstance(data, ImageStored):
                 data = await self._with_file(job_id, data)  # noqa: PLW2901
             at = NOW - timedelta(hours=1) + timedelta(seconds=version)
-            event = Event(id=new_id(), job_id=job_id, version=version + 1, time=at, data=data)
-            assert isinstance(await log.append(event, expected=position), Appended)
+            await appended(log, new_event(job_id, version + 1, data, time=at), position)
 
     async def deliver(self, job_id: str, *events: EventData) -> None:
         await self.append(job_id, *events, log=self.deliveries)
@@ -192,24 +188,11 @@ class Installation:
         os.utime(self.folder / key, (at, at))
 
     async def upload(self) -> str:
-        data, upload_id = b"an upload", new_id()
-        key = f"uploads/{upload_id}.png"
-        await self.put(key, data)
-        await self.uploads.add(
-            Upload(
-                id=upload_id,
-                owner="alice",
-                name="in.png",
-                digest=digest_of(data),
-                storage_key=key,
-                width=1,
-                height=1,
-                size_bytes=len(data),
-                created_at=NOW,
-                used_at=NOW,
-            )
-        )
-        return key
+        data = b"an upload"
+        row = upload_row(at=NOW, name="in.png", digest=digest_of(data), size_bytes=len(data))
+        await self.put(row.storage_key, data)
+        await self.uploads.add(row)
+        return row.storage_key
 
     # Files.
 
@@ -227,11 +210,6 @@ class Installation:
     async def put(self, key: str, data: bytes, *, at: datetime = NOW - timedelta(days=1)) -> None:
         await self.images.put(key, data)
         os.utime(self.folder / key, (at.timestamp(), at.timestamp()))
-
-    def erased(self) -> Erased:
-        return Erased(
-            flavour=Flavour.DIFFUSION, owner="alice", endpoint="default", submitted_at=NOW
-        )
 
 
 def digest_of(data: bytes) -> str:
