@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
 import pytest
@@ -30,6 +31,14 @@ def queue(request: pytest.FixtureRequest) -> JobQueue:
 async def taken(entries: EntryConsumer, *, within_s: float = 30.0) -> QueueEntry:
     [entry] = await entries.next(most=1, timeout_s=within_s)
     return entry
+
+
+@asynccontextmanager
+async def held(queue: JobQueue) -> AsyncIterator[tuple[EntryConsumer, QueueEntry]]:
+    """A reader of the lane, and the entry of `a-job`, which it holds."""
+    await queue.add("default", LANE, "a-job", deadline=LATER)
+    async with queue.consume("default", LANE) as entries:
+        yield entries, await taken(entries)
 
 
 async def test_an_entry_is_delivered_to_one_holder_at_a_time(queue: JobQueue) -> None:
@@ -62,10 +71,8 @@ async def test_lanes_and_endpoints_do_not_mix(queue: JobQueue) -> None:
 
 
 async def test_a_job_that_waits_or_runs_is_not_queued_twice(queue: JobQueue) -> None:
-    for _ in range(2):
-        await queue.add("default", LANE, "a-job", deadline=LATER)
-    async with queue.consume("default", LANE) as entries:
-        entry = await taken(entries)
+    await queue.add("default", LANE, "a-job", deadline=LATER)
+    async with held(queue) as (entries, entry):
         await queue.add("default", LANE, "a-job", deadline=LATER)
         assert await queue.depth("default") == 1
         await entry.ack()
@@ -95,17 +102,13 @@ async def test_an_entry_that_is_put_again_comes_once_whoever_held_it(queue: JobQ
 
 
 async def test_an_entry_that_is_not_renewed_is_delivered_again(queue: JobQueue) -> None:
-    await queue.add("default", LANE, "a-job", deadline=LATER)
-    async with queue.consume("default", LANE) as entries:
-        first = await taken(entries)
+    async with held(queue) as (entries, first):
         again = await taken(entries, within_s=3 * LEASE_S)
     assert again.job_id == first.job_id
 
 
 async def test_an_entry_that_is_renewed_stays_with_its_holder(queue: JobQueue) -> None:
-    await queue.add("default", LANE, "a-job", deadline=LATER)
-    async with queue.consume("default", LANE) as entries:
-        entry = await taken(entries)
+    async with held(queue) as (entries, entry):
         for _ in range(5):
             await asyncio.wait_for(entry.renew(), 1)
             assert await entries.next(most=1, timeout_s=0.4 * LEASE_S) == []
@@ -127,9 +130,7 @@ async def test_an_entry_is_held_for_as_long_as_its_holder_says(queue: JobQueue) 
 
 
 async def test_what_is_held_for_a_short_time_is_renewed_for_a_full_one(queue: JobQueue) -> None:
-    await queue.add("default", LANE, "a-job", deadline=LATER)
-    async with queue.consume("default", LANE) as entries:
-        entry = await taken(entries)
+    async with held(queue) as (entries, entry):
         await entry.redeliver_in(0.2 * LEASE_S)
         await entry.renew()
         assert await entries.next(most=1, timeout_s=0.7 * LEASE_S) == []
@@ -157,12 +158,10 @@ async def test_one_that_is_given_back_comes_behind_one_that_was_not_renewed(
 
 
 async def test_an_ack_subject_opens_the_entry_in_another_process(queue: JobQueue) -> None:
-    await queue.add("default", LANE, "a-job", deadline=LATER)
-    async with queue.consume("default", LANE) as entries:
-        ack_subject = (await taken(entries)).ack_subject
-        opened = queue.entry("a-job", ack_subject)
+    async with held(queue) as (entries, entry):
+        opened = queue.entry("a-job", entry.ack_subject)
         assert abs(utc_now() - opened.stored_at) < timedelta(seconds=30)
-        assert (opened.job_id, opened.ack_subject) == ("a-job", ack_subject)
+        assert (opened.job_id, opened.ack_subject) == ("a-job", entry.ack_subject)
         await opened.nak()
         await taken(entries, within_s=0.8 * LEASE_S)  # at once
         await opened.ack()  # of an earlier delivery: it is no fence
@@ -179,9 +178,7 @@ async def test_of_two_readers_that_wait_one_is_given_the_entry(queue: JobQueue) 
 
 
 async def test_an_entry_that_is_gone_acts_on_no_later_one_of_its_job(queue: JobQueue) -> None:
-    await queue.add("default", LANE, "a-job", deadline=LATER)
-    async with queue.consume("default", LANE) as entries:
-        gone = await taken(entries)
+    async with held(queue) as (entries, gone):
         await gone.ack()
         await queue.add("default", LANE, "a-job", deadline=LATER)
         await gone.ack()
@@ -194,9 +191,7 @@ async def test_an_entry_that_is_gone_acts_on_no_later_one_of_its_job(queue: JobQ
 
 
 async def test_an_entry_that_is_removed_from_its_holder_is_gone(queue: JobQueue) -> None:
-    await queue.add("default", LANE, "a-job", deadline=LATER)
-    async with queue.consume("default", LANE) as entries:
-        entry = await taken(entries)
+    async with held(queue) as (entries, entry):
         for _ in range(2):
             await queue.remove("default", LANE, "a-job")
         assert await queue.job_ids() == set()

@@ -54,48 +54,41 @@ def latents_of(family: Family, folder: Path) -> Tensor:
 
 def pipeline_of(family: Family, folder: Path) -> Any:
     """The pipeline that diffusers has for a family, with the models of a folder."""
+    shared = _shared_components(folder)
     match family:
         case Family.SD2:
-            return _sd2_pipeline(folder)
+            return StableDiffusionPipeline(
+                **shared,
+                text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
+                tokenizer=_tokenizer(pad_token="!"),
+                safety_checker=None,
+                feature_extractor=None,
+                requires_safety_checker=False,
+            )
         case Family.SDXL:
-            return _sdxl_pipeline(folder)
+            return StableDiffusionXLPipeline(
+                **shared,
+                text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
+                text_encoder_2=_projecting_encoder(folder),
+                tokenizer=_tokenizer(),
+                tokenizer_2=_tokenizer(pad_token="!"),
+                add_watermarker=False,
+            )
         case Family.SDXL_REFINER:
-            return _refiner_pipeline(folder)
+            return StableDiffusionXLImg2ImgPipeline(
+                **shared,
+                text_encoder=None,
+                text_encoder_2=_projecting_encoder(folder),
+                tokenizer=None,
+                tokenizer_2=_tokenizer(pad_token="!"),
+                requires_aesthetics_score=True,
+                add_watermarker=False,
+            )
     raise ValueError(family)
 
 
-def _sd2_pipeline(folder: Path) -> Any:
-    return StableDiffusionPipeline(
-        **_shared_components(folder),
-        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
-        tokenizer=_tokenizer(pad_token="!"),
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    )
-
-
-def _sdxl_pipeline(folder: Path) -> Any:
-    return StableDiffusionXLPipeline(
-        **_shared_components(folder),
-        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
-        text_encoder_2=CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder_2"),
-        tokenizer=_tokenizer(),
-        tokenizer_2=_tokenizer(pad_token="!"),
-        add_watermarker=False,
-    )
-
-
-def _refiner_pipeline(folder: Path) -> Any:
-    return StableDiffusionXLImg2ImgPipeline(
-        **_shared_components(folder),
-        text_encoder=None,
-        text_encoder_2=CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder_2"),
-        tokenizer=None,
-        tokenizer_2=_tokenizer(pad_token="!"),
-        requires_aesthetics_score=True,
-        add_watermarker=False,
-    )
+def _projecting_encoder(folder: Path) -> Any:
+    return CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder_2")
 
 
 def _shared_components(folder: Path) -> dict[str, Any]:
