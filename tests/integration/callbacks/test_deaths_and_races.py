@@ -47,16 +47,16 @@ async def test_an_early_entry_is_parked_until_its_time(world: World) -> None:
         early = CallbackAttempted(attempt=1, status=500, latency_s=0, retry_at=at)
         await world.store(world.deliveries, job_id, early)
         async with world.callbacks():
-            await eventually(lambda: is_parked(world, job_id))
+            await eventually(lambda: are_queued(world, {scheduled_subject(job_id): 1}))
             await world.queue.add(job_id)  # as a router does that starts again
             await receiver.wait_for(1)
             assert utc_now() >= at
             assert (await world.end(job_id))[-1] == CallbackDelivered(attempt=2)
 
 
-async def is_parked(world: World, job_id: str) -> bool:
-    """Nothing but one scheduled entry is on the queue."""
-    return await world.bus.pending(CALLBACKS, "callbacks.>") == {scheduled_subject(job_id): 1}
+async def are_queued(world: World, entries: dict[str, int]) -> bool:
+    """Whether these entries are on the queue, by their subjects, and no others."""
+    return await world.bus.pending(CALLBACKS, "callbacks.>") == entries
 
 
 class StopsBefore:
@@ -101,15 +101,10 @@ async def test_an_entry_whose_job_is_in_work_already_is_not_sent_beside_it(world
         job_id = await world.ended_job(receiver.url)
         await receiver.wait_for(1)
         await world.queue.park(job_id, utc_now())
-        await eventually(lambda: has_two_entries(world, job_id))
+        await eventually(lambda: are_queued(world, {due_subject(job_id): 2}))
         answer.set()
         await world.end(job_id)
         assert len(receiver.received) == 1
-
-
-async def has_two_entries(world: World, job_id: str) -> bool:
-    """Two entries of the job are due."""
-    return await world.bus.pending(CALLBACKS, "callbacks.>") == {due_subject(job_id): 2}
 
 
 async def test_of_two_instances_that_send_the_same_one_ends_it_once(world: World) -> None:
