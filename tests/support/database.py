@@ -21,6 +21,7 @@ from events.job import Job
 from events.store.database import Database
 from events.store.leases import GIVEN_UP
 from events.store.read_model import ReadModel
+from tests.support.memory.log import MemoryLog
 
 
 def sqlite_url(folder: Path) -> str:
@@ -55,6 +56,13 @@ async def given_up() -> None:
     """
     if tasks := {each for each in asyncio.all_tasks() if each.get_name() == GIVEN_UP}:
         await asyncio.wait(tasks)
+
+
+async def projected(log: MemoryLog, model: ReadModel) -> None:
+    """Apply to the rows what the log has and they have not, as the projection does."""
+    at = await model.offset()
+    async with log.reader(after=at) as reader:
+        assert await model.apply(await reader.next(0.01), expected=at)
 
 
 async def stored_job(model: ReadModel, job_id: str) -> Job:

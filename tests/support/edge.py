@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from engine.graph.declarations import NodeType
 from engine.nodes import NODE_TYPES
 from events.decisions import Command, Complete, Start, StoreImage
-from events.job import Job, fold
+from events.job import Job
 from events.store.records import Endpoint, KeyLimits, Scope
 from events.types import ImageStored
 from serve_app.access.api_keys import mint
@@ -25,7 +25,9 @@ from serve_app.access.owner_limits import OPEN_JOBS_PERIOD_S
 from settings.settings import Settings
 from storage.file_names import file_key, file_name
 from tests.support.constants import constants, take_constants
+from tests.support.database import projected
 from tests.support.edge_services import URL, MemoryParts, Services, memory_services
+from tests.support.events import job_in
 from tests.support.generate_bodies import diffusion_body
 from tests.support.memory.log import MemoryLog
 
@@ -75,9 +77,7 @@ class Edge(MemoryParts):
         return replace(self, app=self.services.app(**options))
 
     async def job(self, job_id: str) -> Job:
-        job = fold(await self.log.read(job_id))
-        assert job is not None
-        return job
+        return await job_in(self.log, job_id)
 
     async def execute(self, job_id: str, command: Command) -> None:
         await self.services.writer.execute(command, await self.job(job_id))
@@ -124,11 +124,7 @@ class Edge(MemoryParts):
 
     async def project(self) -> None:
         """Apply the log to the read model, as the projection does."""
-        read_model = self.services.read_model
-        position = await read_model.offset()
-        async with self.log.reader(after=position) as reader:
-            events = await reader.next(0.05)
-        assert await read_model.apply(events, expected=position)
+        await projected(self.log, self.services.read_model)
 
 
 async def submit(client: httpx.AsyncClient, **parameters: Any) -> str:

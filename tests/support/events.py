@@ -74,6 +74,13 @@ async def appended(log: EventLog, event: Event, expected: int = 0) -> Event:
     return outcome.event
 
 
+async def job_in(log: EventLog, job_id: str) -> Job:
+    """The job as its events in the log tell it; it must have some."""
+    job = fold(await log.read(job_id))
+    assert job is not None
+    return job
+
+
 def history_of(*events: EventData) -> list[Event]:
     """Return the events of job `JOB_ID`: versions from 1, one second apart from `START` on.
 

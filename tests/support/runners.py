@@ -19,7 +19,7 @@ from events.job_progress import JobProgress
 from events.log import EventLog, JobWriter
 from events.types import Event
 from storage.images import ImageStore
-from tests.support.events import LATER, submitted
+from tests.support.events import LATER, job_in, submitted
 from tests.support.failing_log import FailingLog
 from tests.support.memory.queues import MemoryJobQueue
 from tests.support.worker import LANE, ScriptedEngine, pictures
@@ -60,9 +60,7 @@ class RunnersBench:
         return outcome.job
 
     async def job(self, job_id: str) -> Job:
-        job = await self.writer.load(job_id)
-        assert job is not None
-        return job
+        return await job_in(self.log, job_id)
 
     async def execute(self, job: Job, *commands: Command) -> Job:
         for command in commands:

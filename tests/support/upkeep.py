@@ -29,7 +29,8 @@ from events.types import CallbackDelivered, Event
 from settings.settings import Settings
 from storage.file_names import history_name
 from storage.images import ImageNotFound, ImageStore
-from tests.support.events import image, new_event, submitted
+from tests.support.database import projected, stored_job
+from tests.support.events import image, job_in, new_event, submitted
 from tests.support.failing_log import FailingLog
 from tests.support.uploads import upload_row
 
@@ -254,8 +255,7 @@ class House:
     async def ask_again(self, job_id: str) -> Delivery:
         """Request another delivery of a job, which may have left the log."""
         writer = DeliveryWriter(self.history.delivery_log)
-        job = await self.read_model.job(job_id)
-        assert job is not None
+        job = await stored_job(self.read_model, job_id)
         await self.ended_jobs.restart_hot_time(job_id, self.clock())
         await self.read_model.unsettled.reopen(job_id)
         asked = await writer.execute(RequestRedelivery(), job, await writer.load(job_id))
@@ -280,17 +280,13 @@ class House:
         ]
 
     async def load(self, job_id: str) -> Job:
-        job = await self.writer.load(job_id)
-        assert job is not None
-        return job
+        return await job_in(self.log, job_id)
 
     async def put(self, key: str) -> None:
         await self.images.put(key, b"png")
 
     async def project(self) -> None:
-        at = await self.read_model.offset()
-        async with self.log.reader(after=at) as reader:
-            assert await self.read_model.apply(await reader.next(0.05), expected=at)
+        await projected(self.log, self.read_model)
 
     async def has_file(self, key: str) -> bool:
         try:

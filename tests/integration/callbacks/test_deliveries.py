@@ -12,7 +12,6 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from actors.callbacks.receivers import BreakerLimits
 from events.callback_address import AddressRule
 from events.ids import new_id
-from events.job import fold
 from events.log import utc_now
 from events.result import ResultResponse, Status, result_of
 from events.store.records import KeyLimits
@@ -34,7 +33,7 @@ from tests.support.callbacks.role import (
     api_key,
     ids,
 )
-from tests.support.events import submitted
+from tests.support.events import job_in, submitted
 from tests.support.polling import eventually
 
 
@@ -44,9 +43,7 @@ async def test_a_callback_is_the_result_body_signed_with_the_keys_secret(world: 
         events = await world.end(job_id)
         (request,) = receiver.received
 
-    job = fold(await world.jobs.read(job_id))
-    assert job is not None
-    assert request.body == result_of(job, URL_FOR).body()
+    assert request.body == result_of(await job_in(world.jobs, job_id), URL_FOR).body()
     assert ResultResponse.model_validate_json(request.body).status == Status.COMPLETED
     assert request.headers["webhook-id"] == f"msg_{job_id}"
     assert request.headers["content-type"] == "application/json"

@@ -19,7 +19,7 @@ from events.ids import new_id
 from events.job import Job
 from events.log import JobWriter, utc_now
 from local.nats_server import NatsServer
-from tests.support.events import image, submitted
+from tests.support.events import image, job_in, submitted
 from tests.support.polling import eventually
 
 PROMPT = "a secret circle"
@@ -90,9 +90,7 @@ class Jobs:
         await self._log.purge(job_id, keep=1)
 
     async def _job(self, job_id: str) -> Job:
-        job = await self._writer.load(job_id)
-        assert job is not None
-        return job
+        return await job_in(self._log, job_id)
 
 
 async def follows_replays_and_resumes(subscriber: Subscriber, jobs: Jobs) -> None:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from events.cloud_events import decode
 from events.history import StoredHistory, write_history
 from events.ids import new_id
-from events.job import Job, fold
+from events.job import Job
 from events.log import StoredEvent
 from events.store.database import Database
 from events.store.database_contents import DatabaseContents
@@ -38,7 +38,8 @@ from operations.stores import Stores
 from operations.verification import Verification
 from storage.file_names import HistoryName
 from storage.images import ImageStore
-from tests.support.events import LATER, appended, erased, image, new_event, submitted
+from tests.support.database import projected
+from tests.support.events import LATER, appended, erased, image, job_in, new_event, submitted
 from tests.support.memory.contents import MemoryLogContents
 from tests.support.memory.log import MemoryLog
 from tests.support.memory.queues import MemoryCallbackQueue, MemoryJobQueue
@@ -156,15 +157,10 @@ class Installation:
         await self.append(job_id, *events, log=self.deliveries)
 
     async def load(self, job_id: str) -> Job:
-        job = fold(await self.log.read(job_id))
-        assert job is not None
-        return job
+        return await job_in(self.log, job_id)
 
     async def project(self) -> None:
-        at = await self.read_model.offset()
-        async with self.log.reader(after=at) as reader:
-            if events := await reader.next(0.01):
-                await self.read_model.apply(events, expected=at)
+        await projected(self.log, self.read_model)
 
     async def move(self, job_id: str) -> str:
         """Move an ended job to a history object as the historian does; return the object's key."""

@@ -15,7 +15,8 @@ from events.ids import new_id
 from events.log import JobWriter, utc_now
 from events.store.database import Database
 from events.store.read_model import ReadModel
-from tests.support.events import submitted
+from tests.support.database import projected
+from tests.support.events import job_in, submitted
 from tests.support.failing_log import FailingLog
 from tests.support.memory.log import MemoryConsumer
 from tests.support.memory.queues import MemoryCallbackQueue, MemoryJobQueue
@@ -98,9 +99,7 @@ class Bench:
         await self.queue.remove("default", LANE, last)
 
     async def cancel(self, job_id: str) -> None:
-        job = await self.writer.load(job_id)
-        assert job is not None
-        await self.writer.execute(Cancel(), job)
+        await self.writer.execute(Cancel(), await job_in(self.log, job_id))
 
     async def waits(self, *job_ids: str) -> bool:
         """Whether exactly these jobs have an entry on the job queue."""
@@ -111,9 +110,7 @@ class Bench:
         return await self.callbacks.job_ids() == set(job_ids)
 
     async def project(self) -> None:
-        at = await self.read_model.offset()
-        async with self.log.reader(after=at) as reader:
-            assert await self.read_model.apply(await reader.next(1), expected=at)
+        await projected(self.log, self.read_model)
 
     async def lose_callback(self, job_id: str) -> None:
         """Remove the only entry of a job from the callback queue."""
