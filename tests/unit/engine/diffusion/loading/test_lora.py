@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,13 @@ from engine.errors import CheckpointUnavailable
 from engine.graph.catalogue import Catalogue
 from engine.options import UnetOptions
 from tests.support.engine.latents import all_latents_and_images
+from tests.support.engine.loras import ALPHA, RANK, Pairs, flat, layer_pairs, with_alpha
 from tests.support.engine.stores import store_of
 from tests.support.engine.workflows import node, text_to_image
 
 XL = "sdxl.safetensors"
-RANK, ALPHA = 2, 4.0
-"""Their ratio is a power of two, so it rounds alike wherever it is multiplied."""
 COMPILED = UnetOptions(compiler="eager")
 """LoRAs are merged into UNets that are compiled."""
-Pairs = dict[str, tuple[Tensor, Tensor]]
-"""The matrices down and up, by the name of the layer in the module."""
 
 
 class Rig:
@@ -60,21 +56,8 @@ def rig(families_root: Path, tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-def layers_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d) and re.search("to_q|conv1|q_proj", name):
-            yield name, layer
-
-
 def pairs_for(module: nn.Module, seed: int) -> Pairs:
-    generator = torch.Generator().manual_seed(seed)
-    pairs = {}
-    for name, layer in layers_of(module):
-        out, *rest = layer.weight.shape
-        down = torch.randn(RANK, *rest, generator=generator)
-        up = torch.randn(out, RANK, *[1] * (len(rest) - 1), generator=generator)
-        pairs[name] = down * 0.1, up * 0.1
-    return pairs
+    return layer_pairs(module, "to_q|conv1|q_proj", seed=seed)
 
 
 def by_definition(weight: Tensor, down: Tensor, up: Tensor, strength: float) -> Tensor:
@@ -83,12 +66,7 @@ def by_definition(weight: Tensor, down: Tensor, up: Tensor, strength: float) -> 
 
 
 def kohya(prefix: str, pairs: Pairs) -> dict[str, Tensor]:
-    tensors = {}
-    for name, (down, up) in pairs.items():
-        key = f"{prefix}{name.replace('.', '_')}"
-        tensors[f"{key}.lora_down.weight"], tensors[f"{key}.lora_up.weight"] = down, up
-        tensors[f"{key}.alpha"] = torch.tensor(ALPHA)
-    return tensors
+    return with_alpha(pairs, flat(prefix))
 
 
 def dotted(prefix: str, pairs: Pairs, words: tuple[str, str]) -> dict[str, Tensor]:
