@@ -184,8 +184,10 @@ def test_an_upscale_chain_ends_with_a_message_that_says_what_is_too_large(submit
     assert "node 3 (ImageScaleBy): at this node the job needs" in str(error)
 
 
-SIDE = 64
-"""A size of the latent, which is cut into parts of 32 cells."""
+CELLS = (40, 64)
+"""The height and width of a latent, which is cut into parts of 32 cells."""
+PIXELS = (8 * 40, 8 * 64)
+WHOLE = 40 * 64 // 128
 
 
 @pytest.fixture(scope="module")
@@ -212,21 +214,18 @@ def run(work: Work[Any], *, most_cells: int) -> tuple[Any, list[int]]:
         return stop.value, calls
 
 
-WHOLE = SIDE * SIDE // 128
-
-
 def test_what_fits_is_decoded_at_once_and_nothing_is_noted(deep: Vae) -> None:
     noted: list[int] = []
-    latent = Latent(torch.randn(2, 16, SIDE, SIDE))
+    latent = Latent(torch.randn(2, 16, *CELLS))
     images, calls = run(
         decoded_within_memory(deep, latent, lambda: noted.append(1)), most_cells=WHOLE
     )
-    assert (calls, noted, images.shape) == ([WHOLE] * 2, [], (2, 8 * SIDE, 8 * SIDE, 3))
+    assert (calls, noted, images.shape) == ([WHOLE] * 2, [], (2, *PIXELS, 3))
 
 
 def test_where_memory_runs_out_it_is_decoded_in_tiles_and_noted(deep: Vae) -> None:
     noted: list[int] = []
-    latent = Latent(torch.randn(1, 16, SIDE, SIDE, generator=torch.Generator().manual_seed(1)))
+    latent = Latent(torch.randn(1, 16, *CELLS, generator=torch.Generator().manual_seed(1)))
     whole, _ = run(decoded_within_memory(deep, latent, lambda: None), most_cells=WHOLE)
     tiled, calls = run(
         decoded_within_memory(deep, latent, lambda: noted.append(1)), most_cells=WHOLE // 2
@@ -239,7 +238,7 @@ def test_where_memory_runs_out_it_is_decoded_in_tiles_and_noted(deep: Vae) -> No
 
 def test_where_memory_runs_out_it_is_encoded_in_tiles_and_noted(deep: Vae) -> None:
     noted: list[int] = []
-    image = torch.rand(1, 8 * SIDE, 8 * SIDE, 3, generator=torch.Generator().manual_seed(1))
+    image = images(1, *PIXELS)
     whole, _ = run(encoded_within_memory(deep, image, lambda: None), most_cells=WHOLE)
     tiled, calls = run(
         encoded_within_memory(deep, image, lambda: noted.append(1)), most_cells=WHOLE // 2
@@ -250,8 +249,8 @@ def test_where_memory_runs_out_it_is_encoded_in_tiles_and_noted(deep: Vae) -> No
 
 
 def test_where_tiles_do_not_help_memory_has_run_out(deep: Vae) -> None:
-    for side in (8, SIDE):
-        latent = Latent(torch.zeros(1, 16, side, side))
+    for cells in ((8, 8), CELLS):
+        latent = Latent(torch.zeros(1, 16, *cells))
         with pytest.raises(OutOfMemory):
             run(decoded_within_memory(deep, latent, lambda: None), most_cells=0)
 
@@ -259,14 +258,16 @@ def test_where_tiles_do_not_help_memory_has_run_out(deep: Vae) -> None:
 def test_a_run_whose_vae_ran_out_of_memory_says_it_at_its_end(
     submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, decode = (SIDE, SIDE), AutoencoderKL.decode
+    decode = AutoencoderKL.decode
 
     def decode_within_memory(vae: AutoencoderKL, z: torch.Tensor, **options: Any) -> Any:
-        if z.shape[2:] == whole:
+        if z.shape[2:] == CELLS:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return decode(vae, z, **options)
 
     monkeypatch.setattr(AutoencoderKL, "decode", decode_within_memory)
-    watched = submit(with_input(text_to_image(steps=1), "5", width=8 * SIDE, height=8 * SIDE))
-    assert watched.images()[0].pixels.shape == (8 * SIDE, 8 * SIDE, 3)
+    height, width = PIXELS
+    empty = with_input(text_to_image(), "5", width=width, height=height)
+    watched = submit(with_input(empty, "8", samples=["5", 0]))
+    assert watched.images()[0].pixels.shape == (height, width, 3)
     assert getattr(watched.events[-1], "notes", None) == ("vae_tiled",)
