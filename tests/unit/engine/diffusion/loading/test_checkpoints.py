@@ -33,7 +33,7 @@ from tests.support.engine import judges
 from tests.support.engine.engines import running
 from tests.support.engine.latents import all_latents_and_images, farthest, psnr_db_of
 from tests.support.engine.stores import store_of
-from tests.support.engine.workflows import TINY, RunAll, node, text_to_image
+from tests.support.engine.workflows import TINY, RunAll, node, text_to_image, with_input
 
 
 @pytest.fixture
@@ -133,13 +133,17 @@ def test_a_configuration_that_makes_no_model_says_so(
         load(folder)
 
 
+def write_in_parts(checkpoint: Checkpoint, unet: Any, out: Path) -> None:
+    """Write a checkpoint as a folder of diffusers, with this UNet."""
+    unet.save_pretrained(out / "unet")
+    checkpoint.vae.autoencoder.save_pretrained(out / "vae")
+    checkpoint.clip.encoders[0].text_model.save_pretrained(out / "text_encoder")
+    (out / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline"}))
+
+
 def test_a_diffusers_folder_gives_the_same_models(folder: Path) -> None:
     single = load(folder)
-    out = folder / "in-parts"
-    single.model.unet.save_pretrained(out / "unet")
-    single.vae.autoencoder.save_pretrained(out / "vae")
-    single.clip.encoders[0].text_model.save_pretrained(out / "text_encoder")
-    (out / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline"}))
+    write_in_parts(single, single.model.unet, folder / "in-parts")
     parts = load(folder, "in-parts")
     for one, other in (
         (single.model.unet, parts.model.unet),
@@ -365,7 +369,6 @@ def test_a_unet_is_kept_as_the_options_say_and_the_rest_in_float32(tiny_root: Pa
     [
         (UnetOptions(), 0),
         (UnetOptions(channels_last=True), 1),
-        (UnetOptions(compiler="eager"), 1),  # traced as for others, and run without compiling
         (UnetOptions("bfloat16"), 24),
     ],
     ids=str,
@@ -377,3 +380,22 @@ def test_pictures_hardly_depend_on_the_options(
     with running(tiny_root, options=DeviceOptions(**asdict(options))) as engine:
         (found,) = engine.pictures(text_to_image())
     assert farthest(usual, found) <= levels
+
+
+def test_a_compiled_unet_makes_the_same_picture(folder: Path) -> None:
+    """It is traced as for any compiler, and run without compiling. To trace attention takes most of
+    the time, so only its middle has any.
+    """
+    loaded = load(folder)
+    blocks = {"down_block_types": ["DownBlock2D"] * 2, "up_block_types": ["UpBlock2D"] * 2}
+    torch.manual_seed(1)
+    unet = UNet2DConditionModel.from_config(
+        {**loaded.model.unet.config, **blocks, "layers_per_block": 1}
+    )
+    write_in_parts(loaded, unet, folder / "small")
+    prompt = with_input(text_to_image(), "4", ckpt_name="small")
+    pictures: list[Any] = []
+    for options in (DeviceOptions(), DeviceOptions(compiler="eager")):
+        with running(folder.parent, options=options) as engine:
+            pictures += engine.pictures(prompt)
+    assert farthest(*pictures) <= 1
