@@ -45,7 +45,8 @@ def signal(sigmas: Tensor) -> Tensor:
     return 1 / (sigmas.double() ** 2 + 1).sqrt()
 
 
-def test_equal_settings_have_one_identity() -> None:
+def test_equal_settings_have_one_identity_so_that_jobs_share_calls() -> None:
+    assert continuous_levels(120.0, 0.002, "log") is LOG
     assert stable_diffusion(consistency=False, zero_terminal=False) is STABLE_DIFFUSION
     assert stable_diffusion(zero_terminal=False, consistency=True) is CONSISTENCY
     model = Model(None, SD1(), 1.0)
@@ -269,10 +270,6 @@ def test_named_schedules_lie_within_the_range(scheduler: str) -> None:
     assert float(found[0]) == pytest.approx(120.0, rel=1e-3)
     assert bool((found[:-1].diff() < 0).all())
     assert float(found[-2]) >= 0.002 * 0.999
-
-
-def test_equal_ranges_are_one_object_so_that_jobs_share_calls() -> None:
-    assert continuous_levels(120.0, 0.002, "log") is LOG
 
 
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 80.0])
