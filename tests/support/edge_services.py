@@ -30,7 +30,6 @@ from events.errors import FetchFailed
 from events.history import History
 from events.job_progress import JobProgress
 from events.log import EventLog, JobWriter
-from events.store.database import Database
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys
 from events.store.read_model import ReadModel
@@ -42,6 +41,7 @@ from serve_app.replica import Replica
 from settings.settings import Settings
 from storage.images import ImageStore
 from storage.service_secret import url_for
+from tests.support.database import database_in
 from tests.support.generate_bodies import CHECKPOINT
 from tests.support.memory.contents import MemoryLogContents
 from tests.support.memory.log import MemoryLog
@@ -258,51 +258,33 @@ async def memory_services(
     sender = Sender(
         RULE, timeout_s=1.0, resolve=parts.name_server.resolve, ssl_context=_ssl_context()
     )
-    file = folder / "darkroom.sqlite3"
-    if not file.exists():
-        await _write_prepared(file)
-    database = Database(f"sqlite+aiosqlite:///{file}")
-    images, deliveries = ImageStore((folder / "images").as_uri()), MemoryLog()
-    yield Services(
-        settings=settings,
-        backends=Backends(
-            database=database,
-            images=images,
-            removal=open_removal(
-                database, images, ReadModel(database), log=parts.log, deliveries=deliveries
+    async with database_in(folder) as database:
+        images, deliveries = ImageStore((folder / "images").as_uri()), MemoryLog()
+        yield Services(
+            settings=settings,
+            backends=Backends(
+                database=database,
+                images=images,
+                removal=open_removal(
+                    database, images, ReadModel(database), log=parts.log, deliveries=deliveries
+                ),
+                history=open_history(database, images, log=parts.log, deliveries=deliveries),
+                log_contents=parts.log_contents,
+                queue=parts.queue,
+                callback_queue=parts.callback_queue,
+                health=parts.health,
+                progress=parts.progress,
+                endpoint_status=parts.endpoint_status,
+                ask_metrics=parts.ask_metrics,
+                catalogue=Catalogue(ModelsFolder(_models_folder(folder)), node_types),
+                address_rule=RULE,
+                resolve=parts.name_server.resolve,
+                fetch=parts.fetch,
+                send_sample=_sample_callback(ApiKeys(database), sender).send,
+                url_for=URL_FOR,
             ),
-            history=open_history(database, images, log=parts.log, deliveries=deliveries),
-            log_contents=parts.log_contents,
-            queue=parts.queue,
-            callback_queue=parts.callback_queue,
-            health=parts.health,
-            progress=parts.progress,
-            endpoint_status=parts.endpoint_status,
-            ask_metrics=parts.ask_metrics,
-            catalogue=Catalogue(ModelsFolder(_models_folder(folder)), node_types),
-            address_rule=RULE,
-            resolve=parts.name_server.resolve,
-            fetch=parts.fetch,
-            send_sample=_sample_callback(ApiKeys(database), sender).send,
-            url_for=URL_FOR,
-        ),
-    )
+        )
     await sender.close()
-    await database.close()
-
-
-_prepared: list[bytes] = []
-"""A database that is prepared and empty; it is the same for every edge."""
-
-
-async def _write_prepared(file: Path) -> None:
-    if _prepared:
-        file.write_bytes(_prepared[0])
-        return
-    database = Database(f"sqlite+aiosqlite:///{file}")
-    await database.prepare()
-    await database.close()
-    _prepared.append(file.read_bytes())
 
 
 @cache
