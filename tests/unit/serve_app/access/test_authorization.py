@@ -20,7 +20,7 @@ from events.ids import new_id
 from events.store.records import Endpoint, Scope
 from serve_app.access.api_keys import mint
 from storage.service_secret import file_token
-from tests.support.edge import Client, Edge
+from tests.support.edge import Client, Edge, submit
 from tests.support.generate_bodies import diffusion_body, workflow_body
 
 
@@ -222,8 +222,8 @@ PAST = datetime(2020, 1, 1, tzinfo=UTC)
 UNKNOWN_JOB = "0199a1b2-0000-7000-8000-000000000000"
 
 
-READS = [row for row in ROUTES if row.method in {"GET", "HEAD"}]
-CHANGES = [row for row in ROUTES if row not in READS]
+IN_ORDER = sorted(ROUTES, key=lambda row: row.method == "DELETE")
+"""Nothing is deleted before all others were called: so all share the things of Alice's."""
 as_owner_and_admin = pytest.mark.parametrize("admin", [False, True])
 
 
@@ -239,15 +239,7 @@ def test_the_table_has_every_route_of_the_document_and_no_other(edge: Edge) -> N
 
 @pytest.fixture
 async def places(edge: Edge) -> dict[str, str]:
-    return await alices_things(edge)
-
-
-async def alices_things(edge: Edge) -> dict[str, str]:
-    """New things of Alice's, and no endpoint of anybody's but hers."""
-    endpoints = edge.services.endpoints
-    for each in await endpoints.stored():
-        if each.endpoint.id != "default":
-            await endpoints.remove(each)
+    """What Alice has."""
     async with await edge.client("alice") as alice:
         ids = {}
         for name, path, request in (
@@ -258,20 +250,19 @@ async def alices_things(edge: Edge) -> dict[str, str]:
             answer = await alice.post(path, **request)
             ids[name] = answer.json()["request_id"]
             await edge.run(ids[name])
-        ids["failed"] = (await alice.post("/diffusion/v1/generate", **PARAMETERS)).json()[
-            "request_id"
-        ]
+        ids["failed"] = await submit(alice)
         await edge.execute(ids["failed"], Quarantine("No."))
         assert (await alice.post("/v1/uploads", **UPLOAD)).status_code == 200
         known = await alice.post(V2_ASSETS, files={"file": ("k.png", KNOWN)})
         ids["asset"] = known.json()["id"]
         await alice.post("/userdata/a.json", content=b"{}")
     await edge.project()
-    await endpoints.put(Endpoint("alices", owner="alice"))
-    secret = edge.services.secret
-    token = file_token(secret, ids["diffusion"], "0.png")
-    ids["endpoint"] = "alices"
-    return {**ids, "token": token, "key": (await edge.key("alice")).split("_")[1]}
+    await edge.services.endpoints.put(Endpoint("alices", owner="alice"))
+    return ids | {
+        "endpoint": "alices",
+        "token": file_token(edge.services.secret, ids["diffusion"], "0.png"),
+        "key": (await edge.key("alice")).split("_")[1],
+    }
 
 
 async def call(client: Client, row: Row, places: dict[str, str]) -> httpx.Response:
@@ -279,107 +270,87 @@ async def call(client: Client, row: Row, places: dict[str, str]) -> httpx.Respon
     return await client.request(row.method, url, **row.request)
 
 
-async def refusals(client: Client, row: Row, places: dict[str, str]) -> list[Any]:
-    """Status and error of the call, and of one without query and body where it needs a key: nothing
-    may be looked at before that.
-    """
-    answers = [await call(client, row, places)]
-    if row.scope is not None:
-        bare = (row.url or row.path).partition("?")[0].format(**places)
-        answers.append(await client.request(row.method, bare))
-    return [
-        (each.status_code, error_of(each) if each.status_code >= 400 else None) for each in answers
+def refusal_of(answer: httpx.Response) -> tuple[int, Any]:
+    """Status and stable name of an error, in our form or in an adapter's; a head has none."""
+    if answer.status_code < 400:
+        return answer.status_code, None
+    if not answer.content:
+        names = {401: "unauthorized", 403: "forbidden"}
+        return answer.status_code, names.get(answer.status_code)
+    error = answer.json()["error"]
+    return answer.status_code, error if isinstance(error, str) else error.get("code") or error[
+        "type"
     ]
 
 
-def error_of(answer: httpx.Response) -> Any:
-    """The stable name of an error, in our form or in an adapter's; none of them is in a head."""
-    if not answer.content:
-        return {401: "unauthorized", 403: "forbidden"}.get(answer.status_code)
-    error = answer.json()["error"]
-    return error if isinstance(error, str) else error.get("code") or error["type"]
+async def bare_call(client: Client, row: Row, places: dict[str, str]) -> httpx.Response:
+    """Without query and body: nothing of them may be looked at before the key."""
+    url = (row.url or row.path).partition("?")[0].format(**places)
+    return await client.request(row.method, url)
 
 
 def scopes_of(row: Row, *, admin: bool) -> list[Scope]:
     return [ADMIN] if admin else [row.scope] if row.scope else []
 
 
-async def require_enough(edge: Edge, row: Row, places: dict[str, str], *, admin: bool) -> None:
-    async with await edge.client("alice", scopes=scopes_of(row, admin=admin)) as alice:
-        assert (await call(alice, row, places)).status_code == row.own, row
-
-
-async def require_hidden(edge: Edge, row: Row, places: dict[str, str], *, admin: bool) -> None:
-    owner = f"bob-{new_id()}"  # who has nothing yet, whatever another row has made
-    async with await edge.client(owner, scopes=scopes_of(row, admin=admin)) as bob:
-        answer = await call(bob, row, places)
-        if row.is_owned and admin:
-            assert answer.status_code == row.own, row
-            return
-        assert answer.status_code == row.foreign, row
-        if row.administers:
-            assert PARAMETERS["json"]["prompt"] not in answer.text, row
-            assert places["token"] not in answer.text, row
-            return
-        assert places["diffusion"] not in answer.text, row
-        assert places["workflow"] not in answer.text, row
-        if row.foreign == 404:
-            nobodys = places | dict.fromkeys(("diffusion", "workflow", "called"), UNKNOWN_JOB)
-            nobodys["endpoint"] = "unknown"
-            unknown = await call(bob, row, nobodys)
-            assert (unknown.status_code, unknown.content) == (404, answer.content), row
-
-
 @as_owner_and_admin
-async def test_to_change_something_a_key_of_its_scope_is_enough_and_admin_is_every_scope(
-    edge: Edge, admin: bool
+async def test_a_key_of_its_scope_is_enough_and_admin_is_every_scope(
+    edge: Edge, places: dict[str, str], admin: bool
 ) -> None:
-    for row in CHANGES:
-        await require_enough(edge, row, await alices_things(edge), admin=admin)
+    for row in IN_ORDER:
+        async with await edge.client("alice", scopes=scopes_of(row, admin=admin)) as alice:
+            assert (await call(alice, row, places)).status_code == row.own, row
 
 
 @as_owner_and_admin
-async def test_another_owner_changes_nothing_of_alices(edge: Edge, admin: bool) -> None:
-    for row in CHANGES:
-        await require_hidden(edge, row, await alices_things(edge), admin=admin)
+async def test_another_owner_neither_sees_nor_changes_anything_of_alices(
+    edge: Edge, places: dict[str, str], admin: bool
+) -> None:
+    for row in IN_ORDER:
+        owner = f"bob-{new_id()}"  # who has nothing yet, whatever another row has made
+        async with await edge.client(owner, scopes=scopes_of(row, admin=admin)) as bob:
+            await require_hidden(bob, row, places, admin=admin)
 
 
-class TestWhatChangesNothing:
-    """Reads and refused calls change nothing, so they share the jobs and files of Alice."""
+async def require_hidden(bob: Client, row: Row, places: dict[str, str], *, admin: bool) -> None:
+    answer = await call(bob, row, places)
+    if row.is_owned and admin:
+        assert answer.status_code == row.own, row
+        return
+    assert answer.status_code == row.foreign, row
+    if row.administers:
+        assert PARAMETERS["json"]["prompt"] not in answer.text, row
+        assert places["token"] not in answer.text, row
+        return
+    assert places["diffusion"] not in answer.text, row
+    assert places["workflow"] not in answer.text, row
+    if row.foreign == 404:
+        nobodys = places | dict.fromkeys(("diffusion", "workflow", "called"), UNKNOWN_JOB)
+        nobodys["endpoint"] = "unknown"
+        unknown = await call(bob, row, nobodys)
+        assert (unknown.status_code, unknown.content) == (404, answer.content), row
 
-    @as_owner_and_admin
-    async def test_a_key_of_its_scope_is_enough_and_admin_is_every_scope(
-        self, edge: Edge, places: dict[str, str], admin: bool
-    ) -> None:
-        for row in READS:
-            await require_enough(edge, row, places, admin=admin)
 
-    @as_owner_and_admin
-    async def test_another_owner_sees_nothing_of_alices_jobs(
-        self, edge: Edge, places: dict[str, str], admin: bool
-    ) -> None:
-        for row in READS:
-            await require_hidden(edge, row, places, admin=admin)
+async def test_a_caller_without_a_key_that_lives_is_401(edge: Edge, places: dict[str, str]) -> None:
+    everything = tuple(Scope)
+    revoked = await edge.key("alice", scopes=everything)
+    assert await edge.services.keys.revoke(revoked.split("_")[1], datetime.now(UTC))
+    expired = await edge.key("alice", scopes=everything, expires_at=PAST)
+    unknown = mint("alice", "laptop", everything, created_at=PAST)[0]
+    for key in (None, "nonsense", unknown, revoked, expired):
+        async with edge.client_with(key) as client:
+            for row in ROUTES:
+                expected = (401, "unauthorized") if row.scope else (row.own, None)
+                assert refusal_of(await call(client, row, places)) == expected, (row, key)
+                if row.scope and key is None:
+                    assert refusal_of(await bare_call(client, row, places)) == expected, row
 
-    async def test_a_caller_without_a_key_that_lives_is_401(
-        self, edge: Edge, places: dict[str, str]
-    ) -> None:
-        everything = tuple(Scope)
-        revoked = await edge.key("alice", scopes=everything)
-        assert await edge.services.keys.revoke(revoked.split("_")[1], datetime.now(UTC))
-        expired = await edge.key("alice", scopes=everything, expires_at=PAST)
-        unknown = mint("alice", "laptop", everything, created_at=PAST)[0]
-        for key in (None, "nonsense", unknown, revoked, expired):
-            async with edge.client_with(key) as client:
-                for row in ROUTES:
-                    for refusal in await refusals(client, row, places):
-                        expected = (401, "unauthorized") if row.scope else (row.own, None)
-                        assert refusal == expected, (row, key)
 
-    async def test_every_other_scope_is_403(self, edge: Edge, places: dict[str, str]) -> None:
-        for row in ROUTES:
-            others = [scope for scope in Scope if scope not in {row.scope, ADMIN}]
-            async with await edge.client("alice", scopes=others) as client:
-                for refusal in await refusals(client, row, places):
-                    expected = (403, "forbidden") if row.scope else (row.own, None)
-                    assert refusal == expected, row
+async def test_every_other_scope_is_403(edge: Edge, places: dict[str, str]) -> None:
+    for row in ROUTES:
+        others = [scope for scope in Scope if scope not in {row.scope, ADMIN}]
+        expected = (403, "forbidden") if row.scope else (row.own, None)
+        async with await edge.client("alice", scopes=others) as client:
+            assert refusal_of(await call(client, row, places)) == expected, row
+            if row.scope:
+                assert refusal_of(await bare_call(client, row, places)) == expected, row
