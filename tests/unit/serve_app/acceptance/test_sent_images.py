@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import threading
@@ -15,7 +16,7 @@ from PIL import Image
 
 from events.errors import FetchFailed
 from tests.support.edge import Client, Edge, refusal
-from tests.support.generate_bodies import diffusion_body
+from tests.support.generate_bodies import diffusion_body, workflow_body
 from tests.support.polling import eventually
 from tests.support.uploads import names, png, upload
 
@@ -72,6 +73,46 @@ async def test_each_way_becomes_an_upload_that_the_recorded_graph_names(
     assert "s3cret" not in submitted.model_dump_json()
     stored = await edge.services.images.get(submitted.input_files[taken[2]].key)
     assert Image.open(io.BytesIO(stored)).getpixel((0, 0)) == (0, 0, 255)
+
+
+async def test_a_job_records_the_files_as_they_were(edge: Edge, client: Client) -> None:
+    await upload(client)
+    await upload(client, "dog.png", data=png("blue"))
+    accepted = await submit(client, "cat.png", "dog.png", "cat.png")
+    assert accepted.status_code == 202
+    await upload(client, data=png("green"))
+    await client.delete("/v1/uploads/dog.png")
+
+    files = (await edge.job(accepted.json()["request_id"])).submitted.input_files
+    assert files is not None
+    assert list(files) == ["cat.png", "dog.png"]
+    shown = (await client.get(f"/v1/jobs/{accepted.json()['request_id']}")).json()
+    assert shown["input_files"] == {name: file.digest for name, file in files.items()}
+    for name, colour in (("cat.png", (255, 0, 0)), ("dog.png", (0, 0, 255))):
+        data = await edge.services.images.get(files[name].key)
+        assert files[name].digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
+        assert Image.open(io.BytesIO(data)).getpixel((0, 0)) == colour
+    assert (await submit(client, "dog.png")).status_code == 400
+
+
+async def test_a_job_without_files_records_none(edge: Edge, client: Client) -> None:
+    accepted = await client.post(GENERATE, json=workflow_body())
+    assert (await edge.job(accepted.json()["request_id"])).submitted.input_files is None
+
+
+async def test_a_file_of_another_owner_is_not_in_the_list(client: Client, bob: Client) -> None:
+    await upload(bob, "bobs.png")
+    await upload(client)
+    await upload(client, "dog.png")
+    answer = await submit(client, "cat.png", "bobs.png")
+    assert answer.status_code == 400
+    [error] = answer.json()["node_errors"]["t1"]["errors"]
+    assert error["type"] == "value_not_in_list"
+    assert error["details"] == "image: 'bobs.png' not in [cat.png, dog.png]"
+    for caller, listed in ((client, ["cat.png", "dog.png"]), (bob, ["bobs.png"])):
+        info = (await caller.get("/v1/object_info")).json()["LoadImage"]
+        found, options = info["input"]["required"]["image"]
+        assert (sorted(found), options["image_upload"]) == (listed, True)
 
 
 async def test_a_mask_may_be_sent_too_and_a_latent_may_not(client: Client) -> None:
