@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from tests.support.generate_bodies import CHECKPOINT, workflow_body
 from tests.support.patience import least_cpu_s
 
 GENERATE = "/workflow/v1/generate"
+SAMPLING = [8566257, "randomize", 4, 5.5, "euler", "normal", 1]
 File = dict[str, Any]
 
 
@@ -34,15 +33,7 @@ def saved() -> File:
         "version": 0.4,
         "nodes": [
             node(1, "Note", ["what this is about"]),
-            node(
-                3,
-                "KSampler",
-                [8566257, "randomize", 4, 5.5, "euler", "normal", 1],
-                model=1,
-                positive=2,
-                negative=3,
-                latent_image=4,
-            ),
+            node(3, "KSampler", SAMPLING, model=1, positive=2, negative=3, latent_image=4),
             node(4, "CheckpointLoaderSimple", [CHECKPOINT]),
             node(5, "EmptyLatentImage", [64, 64, 1]),
             node(6, "CLIPTextEncode", ["a cat"], clip=5),
@@ -130,77 +121,41 @@ def test_the_button_beside_a_file_is_no_input(tmp_path: Path) -> None:
     assert prompt["1"]["inputs"] == {"image": "cat.png", "channel": "alpha"}
 
 
-def muted(file: File) -> None:
-    of(file, 6)["mode"] = 4
-
-
-def with_a_stranger(file: File) -> None:
-    of(file, 6)["type"] = "SomebodysEncoder"
-
-
-def with_a_strange_input(file: File) -> None:
-    of(file, 6)["inputs"].append({"name": "style", "type": "STRING", "link": None})
-
-
-def with_a_value_too_many(file: File) -> None:
-    of(file, 3)["widgets_values"].append("more")
-
-
-def with_too_few_values(file: File) -> None:
-    of(file, 3)["widgets_values"].pop()
-
-
-def with_a_link_from_nowhere(file: File) -> None:
-    file["links"].pop()
-
-
-def with_reroutes_in_a_circle(file: File) -> None:
-    file["nodes"] += [node(20, "Reroute", None, **{"": 40}), node(21, "Reroute", None, **{"": 41})]
-    file["links"] += [[40, 21, 0, 20, 0, "*"], [41, 20, 0, 21, 0, "*"]]
-    of(file, 9)["inputs"][0]["link"] = 40
-
-
-def with_a_primitive_without_a_value(file: File) -> None:
-    file["nodes"].append(node(22, "PrimitiveNode"))
-    file["links"].append([50, 22, 0, 9, 0, "*"])
-    of(file, 9)["inputs"][0]["link"] = 50
-
-
-def with_a_primitive_that_looks_like_a_link(file: File) -> None:
-    with_a_primitive_without_a_value(file)
-    of(file, 22)["widgets_values"] = [["8" * 1000, 0]]
-
-
-def with_what_is_no_node(file: File) -> None:
-    file["nodes"] = [7] * 50_000
+STYLE = {"name": "style", "type": "STRING", "link": None}
+LINKED = {"inputs": [{"name": "images", "type": "*", "link": 50}]}
+CIRCLE = [node(20, "Reroute", None, **{"": 40}), node(21, "Reroute", None, **{"": 41})]
+CIRCLE_LINKS = [[40, 21, 0, 20, 0, "*"], [41, 20, 0, 21, 0, "*"], [50, 20, 0, 9, 0, "*"]]
+PRIMITIVE, LIKE_A_LINK = node(22, "PrimitiveNode"), node(22, "PrimitiveNode", [["8" * 1000, 0]])
+PRIMITIVE_LINKS = [[50, 22, 0, 9, 0, "*"]]
+WRONG_COUNT = "node 3 (KSampler) has more or fewer values than its type has here"
+NO_SOURCE = "a link to node 9 (SaveImage) has no source"
+NO_TEXT = "node 22 (PrimitiveNode) has a value that is neither a text nor a number"
+NO_NODE = "nodes.8 is not in the form that the editor writes"
+UNCERTAIN = {
+    "muted": (6, {"mode": 4}, [], [], "node 6 (CLIPTextEncode) is muted or bypassed"),
+    "stranger": (6, {"type": "Other"}, [], [], "node 6 (Other) has an unknown type"),
+    "strange input": (6, {"inputs": [STYLE]}, [], [], "node 6 (CLIPTextEncode) has the unknown"),
+    "value too many": (3, {"widgets_values": [*SAMPLING, "more"]}, [], [], WRONG_COUNT),
+    "value too few": (3, {"widgets_values": SAMPLING[:-1]}, [], [], WRONG_COUNT),
+    "link from nowhere": (9, LINKED, [], [], NO_SOURCE),
+    "reroutes in a circle": (9, LINKED, CIRCLE, CIRCLE_LINKS, NO_SOURCE),
+    "empty primitive": (9, LINKED, [PRIMITIVE], PRIMITIVE_LINKS, "node 22 (PrimitiveNode) has no"),
+    "primitive like a link": (9, LINKED, [LIKE_A_LINK], PRIMITIVE_LINKS, NO_TEXT),
+    "no nodes": (9, {}, [7] * 50_000, [], NO_NODE),
+}
+"""Members of a node that are changed, nodes and links that are added, and what is told."""
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (muted, "node 6 (CLIPTextEncode) is muted or bypassed"),
-        (with_a_stranger, "node 6 (SomebodysEncoder) has an unknown type"),
-        (with_a_strange_input, "node 6 (CLIPTextEncode) has the unknown input 'style'"),
-        (
-            with_a_value_too_many,
-            "node 3 (KSampler) has more or fewer values than its type has here",
-        ),
-        (with_too_few_values, "node 3 (KSampler) has more or fewer values than its type has here"),
-        (with_a_link_from_nowhere, "a link to node 9 (SaveImage) has no source"),
-        (with_reroutes_in_a_circle, "a link to node 9 (SaveImage) has no source"),
-        (with_a_primitive_without_a_value, "node 22 (PrimitiveNode) has no value"),
-        (
-            with_a_primitive_that_looks_like_a_link,
-            "node 22 (PrimitiveNode) has a value that is neither a text nor a number",
-        ),
-        (with_what_is_no_node, "nodes.0 is not in the form that the editor writes"),
-    ],
+    ("id", "changed", "nodes", "links", "why"), UNCERTAIN.values(), ids=UNCERTAIN
 )
 async def test_what_is_not_certain_is_told_in_words(
-    client: Client, change: Callable[[File], None], why: str
+    client: Client, id: int, changed: File, nodes: list[Any], links: list[Any], why: str
 ) -> None:
-    file = deepcopy(saved())
-    change(file)
+    file = saved()
+    of(file, id).update(changed)
+    file["nodes"] += nodes
+    file["links"] += links
     answer = await client.post(GENERATE, json=file)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "no_prompt")
