@@ -52,9 +52,8 @@ async def test_what_runs_already_is_asked_to_stop(
     writer = JobWriter(log)
     outcome = await writer.submit(job_id, Submit(SUBMITTED))
     assert outcome.job is not None
-    await writer.execute(
-        Start(actor="a", max_attempts=3, max_attempts_total=9, now=utc_now()), outcome.job
-    )
+    start = Start(actor="a", max_attempts=3, max_attempts_total=9, now=utc_now())
+    await writer.execute(start, outcome.job)
     abandoned_jobs.cancel(job_id)
     await abandoned_jobs.join()
     job = fold(await log.read(job_id))

@@ -16,7 +16,6 @@ from serve_app.acceptance.acceptance import Acceptance, GenerateRequest
 from serve_app.access.api_keys import mint
 from serve_app.refusals import NameServerUnavailable
 from tests.support.edge import Edge
-from tests.support.edge_services import Services
 from tests.support.failing_log import FailingLog
 from tests.support.generate_bodies import workflow_body
 
@@ -63,31 +62,20 @@ def log() -> SlowLog:
 
 
 @pytest.fixture
-async def abandoned_jobs(edge: Edge) -> AsyncGenerator[AbandonedJobs]:
+async def acceptance(edge: Edge) -> AsyncGenerator[Acceptance]:
+    """Of another replica, whose abandoned jobs are looked for soon."""
     services = edge.services
-    abandoned_jobs = AbandonedJobs(
+    acceptance = services.replica().submission.acceptance
+    acceptance._abandoned_jobs = AbandonedJobs(
         log=services.log,
         writer=services.writer,
         queue=edge.queue,
         period_s=5,
         first_pause_s=0.001,
     )
-    yield abandoned_jobs
-    await abandoned_jobs.stop()
-
-
-def acceptance_of(services: Services, abandoned_jobs: AbandonedJobs) -> Acceptance:
-    """The acceptance of another replica, with these abandoned_jobs."""
-    acceptance = services.replica().submission.acceptance
-    acceptance._abandoned_jobs = abandoned_jobs
-    return acceptance
-
-
-@pytest.fixture
-async def acceptance(edge: Edge, abandoned_jobs: AbandonedJobs) -> AsyncGenerator[Acceptance]:
-    acceptance = acceptance_of(edge.services, abandoned_jobs)
     yield acceptance
     await acceptance.stop()
+    await acceptance._abandoned_jobs.stop()
 
 
 @pytest.mark.parametrize(
@@ -100,8 +88,15 @@ def test_expressions_are_checked_beside_the_loop(body: bytes, is_quick: bool) ->
 class TestACallerWhoHangsUp:
     """Serve cancels the task that handles the request."""
 
-    async def hang_up(self, acceptance: Acceptance, log: SlowLog, request: GenerateRequest) -> None:
-        """While the append is under way; the append then goes on."""
+    async def hang_up(
+        self,
+        acceptance: Acceptance,
+        log: SlowLog,
+        request: GenerateRequest,
+        *,
+        cancels_within_s: float = 5,
+    ) -> None:
+        """While the append is under way; the append then goes on, and what follows from it."""
         caller = asyncio.create_task(acceptance.accept(request))
         await asyncio.wait_for(log.begun.wait(), 5)
         caller.cancel()
@@ -109,48 +104,35 @@ class TestACallerWhoHangsUp:
             await caller
         log.may_go_on.set()
         await asyncio.wait_for(acceptance.join(), 5)
+        log.recover()
+        await asyncio.wait_for(acceptance._abandoned_jobs.join(), cancels_within_s)
 
-    async def test_without_a_key_the_job_is_withdrawn(
-        self, acceptance: Acceptance, abandoned_jobs: AbandonedJobs, log: SlowLog, edge: Edge
+    @pytest.mark.parametrize("is_answered", [True, False])
+    async def test_without_a_key_a_job_that_was_perhaps_stored_is_withdrawn(
+        self, acceptance: Acceptance, log: SlowLog, edge: Edge, is_answered: bool
     ) -> None:
+        if not is_answered:
+            log.lose_answers()
         await self.hang_up(acceptance, log, REQUEST)
-        await asyncio.wait_for(abandoned_jobs.join(), 5)
         job = await log.job()
         assert job is not None
         assert isinstance(job.end, Cancelled)
         assert edge.queue.removed == [("default", job.submitted.lane, job.id)]
 
     async def test_with_a_key_the_job_is_stored_for_the_repeat(
-        self, acceptance: Acceptance, abandoned_jobs: AbandonedJobs, log: SlowLog
+        self, acceptance: Acceptance, log: SlowLog
     ) -> None:
         await self.hang_up(acceptance, log, KEYED)
-        await asyncio.wait_for(abandoned_jobs.join(), 5)
         repeated = await acceptance.accept(KEYED)
         assert repeated == await log.job()
         assert repeated.end is None
 
-    async def test_what_was_perhaps_stored_is_withdrawn(
-        self, acceptance: Acceptance, abandoned_jobs: AbandonedJobs, log: SlowLog
-    ) -> None:
-        log.lose_answers()
-        await self.hang_up(acceptance, log, REQUEST)
-        log.recover()
-        await asyncio.wait_for(abandoned_jobs.join(), 5)
-        job = await log.job()
-        assert job is not None
-        assert isinstance(job.end, Cancelled)
-
-    @pytest.mark.parametrize("generate_request", [REQUEST, KEYED])
+    @pytest.mark.parametrize("request_", [REQUEST, KEYED], ids=["without a key", "with a key"])
     async def test_what_was_not_stored_needs_nothing(
-        self,
-        acceptance: Acceptance,
-        abandoned_jobs: AbandonedJobs,
-        log: SlowLog,
-        generate_request: GenerateRequest,
+        self, acceptance: Acceptance, log: SlowLog, request_: GenerateRequest
     ) -> None:
         log.append_error = LogUnavailable()
-        await self.hang_up(acceptance, log, generate_request)
-        await asyncio.wait_for(abandoned_jobs.join(), 0.5)
+        await self.hang_up(acceptance, log, request_, cancels_within_s=0.5)
         assert await log.job() is None
 
     async def test_the_end_of_the_service_ends_its_append(
@@ -180,38 +162,36 @@ def name_server_says(code: int) -> Resolve:
 
 
 class TestNameServer:
-    @pytest.mark.parametrize("code", [socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_MEMORY])
-    async def test_that_it_is_away_is_not_the_callers_fault(
-        self, edge: Edge, abandoned_jobs: AbandonedJobs, code: int
+    @pytest.mark.parametrize(
+        ("code", "refusal"),
+        [
+            (socket.EAI_AGAIN, NameServerUnavailable),
+            (socket.EAI_SYSTEM, NameServerUnavailable),
+            (socket.EAI_MEMORY, NameServerUnavailable),
+            (socket.EAI_NONAME, AddressNotAllowed),
+            (socket.EAI_NODATA, AddressNotAllowed),
+        ],
+    )
+    async def test_that_it_is_away_is_not_the_callers_fault_and_an_unknown_name_is(
+        self, edge: Edge, code: int, refusal: type[Exception]
     ) -> None:
         services = edge.services.with_resolver(name_server_says(code))
-        with pytest.raises(NameServerUnavailable) as refusal:
-            await acceptance_of(services, abandoned_jobs).accept(CALLED_BACK)
-        assert refusal.value.retry_after_s > 0
+        with pytest.raises(refusal):
+            await services.replica().submission.acceptance.accept(CALLED_BACK)
 
     async def test_that_it_hangs_is_not_either(
-        self, edge: Edge, abandoned_jobs: AbandonedJobs, monkeypatch: pytest.MonkeyPatch
+        self, edge: Edge, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         services = edge.services.with_resolver(BrokenNameServer().resolve)
-        acceptance = acceptance_of(services, abandoned_jobs)
+        acceptance = services.replica().submission.acceptance
         monkeypatch.setattr(acceptance._addresses, "_timeout_s", 0.01)
         with pytest.raises(NameServerUnavailable):
             await acceptance.accept(CALLED_BACK)
 
-    @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_NODATA])
-    async def test_a_name_that_does_not_exist_is_refused(
-        self, edge: Edge, abandoned_jobs: AbandonedJobs, code: int
-    ) -> None:
-        services = edge.services.with_resolver(name_server_says(code))
-        with pytest.raises(AddressNotAllowed, match="does not resolve"):
-            await acceptance_of(services, abandoned_jobs).accept(CALLED_BACK)
-
-    async def test_a_job_that_is_known_needs_none(
-        self, edge: Edge, abandoned_jobs: AbandonedJobs, log: SlowLog
-    ) -> None:
+    async def test_a_job_that_is_known_needs_none(self, edge: Edge, log: SlowLog) -> None:
         log.may_go_on.set()
         edge.name_server.answers["hooks.example.com"] = ("8.8.8.8",)
         request = replace(CALLED_BACK, idempotency_key="a")
-        first = await acceptance_of(edge.services, abandoned_jobs).accept(request)
+        first = await edge.services.replica().submission.acceptance.accept(request)
         services = edge.services.with_resolver(name_server_says(socket.EAI_AGAIN))
-        assert await acceptance_of(services, abandoned_jobs).accept(request) == first
+        assert await services.replica().submission.acceptance.accept(request) == first

@@ -18,6 +18,7 @@ from tests.support.uploads import png, upload
 
 WORKFLOW = "/api/v1/workflow/generate"
 DIFFUSION = "/diffusion/v1/generate"
+LONG = workflow_body(steps=10_000)
 SMALL = 33.6
 """What `workflow_body` costs, rounded up."""
 
@@ -65,23 +66,21 @@ async def test_what_a_job_would_cost_is_told_without_one(
     assert checked.json()["images"] == images
 
 
-async def test_a_check_refuses_what_is_refused(client: Client) -> None:
-    refused = workflow_body(steps=10_000)
-    checked = await client.post("/workflow/v1/check", json=refused)
-    submitted = await client.post(WORKFLOW, json=refused)
-    assert (checked.status_code, checked.json()) == (400, submitted.json())
-    query = {"callback_url": "https://example.com"}
-    assert (await client.post("/workflow/v1/check", params=query)).status_code == 400
-
-
-async def test_a_workflow_beyond_a_limit_is_refused(client: Client) -> None:
-    answer = await client.post(WORKFLOW, json=workflow_body(steps=10_000))
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["type"] == "cost_too_high"
-    assert error["details"].startswith("node 3 (KSampler): the job costs 5,96")
-    assert "at most 2,000 are allowed; lower the steps" in error["details"]
+async def test_a_workflow_beyond_a_limit_is_refused_and_so_is_its_check(client: Client) -> None:
+    answer = await client.post(WORKFLOW, json=LONG)
+    assert refusal(answer) == (400, "cost_too_high")
+    details = answer.json()["error"]["details"]
+    assert details.startswith("node 3 (KSampler): the job costs 5,96")
+    assert "at most 2,000 are allowed; lower the steps" in details
     assert list(answer.json()["node_errors"]) == ["3"]
+    checked = await client.post("/workflow/v1/check", json=LONG)
+    assert (checked.status_code, checked.json()) == (400, answer.json())
+
+
+async def test_a_check_takes_no_parameters(client: Client) -> None:
+    query = {"callback_url": "https://example.com"}
+    answer = await client.post("/workflow/v1/check", params=query, json=workflow_body())
+    assert answer.status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -101,34 +100,28 @@ async def test_a_diffusion_request_beyond_a_limit_names_the_parameter(
     assert "are allowed" in found["message"]
 
 
-async def test_an_endpoint_has_a_limit_of_its_own(edge: Edge, client: Client) -> None:
-    await edge.services.endpoints.put(Endpoint(id="cheap", max_cost=10.0))
-    await edge.services.endpoints.put(Endpoint(id="dear", max_cost=6000.0))
-    await edge.services.endpoints.put(Endpoint(id="any", max_cost=0.0))
-    long = workflow_body(steps=10_000)
-    for endpoint, body, status in (
-        ("cheap", workflow_body(), 400),
-        ("dear", long, 202),
-        ("any", long, 202),
-    ):
-        answer = await client.post(WORKFLOW, params={"endpoint": endpoint}, json=body)
-        assert answer.status_code == status
-
-
-@pytest.mark.parametrize(("max_cost", "status"), [(10.0, 400), (0.0, 202), (1e9, 202)])
-async def test_a_key_has_a_limit_of_its_own(edge: Edge, max_cost: float, status: int) -> None:
-    text = await edge.key()
-    async with edge.client_with(text) as client:
-        key_id = text.split("_")[1]
-        assert await edge.services.keys.change(key_id, max_cost=max_cost) is not None
-        assert (await client.post(WORKFLOW, json=workflow_body())).status_code == status
-
-
-async def test_no_key_has_more_than_its_endpoint_takes(edge: Edge) -> None:
-    text = await edge.key()
-    async with edge.client_with(text) as client:
-        await edge.services.keys.change(text.split("_")[1], max_cost=1e9)
-        assert (await client.post(WORKFLOW, json=workflow_body(steps=10_000))).status_code == 400
+@pytest.mark.parametrize(
+    ("of_endpoint", "of_key", "body", "status"),
+    [
+        (10.0, None, workflow_body(), 400),
+        (6000.0, None, LONG, 202),
+        (0.0, None, LONG, 202),
+        (None, 10.0, workflow_body(), 400),
+        (None, 0.0, workflow_body(), 202),
+        (None, 1e9, workflow_body(), 202),
+        (None, 1e9, LONG, 400),
+    ],
+)
+async def test_an_endpoint_has_a_limit_of_its_own_and_a_key_a_lower_one(
+    edge: Edge,
+    of_endpoint: float | None,
+    of_key: float | None,
+    body: dict[str, Any],
+    status: int,
+) -> None:
+    await edge.services.endpoints.put(Endpoint(id="default", max_cost=of_endpoint))
+    async with await edge.client(max_cost=of_key) as client:
+        assert (await client.post(WORKFLOW, json=body)).status_code == status
 
 
 async def test_an_upload_costs_what_its_size_makes_it_cost(client: Client) -> None:
@@ -163,13 +156,11 @@ async def test_what_all_images_say_of_themselves_has_a_bound(client: Client) -> 
         str(n): node("SaveImage", images=["0", 0], filename_prefix=chr(0x1F600) * 7500)
         for n in range(1, 17)
     }
-    answer = await client.post("/workflow/v1/generate", json={"prompt": images | saved})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["type"] == "too_much_metadata"
-    assert error["details"].startswith("256 images have 36")
+    answer = await client.post(WORKFLOW, json={"prompt": images | saved})
+    assert refusal(answer) == (400, "too_much_metadata")
+    assert answer.json()["error"]["details"].startswith("256 images have 36")
     few = images | {"1": saved["1"]}
-    assert (await client.post("/workflow/v1/generate", json={"prompt": few})).status_code == 202
+    assert (await client.post(WORKFLOW, json={"prompt": few})).status_code == 202
 
 
 @pytest.mark.parametrize(
@@ -187,12 +178,12 @@ async def test_a_text_that_links_bring_counts_wherever_it_is_used(
     saved = {
         f"{n}": node("SaveImage", images=["0", 0], filename_prefix=["t", 0]) for n in range(1, 41)
     }
-    answer = await client.post("/workflow/v1/generate", json={"prompt": image | saved})
+    answer = await client.post(WORKFLOW, json={"prompt": image | saved})
     assert answer.status_code == 400
     details = "the texts have 1280000 characters, but at most 131072 are allowed"
     assert answer.json()["error"]["details"] == details
     few = image | {name: saved[name] for name in ("1", "2", "3", "4")}
-    assert (await client.post("/workflow/v1/generate", json={"prompt": few})).status_code == 202
+    assert (await client.post(WORKFLOW, json={"prompt": few})).status_code == 202
 
 
 async def test_ids_that_links_bring_count_wherever_they_are_used(client: Client) -> None:
@@ -210,5 +201,5 @@ async def test_ids_that_links_bring_count_wherever_they_are_used(client: Client)
         f"{n}": node("FeatherMask", mask=[f"{n - 1}" if n > 1 else "m", 0], **sides)
         for n in range(1, 901)
     }
-    answer = await client.post("/workflow/v1/generate", json={"prompt": prompt})
+    answer = await client.post(WORKFLOW, json={"prompt": prompt})
     assert refusal(answer) == (400, "too_large")
