@@ -116,25 +116,19 @@ async def test_results_of_open_jobs_count_for_the_most_they_may_take(rows: Rows)
     await store(mine, 1, position=3)
 
 
-async def test_an_owner_is_added_up_once_a_second_at_most(rows: Rows) -> None:
+@pytest.mark.parametrize(("takes_s", "period_s"), [(0, 1), (0.5, 25)])
+async def test_an_owner_is_added_up_once_a_second_at_most_and_less_often_with_very_many_jobs(
+    rows: Rows, takes_s: float, period_s: float
+) -> None:
+    rows.takes_s = takes_s
     mine = limits(rows, max_log_bytes=2**30)
     for position in range(100):
         await store(mine, 1, position=position)
-    assert rows.queries == ["alice"]
-    rows.clock.now += 1
+    rows.clock.now += period_s - 0.5
     await store(mine, 1, position=101)
-    assert rows.queries == ["alice"] * 2
-
-
-async def test_an_owner_of_very_many_jobs_is_added_up_less_often(rows: Rows) -> None:
-    rows.takes_s = 0.5
-    mine = limits(rows, max_log_bytes=2**30)
-    await store(mine, 1, position=1)
-    rows.clock.now += 24
-    await store(mine, 1, position=2)
     assert rows.queries == ["alice"]
-    rows.clock.now += 1
-    await store(mine, 1, position=3)
+    rows.clock.now += 0.5
+    await store(mine, 1, position=102)
     assert rows.queries == ["alice"] * 2
 
 

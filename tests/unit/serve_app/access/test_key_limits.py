@@ -43,11 +43,10 @@ async def test_jobs_have_the_weight_and_the_class_of_their_key(edge: Edge) -> No
             assert (job.submitted.weight, job.submitted.priority) == expected
 
 
-class TestRate:
-    async def test_requests_that_are_refused_otherwise_count(self, edge: Edge) -> None:
-        async with await edge.client(rate_per_s=0.01, burst=1) as client:
-            assert (await client.get("/v1/keys")).status_code == 403
-            assert (await client.get("/v1/keys")).status_code == 429
+async def test_requests_that_are_refused_otherwise_count_for_the_rate(edge: Edge) -> None:
+    async with await edge.client(rate_per_s=0.01, burst=1) as client:
+        assert (await client.get("/v1/keys")).status_code == 403
+        assert (await client.get("/v1/keys")).status_code == 429
 
 
 class TestEndpoints:
@@ -66,11 +65,7 @@ class TestEndpoints:
         self, edge: Edge, endpoints: tuple[str, ...] | None, status: int
     ) -> None:
         async with await edge.client(endpoints=endpoints) as client:
-            answer = await submit(client)
-        assert answer.status_code == status
-        if status == 403:
-            assert answer.json()["error"]["type"] == "forbidden"
-            assert answer.json()["error"]["extra_info"] == {"parameter": "endpoint"}
+            assert (await submit(client)).status_code == status
 
     async def test_it_is_not_told_which_others_there_are(self, edge: Edge) -> None:
         await edge.services.endpoints.put(Endpoint(id="there"))
@@ -103,19 +98,12 @@ class TestCallbackHosts:
     async def test_a_key_keeps_to_its_list(
         self, edge: Edge, hosts: tuple[str, ...] | None, host: str, status: int
     ) -> None:
-        name = host.partition(":")[0].lower()
-        edge.name_server.answers[name] = ("8.8.8.8",)
+        if status == 202:  # what is not listed is not looked up
+            edge.name_server.answers[host.partition(":")[0].lower()] = ("8.8.8.8",)
         async with await edge.client(callback_hosts=hosts) as client:
             answer = await submit(client, callback_url=f"https://{host}/done")
             assert answer.status_code == status
-            if status == 403:
-                assert answer.json()["error"]["extra_info"] == {"parameter": "callback_url"}
             assert (await submit(client)).status_code == 202
-
-    async def test_a_host_that_is_not_listed_is_not_looked_up(self, edge: Edge) -> None:
-        async with await edge.client(callback_hosts=("a.example.com",)) as client:
-            answer = await submit(client, callback_url="https://unresolved.example.org/")
-        assert answer.status_code == 403
 
     async def test_a_list_opens_no_address_that_is_not_allowed(self, edge: Edge) -> None:
         async with await edge.client(callback_hosts=("*",)) as client:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,9 +70,14 @@ def test_after_retry_after_it_works_and_a_second_before_it_does_not(
     rates.take(mine)
 
 
-def test_refusals_cost_nothing() -> None:
+@pytest.mark.parametrize(
+    ("of_owner", "of_key"),
+    [({}, {"rate_per_s": 1, "burst": 1}), ({"rate_per_s": 1, "burst": 1}, SLOW)],
+    ids=["by the key", "by the owner"],
+)
+def test_refusals_cost_nothing(of_owner: dict[str, float], of_key: dict[str, float]) -> None:
     clock = Clock()
-    rates, mine = new_rates(clock), key(rate_per_s=1, burst=1)
+    rates, mine = new_rates(clock, **of_owner), key(**of_key)
     rates.take(mine)
     for _ in range(100):
         with pytest.raises(RateExceeded):
@@ -79,17 +86,13 @@ def test_refusals_cost_nothing() -> None:
     rates.take(mine)
 
 
-def test_keys_do_not_share_a_bucket() -> None:
+def test_keys_do_not_share_a_bucket_and_one_without_a_rate_has_no_limit() -> None:
     rates = new_rates(Clock())
     for _ in range(3):
         assert taken_at_once(rates, key(rate_per_s=1, burst=2))[0] == 2
-
-
-@pytest.mark.parametrize("limits", [{}, {"rate_per_s": 0, "burst": 1}])
-def test_without_a_rate_there_is_no_limit(limits: dict[str, float]) -> None:
-    rates, mine = new_rates(Clock()), key(**limits)
-    for _ in range(1000):
-        rates.take(mine)
+    for unlimited in (key(), key(rate_per_s=0, burst=1)):
+        for _ in range(1000):
+            rates.take(unlimited)
 
 
 def test_a_limit_that_changes_holds_at_once() -> None:
@@ -97,11 +100,8 @@ def test_a_limit_that_changes_holds_at_once() -> None:
     fast = key(rate_per_s=10, burst=10)
     for _ in range(4):
         rates.take(fast)
-    slow = ApiKey(
-        **{name: getattr(fast, name) for name in fast.__slots__} | {"limits": KeyLimits(1, 1)}
-    )
     with pytest.raises(RateExceeded):
-        rates.take(slow)
+        rates.take(replace(fast, limits=KeyLimits(1, 1)))
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
@@ -154,18 +154,6 @@ def test_a_keys_own_rate_holds_beside_that_of_its_owner() -> None:
         rates.take(fast)
 
 
-def test_what_the_owner_is_refused_costs_the_key_nothing() -> None:
-    clock = Clock()
-    rates = new_rates(clock, rate_per_s=1, burst=1)
-    mine = key(rate_per_s=0.001, burst=2)
-    rates.take(mine)
-    for _ in range(10):
-        with pytest.raises(RateExceeded):
-            rates.take(mine)
-    clock.now += 1
-    rates.take(mine)
-
-
 def left(rates: Rates, **limits: float) -> list[tuple[int, int, int, int]]:
     mine = key(**limits)
     rates.take(mine)
@@ -188,21 +176,15 @@ def test_a_rate_that_is_next_to_nothing_has_a_time_all_the_same() -> None:
     assert left(new_rates(Clock(), rate_per_s=5e-324, burst=2))[0][1] == 10**9
 
 
-def test_nobody_is_forgotten_by_the_requests_of_others() -> None:
+def test_what_is_remembered_is_bounded_and_nobody_is_forgotten_by_the_requests_of_others() -> None:
     """An empty bucket stays, however many names come: its owner has nothing to gain by them."""
     buckets = TokenBuckets(max_names=100, clock=Clock())
     while not buckets.take("alice", **SLOW):
         pass
     for number in range(1000):
         assert buckets.take(f"name {number}", **SLOW) == 0
-    assert buckets.take("alice", **SLOW) > 0
-
-
-def test_what_is_remembered_is_bounded() -> None:
-    buckets = TokenBuckets(max_names=100, clock=Clock())
-    for number in range(1000):
-        buckets.take(f"name {number}", **SLOW)
         assert len(buckets._full_at) <= 100
+    assert buckets.take("alice", **SLOW) > 0
 
 
 def test_full_buckets_go_first() -> None:
