@@ -32,11 +32,6 @@ async def test_another_method_is_told_all_that_the_path_takes(
     assert answer.json()["error"]["type"] == "method_not_allowed"
 
 
-@pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
-async def test_health_answers_head(anyone: Client, path: str) -> None:
-    assert (await anyone.head(path)).status_code == 200
-
-
 async def test_a_slash_behind_a_path_changes_nothing(client: Client) -> None:
     answer = await client.post("/diffusion/v1/generate/", json=diffusion_body())
     assert answer.status_code == 202
@@ -104,9 +99,9 @@ async def test_a_mistyped_parameter_is_refused_and_the_nearest_named(
     client: Client, path: str
 ) -> None:
     url, body = f"{path}?calback_url={ADDRESS}", body_for(GENERATE_PATHS[path])
-    [(field, type, message)] = errors_of(await client.post(url, json=body))
-    assert (field, type) == ("calback_url", "unknown_parameter")
-    assert message == "there is no such parameter; did you mean callback_url?"
+    message = "there is no such parameter; did you mean callback_url?"
+    answer = await client.post(url, json=body)
+    assert errors_of(answer) == [("calback_url", "unknown_parameter", message)]
 
 
 @pytest.mark.parametrize(

@@ -74,32 +74,23 @@ async def limit() -> AsyncIterator[None]:
         yield
 
 
-async def test_the_rest_is_taken_between_the_answer_and_its_end() -> None:
-    caller = Caller(50, is_last=True)
-    await caller.ask(refusing())
+@pytest.mark.parametrize(
+    ("sends", "limits", "taken"),
+    [
+        ({"is_last": True}, {}, 50),
+        ({"hangs_up": True}, {}, 50),
+        ({}, {"linger_s": 0.05}, 50),
+        ({}, {"max_bytes": 20 * len(CHUNK)}, 21),
+    ],
+    ids=["sends all", "hangs up", "stops sending", "sends too much"],
+)
+async def test_the_rest_is_taken_between_the_answer_and_its_end(
+    sends: dict[str, bool], limits: dict[str, Any], taken: int
+) -> None:
+    caller = Caller(50, **sends)
+    await caller.ask(refusing(**limits))
     assert_all_is_answered(caller)
-    assert caller.left_at == [1, 1, 50]
-
-
-async def test_who_hangs_up_is_not_waited_for() -> None:
-    caller = Caller(50, hangs_up=True)
-    await caller.ask(refusing())
-    assert_all_is_answered(caller)
-    assert caller.left_at == [1, 1, 50]
-
-
-async def test_who_stops_sending_is_waited_for_so_long() -> None:
-    caller = Caller(50)
-    await caller.ask(refusing(linger_s=0.05))
-    assert_all_is_answered(caller)
-    assert caller.left_at == [1, 1, 50]
-
-
-async def test_who_does_not_stop_is_cut_off() -> None:
-    caller = Caller(50)
-    await caller.ask(refusing(max_bytes=20 * len(CHUNK)))
-    assert_all_is_answered(caller)
-    assert caller.left_at == [1, 1, 21]
+    assert caller.left_at == [1, 1, taken]
 
 
 async def test_a_body_that_was_read_is_nothing_to_wait_for() -> None:

@@ -18,12 +18,17 @@ from serve_app.live import broadcaster
 from serve_app.live.broadcaster import Broadcaster, HistoryEvents, RecentEvent
 from tests.support.edge import Client, Edge, submit
 from tests.support.failing_log import FailingLog
-from tests.support.live.stream import DEADLINE_S, watching
+from tests.support.live.stream import DEADLINE_S
 from tests.support.memory.contents import MemoryLogContents
 from tests.support.polling import eventually
 from tests.unit.serve_app.live.conftest import Watch
 
 PATH = "/v1/events"
+
+
+def broadcaster_of(edge: Edge) -> Broadcaster:
+    broadcaster: Broadcaster = edge.app.state.replica.job_access.live.streams._broadcaster
+    return broadcaster
 
 
 async def test_a_stream_tells_what_happens_to_every_job_of_the_caller_from_now_on(
@@ -84,8 +89,7 @@ async def test_a_cursor_is_followed_by_what_was_stored_while_nobody_watched(
     job_id = await submit(client)
     async with watch(f"{PATH}?cursor=0") as stream:
         last = await stream.event()
-    broadcaster = edge.app.state.replica.job_access.live.streams._broadcaster
-    broadcaster._forget()  # as after a while, or in another replica
+    broadcaster_of(edge)._forget()  # as after a while, or in another replica
     await edge.start(job_id)
     await edge.store_image(job_id)
     async with watch(PATH, last_event_id=last.id) as stream:
@@ -113,12 +117,10 @@ async def test_what_is_not_asked_for_is_not_told(
 
 
 @pytest.mark.edge(stream_keep_alive_s=0.01)
-async def test_another_endpoint_is_passed_over(edge: Edge, client: Client) -> None:
+async def test_another_endpoint_is_passed_over(client: Client, watch: Watch) -> None:
     await submit(client)
-    path = f"{PATH}?cursor=0&endpoint=other"
-    async with watching(edge.app, path, await edge.key()) as stream:
-        received = await stream.next()
-    assert received.comment == "keep-alive"
+    async with watch(f"{PATH}?cursor=0&endpoint=other") as stream:
+        assert (await stream.next()).comment == "keep-alive"
 
 
 async def test_an_erased_job_leaves_its_erasure_alone(client: Client, watch: Watch) -> None:
@@ -168,21 +170,18 @@ async def test_progress_of_a_job_that_began_before_is_told_once_its_owner_is_kno
     await edge.start(job_id)
     async with watch(PATH) as stream:
         await stream.began.wait()
-        received = None
         async with asyncio.timeout(DEADLINE_S):
-            while received is None:
+            while b"event: progress" not in stream.body:
                 edge.progress.tell(job_id, JobProgress(done=1, total=2))
                 await asyncio.sleep(0.01)
-                if b"event: progress" in stream.body:
-                    received = await stream.event()
-    assert received.data["request_id"] == job_id
+        assert (await stream.event()).data["request_id"] == job_id
 
 
 async def test_a_log_that_is_away_gets_503_before_the_stream_begins(
-    edge: Edge, log: FailingLog, key: str
+    log: FailingLog, watch: Watch
 ) -> None:
     log.read_error = LogUnavailable()
-    async with watching(edge.app, PATH, key) as stream:
+    async with watch(PATH) as stream:
         await stream.end()
     assert stream.status == 503
 
@@ -211,11 +210,6 @@ async def test_others_have_their_turns_while_events_are_read_again(
         await stream.names(10)
     counting.cancel()
     assert len(turns) == len(set(turns)) == 10
-
-
-def broadcaster_of(edge: Edge) -> Broadcaster:
-    broadcaster: Broadcaster = edge.app.state.replica.job_access.live.streams._broadcaster
-    return broadcaster
 
 
 def failing(find: Callable[[str], Awaitable[Job | None]], times: int) -> Callable[..., object]:
@@ -249,10 +243,9 @@ async def test_a_cursor_waits_for_the_owners_of_what_follows_it(
     job_id = await submit(client)
     async with watch(f"{PATH}?cursor=0") as stream:
         last = await stream.event()
-    broadcaster = broadcaster_of(edge)
-    broadcaster._forget()
-    broadcaster._belongings._known.clear()
-    belongings = broadcaster._belongings
+    broadcaster_of(edge)._forget()
+    belongings = broadcaster_of(edge)._belongings
+    belongings._known.clear()
     await edge.start(job_id)
     belongings._find_job = failing(belongings._find_job, 2)
     async with watch(PATH, last_event_id=last.id) as stream:
@@ -261,7 +254,7 @@ async def test_a_cursor_waits_for_the_owners_of_what_follows_it(
 
 @pytest.mark.edge(stream_replay_events=3)
 async def test_what_is_dropped_while_histories_are_read_is_not_passed_over(
-    edge: Edge, client: Client, monkeypatch: pytest.MonkeyPatch
+    edge: Edge, client: Client, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -271,10 +264,9 @@ async def test_what_is_dropped_while_histories_are_read_is_not_passed_over(
         return []
 
     monkeypatch.setattr(HistoryEvents, "of", slow)
-    key = await edge.key("alice")
     await submit(client)
     await submit(client)
-    async with watching(edge.app, f"{PATH}?cursor=0", key) as stream:
+    async with watch(f"{PATH}?cursor=0") as stream:
         await begun.wait()
         for _ in range(3):
             await submit(client)
