@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from engine.errors import GraphInvalid, ParametersInvalid
 from engine.graph.catalogue import Catalogue
@@ -15,7 +14,7 @@ from events.store.records import Endpoint, StoredEndpoint
 from events.types import Flavour
 from serve_app.acceptance.acceptance import terms_of
 from serve_app.acceptance.compilation import RequestCompiler
-from serve_app.endpoints.schemas import EndpointInfo, NewEndpoint
+from serve_app.endpoints.schemas import EndpointInfo
 from settings.graph import Compatibility, GraphSettings
 from tests.support.generate_bodies import CHECKPOINT, diffusion_body, workflow_body
 
@@ -88,18 +87,17 @@ def test_a_job_that_names_none_gets_the_usual_one_or_the_first_that_is_allowed(
         ("comfyui", "webui", "webui", "comfyui"),
     ],
 )
-def test_the_request_says_it_or_its_endpoint_or_the_service(
-    tmp_path: Path,
+def test_the_request_says_its_compatibility_or_its_endpoint_or_the_service(
+    catalogue: Catalogue,
     asked: str | None,
     of_endpoint: Compatibility | None,
     of_service: Compatibility,
     expected: str,
 ) -> None:
-    (tmp_path / "x.safetensors").touch()
     endpoint = Endpoint("own", compatibility=of_endpoint)
+    assert EndpointInfo.of(StoredEndpoint(endpoint=endpoint)).compatibility == of_endpoint
     settings = GraphSettings(compatibility=of_service)
-    catalogue = Catalogue(ModelsFolder(tmp_path))
-    compiler = RequestCompiler(endpoint, catalogue, settings, default_checkpoint="x.safetensors")
+    compiler = RequestCompiler(endpoint, catalogue, settings, default_checkpoint=CHECKPOINT)
     body: dict[str, Any] = {"prompt": "a dog", "width": 64, "height": 64, "compatibility": asked}
     recorded = compiler.compile(Flavour.DIFFUSION, body).recorded_request
     # What the caller does not say is one of the job's terms: a worker of the version before, which
@@ -107,12 +105,3 @@ def test_the_request_says_it_or_its_endpoint_or_the_service(
     assert recorded.get("compatibility") == asked
     assert (asked or terms_of(endpoint, settings).compatibility) == expected
     assert recorded["steps"] == {"webui": 50, "comfyui": 20}[expected]
-
-
-def test_an_endpoint_is_given_it_and_shows_it() -> None:
-    asked = NewEndpoint.model_validate({"id": "own", "compatibility": "comfyui"})
-    assert asked.given() == {"compatibility": "comfyui"}
-    stored = StoredEndpoint(endpoint=Endpoint("own", **asked.given()))
-    assert EndpointInfo.of(stored).compatibility == "comfyui"
-    with pytest.raises(ValidationError):
-        NewEndpoint.model_validate({"id": "own", "compatibility": "a1111"})

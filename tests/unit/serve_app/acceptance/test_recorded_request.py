@@ -18,7 +18,7 @@ from tests.support.uploads import png
 
 WORKFLOW = "/workflow/v1/generate"
 DIFFUSION = "/diffusion/v1/generate"
-PATH = "/diffusion/v1/generate"
+PNGINFO = {"workflow": {"nodes": []}}
 MOST_BYTES = 100_000
 
 
@@ -28,34 +28,46 @@ async def recorded(edge: Edge, client: Client, path: str, body: Any) -> dict[str
     return (await edge.job(answer.json()["request_id"])).submitted.request
 
 
-@pytest.mark.parametrize("inputs", [None, 5, "ckpt_name", {"ckpt_name": ["a", 0]}])
-async def test_a_node_that_no_output_needs_is_not_recorded(
-    edge: Edge, client: Client, inputs: Any
+def workflow_with(node: str, **members: Any) -> dict[str, Any]:
+    """A workflow with another node, or with other members of one."""
+    body = workflow_body()
+    body["prompt"][node] = body["prompt"].get(node, {}) | members
+    return body
+
+
+LONG, SEEDED = "x" * 100_000, diffusion_body(seed=7)
+INPUTS = workflow_body()["prompt"]["3"]["inputs"]
+WITHOUT_EFFECT = {"save_images": True, "hr_prompt": LONG, "styles": [], "eta": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "request_"),
+    [
+        *(
+            (WORKFLOW, workflow_with("idle", class_type="KSampler", inputs=inputs), workflow_body())
+            for inputs in (None, 5, "ckpt_name", {"ckpt_name": ["a", 0]})
+        ),
+        (WORKFLOW, workflow_with("3", inputs=INPUTS | {"unknown": LONG}), workflow_body()),
+        (WORKFLOW, workflow_with("3", is_changed=[LONG]), workflow_body()),
+        (WORKFLOW, workflow_body(steps="20", cfg="8"), workflow_body(steps=20, cfg=8.0)),
+        (
+            WORKFLOW,
+            {**workflow_body(), "extra_data": {"extra_pnginfo": PNGINFO, "token": LONG}},
+            {**workflow_body(), "extra_data": {"extra_pnginfo": PNGINFO}},
+        ),
+        (DIFFUSION, SEEDED | WITHOUT_EFFECT, SEEDED),
+        (DIFFUSION, SEEDED | {"steps": f"{' ' * 100_000}20"}, SEEDED),
+    ],
+    ids=[
+        *("idle node without inputs", "idle, number", "idle, text", "idle, link"),
+        *("undeclared input", "undeclared member of a node", "literals in their types"),
+        *("extra data beside texts of images", "members without effect", "number in a text"),
+    ],
+)
+async def test_what_has_an_effect_is_recorded_in_its_type(
+    edge: Edge, client: Client, path: str, sent: dict[str, Any], request_: dict[str, Any]
 ) -> None:
-    body = workflow_body()
-    idle = {"class_type": "KSampler", "inputs": inputs}
-    sent = {"prompt": {"idle": idle, **body["prompt"]}}
-    assert await recorded(edge, client, WORKFLOW, sent) == body
-
-
-async def test_an_input_that_no_node_declares_is_not_recorded(edge: Edge, client: Client) -> None:
-    body = workflow_body()
-    body["prompt"]["3"]["inputs"]["unknown"] = "x" * 100_000
-    body["prompt"]["3"]["is_changed"] = ["x" * 100_000]
-    assert await recorded(edge, client, WORKFLOW, body) == workflow_body()
-
-
-async def test_literals_are_recorded_in_their_types(edge: Edge, client: Client) -> None:
-    request = await recorded(edge, client, WORKFLOW, workflow_body(steps="20", cfg="8"))
-    inputs = request["prompt"]["3"]["inputs"]
-    assert (inputs["steps"], inputs["cfg"]) == (20, 8.0)
-
-
-async def test_of_extra_data_the_texts_of_images_are_recorded(edge: Edge, client: Client) -> None:
-    pnginfo = {"workflow": {"nodes": []}}
-    sent = {**workflow_body(), "extra_data": {"extra_pnginfo": pnginfo, "token": "x" * 100_000}}
-    request = await recorded(edge, client, WORKFLOW, sent)
-    assert request["extra_data"] == {"extra_pnginfo": pnginfo}
+    assert await recorded(edge, client, path, sent) == request_
 
 
 async def test_extra_data_of_half_a_megabyte_is_refused(client: Client) -> None:
@@ -65,21 +77,8 @@ async def test_extra_data_of_half_a_megabyte_is_refused(client: Client) -> None:
     assert "at most 65536 are allowed" in answer.json()["error"]["details"]
 
 
-async def test_a_member_without_effect_is_not_recorded(edge: Edge, client: Client) -> None:
-    without_effect = {"save_images": True, "hr_prompt": "x" * 100_000, "styles": [], "eta": None}
-    body = diffusion_body(seed=7)
-    assert await recorded(edge, client, DIFFUSION, body | without_effect) == body
-
-
-async def test_numbers_of_a_diffusion_request_are_recorded_as_numbers(
-    edge: Edge, client: Client
-) -> None:
-    request = await recorded(edge, client, DIFFUSION, diffusion_body(steps=f"{' ' * 100_000}20"))
-    assert request["steps"] == 20
-
-
 async def test_the_name_of_a_model_is_bounded(client: Client) -> None:
-    body = {**diffusion_body(), "sd_model_checkpoint": "x" * 1025}
+    body = diffusion_body(sd_model_checkpoint="x" * 1025)
     assert (await client.post(DIFFUSION, json=body)).status_code == 400
 
 
@@ -109,12 +108,12 @@ async def test_a_request_whose_event_is_too_large_is_refused(edge: Edge, client:
     """The settings of the image text repeat a prompt that no text limit applies to."""
     hr_prompt = "<lora:" + "a" * 1_300_000 + ":1>"
     body = diffusion_body(compatibility="webui", enable_hr=True, hr_scale=1, hr_prompt=hr_prompt)
-    answer = await client.post(PATH, json=body)
+    answer = await client.post(DIFFUSION, json=body)
     assert refusal(answer) == (400, "too_large")
-    check = await client.post(PATH.replace("generate", "check"), json=body)
+    check = await client.post("/diffusion/v1/check", json=body)
     assert refusal(check) == (400, "too_large")
     body["hr_prompt"] = hr_prompt[:600_000] + ":1>"
-    answer = await client.post(PATH, json=body)
+    answer = await client.post(DIFFUSION, json=body)
     assert answer.status_code == 202, answer.text
     assert await event_bytes(edge, answer) <= MAX_PAYLOAD_BYTES
 
@@ -127,7 +126,7 @@ async def test_the_events_of_an_owner_stay_within_the_limit(
     stored_bytes = 0
     body = {"prompt": "", "width": 64, "height": 64, **extra}
     for _ in range(80):
-        answer = await client.post(PATH, json=body)
+        answer = await client.post(DIFFUSION, json=body)
         if answer.status_code != 202:
             break
         stored_bytes += await event_bytes(edge, answer)
@@ -142,7 +141,7 @@ async def test_an_inline_image_takes_no_room_of_the_log(client: Client) -> None:
     Image.fromarray(noise).save(out, "PNG")
     image = "data:image/png;base64," + b64encode(out.getvalue()).decode()
     body = diffusion_body(compatibility="webui", init_images=[image])
-    answer = await client.post(PATH, json=body)
+    answer = await client.post(DIFFUSION, json=body)
     assert answer.status_code == 202, answer.text
 
 
@@ -152,7 +151,7 @@ async def test_a_prompt_that_looks_like_a_placeholder_stays_a_prompt(
     body = diffusion_body(
         compatibility="webui", prompt="\0sent 0", init_images=INPAINTING["init_images"][:1]
     )
-    answer = await client.post(PATH, json=body)
+    answer = await client.post(DIFFUSION, json=body)
     assert answer.status_code == 202, answer.text
     submitted = (await edge.job(answer.json()["request_id"])).submitted
     assert submitted.request["prompt"] == "\0sent 0"

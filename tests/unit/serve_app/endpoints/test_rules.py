@@ -59,6 +59,7 @@ from settings.keys import OwnerSettings
         ({"max_cost": -1}, "max_cost"),
         ({"precision": "int8"}, "precision"),
         ({"compiler": "gcc"}, "compiler"),
+        ({"compatibility": "a1111"}, "compatibility"),
     ],
 )
 def test_a_member_has_bounds(change: dict[str, Any], place: str) -> None:
