@@ -14,14 +14,14 @@ def gate() -> threading.Event:
 
 
 async def test_a_quick_check_runs_at_once() -> None:
-    assert (
-        await FairThreads(2, timeout_s=5).run("a", threading.get_ident, is_quick=True)
-        == threading.get_ident()
-    )
+    some = FairThreads(2, timeout_s=5)
+    assert await some.run("a", threading.get_ident, is_quick=True) == threading.get_ident()
 
 
-async def test_a_quick_check_that_has_to_wait_for_files_runs_beside_the_loop() -> None:
-    reads, gate = TimedReads(ttl_s=60, timeout_s=5), threading.Event()
+async def test_a_quick_check_that_has_to_wait_for_files_runs_beside_the_loop(
+    gate: threading.Event,
+) -> None:
+    reads = TimedReads(ttl_s=60, timeout_s=5)
 
     def read() -> int:
         gate.wait(5)
@@ -86,9 +86,10 @@ class Taker:
         await self.task
 
 
-async def settle() -> None:
+async def have_turns(*takers: Taker) -> list[bool]:
     for _ in range(5):
         await asyncio.sleep(0)
+    return [each.has_turn for each in takers]
 
 
 def turns(total: int = 10, *, per_owner: int = 6, timeout_s: float = 5.0) -> FairSemaphore:
@@ -98,11 +99,9 @@ def turns(total: int = 10, *, per_owner: int = 6, timeout_s: float = 5.0) -> Fai
 async def test_who_finds_nothing_free_waits_in_order() -> None:
     some = turns()
     takers = [Taker(some, owner, 4) for owner in "abcd"]
-    await settle()
-    assert [each.has_turn for each in takers] == [True, True, False, False]
+    assert await have_turns(*takers) == [True, True, False, False]
     await takers[1].end()
-    await settle()
-    assert [each.has_turn for each in takers] == [True, True, True, False]
+    assert await have_turns(*takers) == [True, True, True, False]
     for each in (takers[0], takers[2], takers[3]):
         await each.end()
 
@@ -111,12 +110,9 @@ async def test_an_owner_takes_no_more_than_a_share_and_lets_others_pass() -> Non
     some = turns()
     alice = [Taker(some, "alice", 3) for _ in range(4)]
     bob = Taker(some, "bob", 4)
-    await settle()
-    assert [each.has_turn for each in alice] == [True, True, False, False]
-    assert bob.has_turn
+    assert await have_turns(*alice, bob) == [True, True, False, False, True]
     await alice[0].end()
-    await settle()
-    assert [each.has_turn for each in alice] == [True, True, True, False]
+    assert await have_turns(*alice) == [True, True, True, False]
     for each in (*alice[1:], bob):
         await each.end()
 
@@ -125,12 +121,9 @@ async def test_a_large_one_is_not_passed_by_small_ones_for_ever() -> None:
     some = turns()
     first = [Taker(some, owner, 4) for owner in "ab"]
     large, small = Taker(some, "c", 6), Taker(some, "d", 1)
-    await settle()
-    assert not large.has_turn
-    assert not small.has_turn
+    assert await have_turns(large, small) == [False, False]
     await first[0].end()
-    await settle()
-    assert large.has_turn
+    assert await have_turns(large) == [True]
     for each in (first[1], large, small):
         await each.end()
 
@@ -138,20 +131,19 @@ async def test_a_large_one_is_not_passed_by_small_ones_for_ever() -> None:
 async def test_what_is_larger_than_a_share_takes_that_share() -> None:
     some = turns()
     large = Taker(some, "a", 1000)
-    await settle()
-    assert large.has_turn
+    assert await have_turns(large) == [True]
     await large.end()
 
 
 async def test_who_waits_too_long_is_refused_and_leaves_nothing_behind() -> None:
     some = turns(timeout_s=0.01)
     first = Taker(some, "a", 6)
-    await settle()
+    assert await have_turns(first) == [True]
     with pytest.raises(Busy):
         async with some.acquire("b", 6):
             pytest.fail("nothing was free")
     waiting = Taker(some, "c", 6)
-    await settle()
+    assert await have_turns(waiting) == [False]
     waiting.task.cancel()
     await asyncio.gather(waiting.task, return_exceptions=True)
     await first.end()
@@ -163,10 +155,8 @@ async def test_who_stood_behind_a_large_one_that_gave_up_need_not_wait() -> None
     some = turns()
     first = Taker(some, "a", 6)
     large, small = Taker(some, "b", 6), Taker(some, "c", 3)
-    await settle()
-    assert not small.has_turn
+    assert await have_turns(small) == [False]
     large.task.cancel()
-    await settle()
-    assert small.has_turn
+    assert await have_turns(small) == [True]
     for each in (first, small):
         await each.end()

@@ -1,5 +1,3 @@
-import asyncio
-
 import httpx
 import pytest
 
@@ -9,7 +7,7 @@ from tests.support.edge import Client, Edge, refusal
 from tests.support.edge_services import URL
 from tests.support.failing_log import FailingLog
 from tests.support.generate_bodies import workflow_body
-from tests.support.patience import FACTOR
+from tests.support.polling import eventually
 
 WORKFLOW = "/api/v1/workflow/generate"
 
@@ -61,10 +59,11 @@ async def test_an_unknown_outcome_without_a_key_is_withdrawn(
     log.recover()
     async with log.reader(after=0) as reader:
         submitted, *_ = await reader.next(1)
-    async with asyncio.timeout(10 * FACTOR), log.watch(submitted.job_id) as subscription:
-        while (await edge.job(submitted.job_id)).end is None:
-            await subscription.next(0.1)
-    assert isinstance((await edge.job(submitted.job_id)).end, Cancelled)
+
+    async def end() -> object:
+        return (await edge.job(submitted.job_id)).end
+
+    assert isinstance(await eventually(end), Cancelled)
 
 
 @pytest.mark.parametrize("error", [LogUnavailable(), ReadTimeout()])

@@ -1,4 +1,3 @@
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -25,50 +24,32 @@ def counts(caplog: pytest.LogCaptureFixture) -> list[int]:
     return [vars(record)["count"] for record in caplog.records if "count" in vars(record)]
 
 
-async def test_each_refusal_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    log = log_of(3)
-    for number in range(3):
+@pytest.mark.parametrize(
+    ("most", "noted", "lines", "others"),
+    [(3, 3, 3, []), (3, 5000, 3, [4997]), (0, 500, 500, [])],
+    ids=["few", "flood", "no limit"],
+)
+async def test_the_first_are_lines_and_the_others_of_a_flood_a_number(
+    caplog: pytest.LogCaptureFixture, most: int, noted: int, lines: int, others: list[int]
+) -> None:
+    log = log_of(most)
+    for number in range(noted):
         log.note({"number": number})
     log.stop()
-    assert [vars(record)["number"] for record in caplog.records] == [0, 1, 2]
+    told = [vars(record)["number"] for record in caplog.records if "number" in vars(record)]
+    assert (told, counts(caplog)) == (list(range(lines)), others)
     assert {vars(record)["action"] for record in caplog.records} == {"refuse_key"}
 
 
-async def test_of_a_flood_the_first_are_lines_and_the_others_a_number(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    log = log_of(3)
-    for number in range(5000):
-        log.note({"number": number})
-    assert len(caplog.records) == 3
-    assert await eventually(lambda: counts(caplog)) == [4997]
-    assert len(caplog.records) == 4
-
-
-async def test_the_next_period_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_period_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
     log = log_of(1)
-    for _ in range(2):
-        log.note({})
-        log.note({})
-        await asyncio.sleep(2 * PERIOD_S)
-    assert counts(caplog) == [1, 1]
+    log.note({})
+    log.note({})
+    assert await eventually(lambda: counts(caplog)) == [1]
+    log.note({})
+    log.note({})
+    await eventually(lambda: counts(caplog) == [1, 1])
     assert len(caplog.records) == 4
-
-
-async def test_a_flood_at_the_end_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
-    log = log_of(1)
-    for _ in range(7):
-        log.note({})
-    log.stop()
-    assert counts(caplog) == [6]
-
-
-async def test_zero_is_any_number_of_lines(caplog: pytest.LogCaptureFixture) -> None:
-    log = log_of(0)
-    for _ in range(500):
-        log.note({})
-    log.stop()
-    assert len(caplog.records) == 500
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
