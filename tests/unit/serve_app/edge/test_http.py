@@ -1,6 +1,8 @@
-"""What HTTP asks of every route: methods, slashes, compression, queries."""
+"""What HTTP asks of every route: methods, slashes, compression, queries, hostile texts."""
 
 from __future__ import annotations
+
+import json
 
 import httpx
 import pytest
@@ -157,3 +159,55 @@ async def test_whoever_has_no_key_is_told_nothing_of_parameters(anyone: Client) 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
 async def test_health_is_asked_with_any_query(anyone: Client, path: str) -> None:
     assert (await anyone.get(f"{path}?probe=7")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/keys/a%00b"),
+        ("PATCH", "/v1/keys/a%00b"),
+        ("DELETE", "/v1/keys/a%00b"),
+        ("POST", "/v1/keys/a%00b/rotate"),
+        ("GET", "/v1/keys?owner=a%00b"),
+        ("GET", "/v1/keys?cursor=a%00b"),
+        ("GET", "/v1/jobs?endpoint=a%00b"),
+        ("GET", "/v1/jobs?cursor=a%00b"),
+        ("GET", "/v1/jobs/a%00b"),
+        ("DELETE", "/v1/jobs/a%00b"),
+        ("POST", "/v1/jobs/a%00b/cancel"),
+        ("GET", "/v1/jobs/a%00b/callback"),
+        ("GET", "/workflow/v1/result?request_id=a%00b"),
+        ("DELETE", "/v1/uploads/a%00b"),
+        ("GET", "/v1/uploads?cursor=a%00b"),
+        ("GET", "/v1/files/a%00b/1/0.png?token=a%00b"),
+    ],
+)
+async def test_nul_in_a_path_or_a_query_is_no_error_of_ours(
+    edge: Edge, method: str, path: str
+) -> None:
+    async with await edge.client(scopes=tuple(Scope)) as client:
+        answer = await client.request(method, path, json={} if method == "PATCH" else None)
+    assert answer.status_code in {400, 403, 404}, answer.text
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "a\ud800"])
+async def test_nul_and_half_of_a_surrogate_pair_in_a_body_are_refused(
+    client: Client, admin: Client, text: str
+) -> None:
+    load = {"class_type": "LoadImage", "inputs": {"image": text}}
+    save = {"class_type": "SaveImage", "inputs": {"images": ["1", 0]}}
+    headers = {"Content-Type": "application/json"}
+    for caller, path, body in (
+        (client, "/workflow/v1/generate", {"prompt": {"1": load, "2": save}}),
+        (admin, "/v1/keys", {"owner": text}),
+        (admin, "/v1/keys", {"owner": "a", "name": text}),
+    ):
+        content = json.dumps(body)  # in ASCII, which can say half of a surrogate pair
+        answer = await caller.post(path, content=content, headers=headers)
+        assert answer.status_code == 400, path
+
+
+async def test_nul_in_a_header_is_no_error_of_ours(client: Client) -> None:
+    headers = [("Idempotency-Key", b"a\x00b")]
+    answer = await client.post("/diffusion/v1/generate", json=diffusion_body(), headers=headers)
+    assert answer.status_code in {202, 400}
