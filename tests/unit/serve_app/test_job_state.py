@@ -29,12 +29,6 @@ async def job_id(edge: Edge) -> str:
 
 
 @pytest.fixture
-def jobs(edge: Edge) -> Jobs:
-    found: Jobs = edge.app.state.replica.job_access.jobs
-    return found
-
-
-@pytest.fixture
 def without_database(edge: Edge) -> Jobs:
     away: Any = AwayReadModel()
     services = edge.services
@@ -65,59 +59,60 @@ async def test_with_both_away_nobody_knows(
 
 
 async def test_a_job_that_has_ended_is_not_read_from_the_log(
-    edge: Edge, jobs: Jobs, job_id: str, log: FailingLog
+    edge: Edge, job_id: str, log: FailingLog
 ) -> None:
     await edge.run(job_id)
     await edge.project()
     log.read_error = LogUnavailable()
-    job = await jobs.current(job_id)
+    job = await edge.app.state.replica.job_access.jobs.current(job_id)
     assert job is not None
     assert job.end is not None
 
 
 async def test_of_an_open_job_the_log_is_read_only_where_its_row_is_behind(
-    edge: Edge, jobs: Jobs, job_id: str, log: FailingLog
+    edge: Edge, job_id: str, log: FailingLog
 ) -> None:
     await edge.start(job_id)
     await edge.project()
     log.reads.clear()
-    projected = await jobs.current(job_id)
+    projected = await edge.app.state.replica.job_access.jobs.current(job_id)
     assert projected is not None
     assert (projected.attempts, log.reads[job_id]) == (1, 0)
     assert projected.submitted == SUBMITTED
     await edge.complete(job_id)
-    ended = await jobs.current(job_id)
+    ended = await edge.app.state.replica.job_access.jobs.current(job_id)
     assert ended is not None
     assert ended.end is not None
 
 
-async def test_the_request_is_left_out_where_it_is_not_needed(edge: Edge, jobs: Jobs) -> None:
+async def test_the_request_is_left_out_where_it_is_not_needed(edge: Edge) -> None:
     job_id = new_id()
     asked = SUBMITTED.model_copy(update={"request": {"prompt": {}}})
     await edge.services.writer.submit(job_id, Submit(asked))
     await edge.project()
-    job = await jobs.current(job_id, with_request=False)
+    job = await edge.app.state.replica.job_access.jobs.current(job_id, with_request=False)
     assert job is not None
     assert job.submitted == SUBMITTED
 
 
 async def test_a_job_is_shown_as_far_as_it_can_be_read(
-    jobs: Jobs, job_id: str, log: FailingLog
+    edge: Edge, job_id: str, log: FailingLog
 ) -> None:
     for unreadable in (log.of_later_version, log.unreadable):
         unreadable.add(job_id)
-        job = await jobs.current(job_id)
+        job = await edge.app.state.replica.job_access.jobs.current(job_id)
         assert job is not None
         assert (job.version, job.end) == (1, None)
         unreadable.clear()
 
 
 async def test_a_job_of_which_nothing_can_be_read_is_not_taken_for_an_unknown_one(
-    jobs: Jobs, log: FailingLog
+    edge: Edge, log: FailingLog
 ) -> None:
-    log.of_later_version.add("later")
-    log.unreadable.add("damaged")
+    later, damaged = new_id(), new_id()
+    log.of_later_version.add(later)
+    log.unreadable.add(damaged)
     with pytest.raises(JobOfLaterVersion):
-        await jobs.current("later")
+        await edge.app.state.replica.job_access.jobs.current(later)
     with pytest.raises(JobDamaged):
-        await jobs.current("damaged")
+        await edge.app.state.replica.job_access.jobs.current(damaged)

@@ -95,25 +95,21 @@ async def test_what_is_being_stored_counts_and_what_failed_does_not(rows: Rows) 
     await store(mine, EVENT_BYTES, position=1)
 
 
-async def test_results_are_refused_once_there_are_enough(rows: Rows) -> None:
-    mine = limits(rows, max_result_bytes=1000)
-    rows.kept = OwnerBytes(result_bytes=999)
-    await store(mine, 1, position=1)
-    rows.kept = OwnerBytes(result_bytes=1000)
-    rows.clock.now += 2
-    with pytest.raises(TooManyResultBytes, match="take 1,000 of 1,000 bytes"):
-        await store(mine, 1, position=2)
-
-
-async def test_results_of_open_jobs_count_for_the_most_they_may_take(rows: Rows) -> None:
+async def test_results_are_refused_once_they_and_the_most_of_open_jobs_are_enough(
+    rows: Rows,
+) -> None:
     mine = limits(rows, max_result_bytes=1000)
     await store(mine, 1, position=1, result_bytes=600)
     await store(mine, 1, position=2, result_bytes=600)
     with pytest.raises(TooManyResultBytes, match="take 1,200 of 1,000 bytes"):
         await store(mine, 1, position=3)
-    rows.checkpoint, rows.kept = 2, OwnerBytes(result_bytes=700)  # one has ended
+    rows.checkpoint, rows.kept = 2, OwnerBytes(result_bytes=999)  # one has ended
     rows.clock.now += 2
     await store(mine, 1, position=3)
+    rows.checkpoint, rows.kept = 3, OwnerBytes(result_bytes=1000)
+    rows.clock.now += 2
+    with pytest.raises(TooManyResultBytes, match="take 1,000 of 1,000 bytes"):
+        await store(mine, 1, position=4)
 
 
 @pytest.mark.parametrize(("takes_s", "period_s"), [(0, 1), (0.5, 25)])

@@ -48,14 +48,10 @@ async def loaded(anyone: Client) -> dict[str, httpx.Response]:
     return answers
 
 
-async def test_the_page_loads_every_file_and_nothing_else(anyone: Client) -> None:
+async def test_the_page_loads_every_file_and_nothing_else_and_is_small(anyone: Client) -> None:
     answers = await loaded(anyone)
     paths = {url.removeprefix(f"{URL}/").removeprefix("console/") for url in answers}
     assert paths - {""} == {str(path.relative_to(STATIC)) for path in files()} - {"index.html"}
-
-
-async def test_it_is_small(anyone: Client) -> None:
-    answers = await loaded(anyone)
     assert sum(len(each.content) for each in answers.values()) < MOST_BYTES
 
 

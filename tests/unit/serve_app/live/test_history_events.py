@@ -15,19 +15,23 @@ from tests.support.polling import eventually
 
 
 class Histories:
-    """Of jobs and of their events, both at once; each owner has one job."""
+    """Of jobs and of their events, both at once; each owner has one job, or two if one fails."""
 
     def __init__(self) -> None:
         self.reading: list[str] = []
         self.go_on = asyncio.Event()
+        self.errors: dict[str, Exception] = {}
+        self.events: list[Event] = []
 
     async def with_history(self, owner: str, *, after: int, limit: int) -> list[tuple[str, str]]:
-        return [(f"job of {owner}", "default")]
+        return [(f"job of {owner}", "default"), (JOB_ID, "default")][: 1 + len(self.errors)]
 
     async def read(self, job_id: str) -> list[Event]:
         self.reading.append(job_id)
         await self.go_on.wait()
-        return []
+        if (error := self.errors.get(job_id)) is not None:
+            raise error
+        return self.events
 
 
 @pytest.fixture
@@ -61,22 +65,12 @@ async def test_who_waits_too_long_is_told_to_come_again(histories: Histories) ->
     assert await first == []
 
 
-class OneDamaged:
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    async def with_history(self, owner: str, *, after: int, limit: int) -> list[tuple[str, str]]:
-        return [("damaged", "default"), (JOB_ID, "default")]
-
-    async def read(self, job_id: str) -> list[Event]:
-        if job_id == "damaged":
-            raise self._error
-        return history_of(submitted(), Started(attempt=1, actor="a"), Cancelled())
-
-
 @pytest.mark.parametrize("error", [HistoryBroken("cut off"), ImageNotFound("gone")])
-async def test_a_history_that_is_lost_or_damaged_hides_no_other_job(error: Exception) -> None:
-    histories = OneDamaged(error)
-    turns = FairSemaphore(2, per_owner=1, timeout_s=1)
-    events = HistoryEvents(histories, histories, turns, url_for=lambda *_: "", most_jobs=5)  # type: ignore[arg-type]
+async def test_a_history_that_is_lost_or_damaged_hides_no_other_job(
+    histories: Histories, error: Exception
+) -> None:
+    events = owners_events(histories, timeout_s=1)
+    histories.go_on.set()
+    histories.errors["job of alice"] = error
+    histories.events = history_of(submitted(), Started(attempt=1, actor="a"), Cancelled())
     assert await events.of("alice", after=0, upto=99)

@@ -159,8 +159,7 @@ async def test_an_unknown_job_is_not_found(watch: Watch, id: str) -> None:
 
 @pytest.mark.parametrize("id", ["x", "-1", "1.5", str(2**63), "9" * 5000])
 async def test_an_id_that_was_never_sent_is_refused(client: Client, watch: Watch, id: str) -> None:
-    job_id = await submit(client)
-    async with watch(path(job_id), last_event_id=id) as stream:
+    async with watch(path(await submit(client)), last_event_id=id) as stream:
         await stream.end()
     assert stream.status == 400
 
