@@ -41,18 +41,13 @@ def without_database(edge: Edge) -> Jobs:
     )
 
 
-async def test_a_job_is_found_in_the_log_while_the_database_is_away(
-    without_database: Jobs, job_id: str
+async def test_a_job_is_found_in_the_log_while_the_database_is_away_and_with_both_away_nobody_knows(
+    without_database: Jobs, job_id: str, log: FailingLog
 ) -> None:
     job = await without_database.current(job_id)
     assert job is not None
     assert job.id == job_id
     assert await without_database.current(new_id()) is None
-
-
-async def test_with_both_away_nobody_knows(
-    without_database: Jobs, job_id: str, log: FailingLog
-) -> None:
     log.read_error = LogUnavailable()
     with pytest.raises(LogUnavailable):
         await without_database.current(job_id)
