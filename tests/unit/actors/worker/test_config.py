@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-from actors.worker.config import WorkerConfig, worker_config
+from actors.worker.config import worker_config
 from events.store.records import Endpoint
 from settings.settings import Settings
 
@@ -20,7 +20,7 @@ SECRETS = {
 CONFIG = worker_config(Settings.load(**SECRETS), Endpoint("default"))
 
 
-def secrets_in(config: WorkerConfig) -> list[str]:
+def secrets_in(config: object) -> list[str]:
     pickled = pickle.dumps(config)
     return [name for name, value in SECRETS.items() if value.encode() in pickled]
 
