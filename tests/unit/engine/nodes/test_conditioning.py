@@ -73,6 +73,12 @@ def test_a_text_written_behind_itself_says_no_more(estimates: Any) -> None:
     assert not same(both, b)
 
 
+def test_a_weight_changes_what_a_text_says(estimates: Any) -> None:
+    weighted = node("CLIPTextEncode", text="a (red:1.4) circle", clip=["4", 1])
+    a, _, found = estimates(guided_by(["w", 0], w=weighted))
+    assert not same(found, a)
+
+
 def test_a_mixture_lies_between_its_texts(estimates: Any) -> None:
     def average(share: float) -> Prompt:
         both = {"conditioning_to": A, "conditioning_from": B}
