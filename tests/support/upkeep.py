@@ -145,15 +145,18 @@ class House:
 
     @contextmanager
     def interrupted(
-        self, step: str, act: Callable[[], Awaitable[None]], *, after: bool = False
+        self, step: str, act: Callable[[], Awaitable[None]], *, of: str = "", after: bool = False
     ) -> Iterator[None]:
-        """Let `act` happen before or after the first call of a step such as "images.put"."""
+        """Let `act` happen before or after the first call of a step such as "images.put", or the
+        first call about a job.
+        """
         owner, name, real = self._step(step)
         is_due = True
 
         async def instead(*args: Any, **named: Any) -> Any:
             nonlocal is_due
-            acts, is_due = is_due, False
+            acts = is_due and of in str(args[:1])
+            is_due = is_due and not acts
             if acts and not after:
                 await act()
             result = await real(*args, **named)

@@ -12,6 +12,7 @@ import pytest
 from actors.scheduler.cluster import ActorDied, ActorLost
 from actors.scheduler.endpoint_dispatcher import EndpointDispatcher, Placed
 from actors.scheduler.names import slot_name
+from actors.worker.engine_process import EngineState
 from actors.worker.job_actor import RunOutcome
 from events.bus.queues import QueueEntry
 from events.decisions import Cancel, GiveUp, Start
@@ -160,11 +161,18 @@ async def test_after_a_failed_attempt_the_engine_answers_before_the_next_job(ben
     first, second = await bench.submit(), await bench.submit()
     async with bench.dispatching():
         await bench.running(first)
-        bench.cluster.engines[WORKER].answers = False
+        engine, answers = bench.cluster.engines[WORKER], asyncio.Event()
+        check = engine.check
+
+        async def slow_check() -> EngineState:
+            await answers.wait()
+            return await check()
+
+        engine.check = slow_check  # type: ignore[method-assign]
         await bench.finish(first, RunOutcome.RETRY)
-        await bench.settled()
+        await asyncio.sleep(LEASE_S / 3)
         assert bench.cluster.running(second) is None
-        bench.cluster.engines[WORKER].answers = True
+        answers.set()
         await bench.running(second)
 
 

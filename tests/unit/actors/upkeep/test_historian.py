@@ -77,6 +77,7 @@ async def test_a_job_stays_until_its_delivery_ended(house: House, asked: dict[st
     house.clock.time += 2 * HOUR
     await house.historian().round()
     assert [await house.is_in_log(each) for each in (job_id, waiting)] == [False, True]
+    house.clock.time += MINUTE
     await house.deliver(waiting)
     await leaves_after(house, waiting, HOUR)
     assert await house.kept_ids() == sorted([job_id, waiting])
@@ -177,7 +178,7 @@ async def test_a_job_erased_while_its_object_is_stored_leaves_none(house: House,
         assert job is not None
         assert await house.removal.hide(job)
 
-    with house.interrupted(step, erase):
+    with house.interrupted(step, erase, of=job_id):
         await house.historian().round()
     assert await house.history_keys(job_id) == []
     house.clock.time += 2 * HOUR
