@@ -15,12 +15,6 @@ from tests.support.service import Service, diffusion, workflow
 
 pytestmark = pytest.mark.timeout(1200)
 
-ALL = "started,image,completed"
-
-
-def submitted(service: Service, flavour: str, body: dict[str, Any], url: str) -> str:
-    return service.submit(flavour, body, callback_url=url, callback_events=ALL)
-
 
 async def report_of(service: Service, job_id: str) -> dict[str, Any]:
     """Once its callback has ended."""
@@ -42,7 +36,8 @@ async def test_start_images_and_end_are_told_in_order_and_signed(
 ) -> None:
     secret = (service.data_dir / "admin.whsec").read_text().strip()
     async with Receiver() as receiver:
-        job_id = await asyncio.to_thread(submitted, service, flavour, body, receiver.url)
+        query = {"callback_url": receiver.url, "callback_events": "started,image,completed"}
+        job_id = await asyncio.to_thread(service.submit, flavour, body, **query)
         received = await receiver.wait_for(images + 2, timeout_s=900)
         report = await report_of(service, job_id)
         result = await asyncio.to_thread(service.ended, job_id, flavour)

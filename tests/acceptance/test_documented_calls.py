@@ -44,12 +44,6 @@ def checkout(service: Service, tmp_path: Path) -> Iterator[Path]:
     service.http.delete("/v1/uploads/cat.jpg")
 
 
-@pytest.fixture
-def receiver(service: Service) -> Iterator[Receiver]:
-    with Receiver((service.data_dir / "admin.whsec").read_text().strip()) as receiver:
-        yield receiver
-
-
 def adapted(block: str, service: Service, *, callback_url: str, key_id: str) -> str:
     """What a reader puts in place of the examples' own: addresses and ids."""
     block = re.sub(r"^ID=….*\n", "", block, flags=re.MULTILINE)

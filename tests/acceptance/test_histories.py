@@ -14,7 +14,6 @@ import httpx
 import nats
 import pytest
 
-from examples.receiver import Receiver
 from tests.support.polling import eventually
 from tests.support.service import Service, diffusion
 
@@ -52,9 +51,7 @@ def callbacks(service: Service, job_id: str) -> dict[str, Any]:
 
 
 async def test_jobs_that_left_the_log_are_what_they_were(hurried: Service) -> None:
-    key, secret = hurried.command("keys", "create", "admin").stdout.split()
-    hurried.http.headers["Authorization"] = f"Bearer {key}"
-    with Receiver(secret) as receiver:
+    with hurried.receiver() as receiver:
         ids = [
             hurried.submit("diffusion", diffusion(seed=seed), callback_url=receiver.url)
             for seed in range(2)

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -38,110 +39,83 @@ DOCUMENT_DIFFUSION = diffusion_body(
     [("workflow", workflow(), 1), ("diffusion", DOCUMENT_DIFFUSION, 2)],
 )
 def test_a_body_of_the_service_document_gives_pictures_and_an_equal_callback(
-    service: Service, flavour: str, body: dict[str, object], images: int
+    service: Service, receiver: Receiver, flavour: str, body: dict[str, object], images: int
 ) -> None:
-    key, secret = service.command("keys", "create", "admin").stdout.split()
-    with Receiver(secret) as receiver:
-        answer = service.http.post(
-            f"/{flavour}/v1/generate",
-            json=body,
-            params={"callback_url": receiver.url},
-            headers={"Authorization": f"Bearer {key}"},
-        )
-        assert answer.status_code == 202, answer.text
-        accepted = answer.json()
-        assert accepted["status"] == 0
-        # The same id is readable at once.
-        assert (
-            service.result(accepted["request_id"], flavour)["request_id"] == accepted["request_id"]
-        )
-        result = service.ended(accepted["request_id"], flavour)
-        called_back = json.loads(receiver.bodies.get(timeout=20))
+    answer = service.http.post(
+        f"/{flavour}/v1/generate", json=body, params={"callback_url": receiver.url}
+    )
+    assert answer.status_code == 202, answer.text
+    accepted = answer.json()
+    assert accepted["status"] == 0
+    # The same id is readable at once.
+    assert service.result(accepted["request_id"], flavour)["request_id"] == accepted["request_id"]
+    result = service.ended(accepted["request_id"], flavour)
     assert result["status"] == 1, result
-    assert called_back == result
+    assert json.loads(receiver.bodies.get(timeout=20)) == result
     assert [item["status"] for item in result["results"]] == [1] * images
     for item in result["results"]:
-        picture = Image.open(io.BytesIO(service.http.get(item["url"]).content))
-        assert (picture.width, picture.height, picture.mode) == (64, 64, "RGB")
-        assert json.loads(picture.info["prompt"])
+        image = picture(service, item)
+        assert (image.width, image.height, image.mode) == (64, 64, "RGB")
+        assert json.loads(image.info["prompt"])
+
+
+def picture(service: Service, item: dict[str, str]) -> Image.Image:
+    return Image.open(io.BytesIO(service.http.get(item["url"]).content))
+
+
+def made(service: Service, flavour: str, body: dict[str, object]) -> tuple[int, bytes]:
+    """Return the seed and the pixels of a new job's first image."""
+    item = service.ended(service.submit(flavour, body), flavour)["results"][0]
+    return item["seed"], picture(service, item).tobytes()
 
 
 def test_a_drawn_seed_is_recorded_and_repeats_the_picture(service: Service) -> None:
-    drawn = service.ended(service.submit("diffusion", diffusion(seed=-1)))["results"][0]
-    again = service.ended(service.submit("diffusion", diffusion(seed=drawn["seed"])))["results"][0]
-    other = service.ended(service.submit("diffusion", diffusion(seed=drawn["seed"] + 1)))[
-        "results"
-    ][0]
-
-    def pixels(item: dict[str, str]) -> bytes:
-        return Image.open(io.BytesIO(service.http.get(item["url"]).content)).tobytes()
-
-    assert pixels(again) == pixels(drawn)
-    assert pixels(other) != pixels(drawn)
+    seed, drawn = made(service, "diffusion", diffusion(seed=-1))
+    assert made(service, "diffusion", diffusion(seed=seed)) == (seed, drawn)
+    assert made(service, "diffusion", diffusion(seed=seed + 1))[1] != drawn
 
 
 def test_both_flavours_give_the_same_pixels(service: Service) -> None:
     graph = workflow(steps=4, seed=7)
     graph["prompt"]["6"]["inputs"]["text"] = "a red circle"
-    flat = service.ended(service.submit("diffusion", diffusion(compatibility="comfyui")))[
-        "results"
-    ][0]
-    nodes = service.ended(service.submit("workflow", graph), "workflow")["results"][0]
-    pictures = [Image.open(io.BytesIO(service.http.get(i["url"]).content)) for i in (flat, nodes)]
-    assert pictures[0].tobytes() == pictures[1].tobytes()
+    _, flat = made(service, "diffusion", diffusion(compatibility="comfyui"))
+    _, nodes = made(service, "workflow", graph)
+    assert flat == nodes
 
 
-def test_a_failed_job_says_why_in_result_and_callback(service: Service, tmp_path: Path) -> None:
+def test_a_failed_job_says_why_in_result_and_callback(service: Service, receiver: Receiver) -> None:
     # The checkpoint is there when the job is accepted, and no model when it is loaded.
     models = Path(service.environment["DARKROOM_MODELS_DIR"]) / "checkpoints"
     broken = models / "darkroom-tiny-truncated.safetensors"
     broken.write_bytes((models / CHECKPOINT).read_bytes()[:1000])
-    key, secret = service.command("keys", "create", "admin").stdout.split()
+    request = {
+        "json": diffusion(sd_model_checkpoint=broken.name),
+        "params": {"callback_url": receiver.url},
+    }
+
+    def accepted() -> str | None:
+        """The HTTP edge re-reads the models folder every few seconds."""
+        answer = service.http.post("/diffusion/v1/generate", **request)
+        return str(answer.json()["request_id"]) if answer.status_code == 202 else None
+
     try:
-        with Receiver(secret) as receiver:
-            answer = eventually_accepted(
-                service, diffusion(sd_model_checkpoint=broken.name), receiver.url, key
-            )
-            result = service.ended(answer)
-            assert json.loads(receiver.bodies.get(timeout=20)) == result
+        result = service.ended(asyncio.run(eventually(accepted)))
     finally:
         broken.unlink()
+    assert json.loads(receiver.bodies.get(timeout=20)) == result
     assert result["status"] == 2
     assert broken.name in result["message"]
     assert [item["status"] for item in result["results"]] == [2]
-
-
-def eventually_accepted(service: Service, body: dict[str, object], callback: str, key: str) -> str:
-    """The HTTP edge re-reads the models folder every few seconds."""
-
-    def submit() -> str | None:
-        answer = service.http.post(
-            "/diffusion/v1/generate",
-            json=body,
-            params={"callback_url": callback},
-            headers={"Authorization": f"Bearer {key}"},
-        )
-        return str(answer.json()["request_id"]) if answer.status_code == 202 else None
-
-    return asyncio.run(eventually(submit))
 
 
 async def test_a_subscriber_sees_each_stored_event_once_and_none_that_was_refused(
     service: Service,
 ) -> None:
     async with subscription(service.reader_url) as received:
-        ids = await asyncio.gather(
-            *(asyncio.to_thread(service.submit, "diffusion", diffusion(seed=n)) for n in range(4))
-        )
+        submit = partial(asyncio.to_thread, service.submit, "diffusion")
+        ids = await asyncio.gather(*(submit(diffusion(seed=n)) for n in range(4)))
         # Two requests race under one key: one append is refused by the log.
-        await asyncio.gather(
-            *(
-                asyncio.to_thread(
-                    service.submit, "diffusion", diffusion(), idempotency_key="race-1"
-                )
-                for _ in range(6)
-            )
-        )
+        await asyncio.gather(*(submit(diffusion(), idempotency_key="race-1") for _ in range(6)))
         for job_id in ids:
             await asyncio.to_thread(service.ended, job_id)
         await eventually(lambda: sum(e["type"].endswith("completed.v1") for e in received) >= 5)
@@ -175,8 +149,8 @@ def test_the_command_line_runs_a_job_and_saves_its_picture(
 ) -> None:
     output = service.command("generate", "a red circle", "--steps", "2", "--out", str(tmp_path))
     assert '"status": 1' in output.stdout
-    (picture,) = tmp_path.glob("*.png")
-    request_id = picture.name.split("_")[0]
+    (saved,) = tmp_path.glob("*.png")
+    request_id = saved.name.split("_")[0]
     assert request_id in service.command("result", request_id, "--out", str(tmp_path)).stdout
 
 

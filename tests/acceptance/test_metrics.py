@@ -39,27 +39,19 @@ def page_with(service: Service, key: str, **least: float) -> tuple[str, Samples]
         time.sleep(0.5)
 
 
-def test_one_address_has_the_metrics_of_every_process(service: Service) -> None:
+def test_one_address_has_the_metrics_of_every_process(service: Service, receiver: Receiver) -> None:
     key = service.command("keys", "create", "prometheus", "--scope", "metrics").stdout.split()[0]
-    caller, secret = service.command("keys", "create", "admin").stdout.split()
     before = Samples.of_page(page(service, key))
-    with Receiver(secret) as receiver:
-        answer = service.http.post(
-            "/diffusion/v1/generate",
-            json=diffusion(),
-            params={"callback_url": receiver.url},
-            headers={"Authorization": f"Bearer {caller}"},
-        )
-        assert answer.status_code == 202, answer.text
-        assert service.http.get("/v1/jobs/no-such-job").status_code == 404
-        service.ended(answer.json()["request_id"])
-        text, samples = page_with(
-            service,
-            key,
-            jobs_ended_total=(before("jobs_ended_total", **DONE) or 0) + 1,
-            callback_tries_total=(before("callback_tries_total", outcome="taken") or 0) + 1,
-            models_loaded_total=1,
-        )
+    job_id = service.submit("diffusion", diffusion(), callback_url=receiver.url)
+    assert service.http.get("/v1/jobs/no-such-job").status_code == 404
+    service.ended(job_id)
+    text, samples = page_with(
+        service,
+        key,
+        jobs_ended_total=(before("jobs_ended_total", **DONE) or 0) + 1,
+        callback_tries_total=(before("callback_tries_total", outcome="taken") or 0) + 1,
+        models_loaded_total=1,
+    )
     assert {role for role in ROLES if f'role="{role}"' in text} == set(ROLES)
     for stage in ("text", "denoise", "vae", "store"):
         assert (samples("job_stage_seconds_count", **ENDPOINT, stage=stage) or 0) >= 1

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from examples.receiver import Receiver
 from tests.support.service import Service, diffusion
 from tests.support.telemetry.otlp_receiver import OtlpReceiver
 from tests.support.telemetry.traces import CALLER, SAMPLED, TRACE
@@ -20,29 +19,17 @@ pytestmark = pytest.mark.timeout(1200)
 LONGEST_S = 60.0
 PROMPT = "nobody is to read this"
 NAMES = {
-    "accept",
-    "append",
-    "job",
-    "queue",
-    "dispatch",
-    "attempt",
-    "load",
-    "text",
-    "denoise",
-    "vae",
-    "store",
-    "project",
-    "callback",
+    *("accept", "append", "job", "queue", "dispatch", "attempt", "load"),
+    *("text", "denoise", "vae", "store", "project", "callback"),
 }
 
 
-def submitted(service: Service, key: str, *, url: str, traceparent: str | None = None) -> str:
+def submitted(service: Service, url: str, headers: dict[str, str]) -> str:
     answer = service.http.post(
         "/diffusion/v1/generate",
         json=diffusion(prompt=PROMPT, steps=60),
         params={"callback_url": url},
-        headers={"Authorization": f"Bearer {key}"}
-        | ({} if traceparent is None else {"traceparent": traceparent, "tracestate": "a=b"}),
+        headers=headers,
     )
     assert answer.status_code == 202, answer.text
     return str(answer.json()["request_id"])
@@ -68,10 +55,10 @@ def test_a_job_is_one_trace_and_its_log_lines_name_it(tmp_path: Path) -> None:
     with OtlpReceiver() as collector:
         settings = {"DARKROOM_OTLP_URL": collector.url, "DARKROOM_LOG_FORMAT": "json"}
         with Service(tmp_path / "data", **settings) as service:
-            key, secret = service.command("keys", "create", "admin").stdout.split()
-            with Receiver(secret) as receiver:
-                one = submitted(service, key, url=receiver.url, traceparent=SAMPLED)
-                other = submitted(service, key, url=receiver.url)
+            with service.receiver() as receiver:
+                traced = {"traceparent": SAMPLED, "tracestate": "a=b"}
+                one = submitted(service, receiver.url, traced)
+                other = submitted(service, receiver.url, {})
                 ends = [service.ended(job_id)["status"] for job_id in (one, other)]
                 spans = whole_trace(collector, TRACE)
                 beside = whole_trace(collector, other.replace("-", ""))
@@ -86,7 +73,7 @@ def test_a_job_is_one_trace_and_its_log_lines_name_it(tmp_path: Path) -> None:
     assert links == {other.replace("-", "")}
     assert {link.trace_id.hex() for span in beside for link in span.links} == {TRACE}
     assert PROMPT.encode() not in b"".join(collector.bodies)
-    assert key.encode() not in b"".join(collector.bodies)
+    assert service.admin_key.encode() not in b"".join(collector.bodies)
     for found, trace in zip(lines, (TRACE, other.replace("-", "")), strict=True):
         assert {line["action"] for line in found} >= {"accept", "start", "end", "callback"}
         assert {line.get("trace_id") for line in found} == {trace}
