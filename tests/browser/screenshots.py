@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.browser.comfyui_page import comfyui_page, run, show_all, wait_for_picture
 from tests.browser.visitor import JOB_MS, Visitor, launch, visit
-from tests.support.service import Service
+from tests.support.service import Service, diffusion
 
 CHECKPOINT = "darkroom-shapes.safetensors"
 PROMPTS = [
@@ -39,18 +39,9 @@ WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 
 
 def body(prompt: str, seed: int) -> dict[str, Any]:
-    return {
-        "prompt": prompt,
-        "sd_model_checkpoint": CHECKPOINT,
-        "width": 64,
-        "height": 64,
-        "steps": 20,
-        "cfg_scale": 5,
-        "sampler_name": "DPM++ 2M",
-        "scheduler": "Karras",
-        "seed": seed,
-        "batch_size": 2 if seed % 4 == 0 else 1,
-    }
+    sampling = {"steps": 20, "cfg_scale": 5, "sampler_name": "DPM++ 2M", "scheduler": "Karras"}
+    count = {"seed": seed, "batch_size": 2 if seed % 4 == 0 else 1}
+    return diffusion(prompt=prompt, sd_model_checkpoint=CHECKPOINT, **sampling, **count)
 
 
 def save(visitor: Visitor, path: Path) -> None:

@@ -87,12 +87,15 @@ def test_a_workflow_is_looked_at_changed_and_run(
     assert signed_in.pictures() == [64]
 
 
+def png_of(service: Service, prompt: str) -> bytes:
+    result = service.ended(service.submit("diffusion", diffusion(prompt=prompt)))
+    return service.http.get(result["results"][0]["url"]).content
+
+
 def test_a_png_that_carries_its_graph_is_dropped(signed_in: Visitor, service: Service) -> None:
     page = signed_in.page
-    result = service.ended(service.submit("diffusion", diffusion(prompt="carried")))
-    png = service.http.get(result["results"][0]["url"]).content
     signed_in.go("Workflow")
-    given = {"png": base64.b64encode(png).decode()}
+    given = {"png": base64.b64encode(png_of(service, "carried")).decode()}
     transfer = page.evaluate_handle(
         """({png}) => {
             const bytes = Uint8Array.from(atob(png), (each) => each.charCodeAt(0));
@@ -109,8 +112,6 @@ def test_a_png_that_carries_its_graph_is_dropped(signed_in: Visitor, service: Se
 
 def test_an_input_image_is_uploaded_and_used(signed_in: Visitor, service: Service) -> None:
     page = signed_in.page
-    result = service.ended(service.submit("diffusion", diffusion()))
-    png = service.http.get(result["results"][0]["url"]).content
     graph = {
         "1": {"class_type": "LoadImage", "inputs": {"image": "none.png"}},
         "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
@@ -119,6 +120,7 @@ def test_an_input_image_is_uploaded_and_used(signed_in: Visitor, service: Servic
     signed_in.go("Workflow")
     page.get_by_label("Workflow as JSON").fill(json.dumps(graph))
     expect(page.locator(".node.wrong", has_text="LoadImage")).to_be_visible()
+    png = png_of(service, "a circle")
     image = {"name": "mine.png", "mimeType": "image/png", "buffer": png}
     page.get_by_label("or drop images here: PNG, JPEG or WebP").set_input_files([image])
     page.get_by_role("button", name="Use").click()

@@ -5,6 +5,7 @@ It runs where the client does, without anything of Darkroom.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -19,39 +20,12 @@ from comfy_sdk.exceptions import ComfyError
 from comfy_sdk.outputs import Output
 
 PNG = b"\x89PNG\r\n\x1a\n"
-CHECKPOINT = os.environ["CHECKPOINT"]
+PROMPT = json.loads(os.environ["PROMPT"])
 
 
-def graph(steps: int = 4, **latent: Any) -> dict[str, Any]:
-    return {
-        "3": {
-            "class_type": "KSampler",
-            "inputs": {
-                "model": ["4", 0],
-                "positive": ["6", 0],
-                "negative": ["7", 0],
-                "latent_image": ["5", 0],
-                "seed": 7,
-                "steps": steps,
-                "cfg": 5,
-                "sampler_name": "euler",
-                "scheduler": "normal",
-                "denoise": 1,
-            },
-        },
-        "4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": CHECKPOINT}},
-        "5": {
-            "class_type": "EmptyLatentImage",
-            "inputs": {"width": 64, "height": 64, "batch_size": 1, **latent},
-        },
-        "6": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": "a circle"}},
-        "7": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["4", 1], "text": ""}},
-        "8": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["4", 2]}},
-        "9": {
-            "class_type": "SaveImage",
-            "inputs": {"images": ["8", 0], "filename_prefix": "x"},
-        },
-    }
+def graph(steps: int = 4) -> dict[str, Any]:
+    sampler = PROMPT["3"]
+    return PROMPT | {"3": {**sampler, "inputs": {**sampler["inputs"], "steps": steps}}}
 
 
 def inverted(image: Any) -> dict[str, Any]:

@@ -30,20 +30,9 @@ def main() -> None:
 
     uploaded = api.upload_image("made.png")
     name = f"{uploaded['subfolder']}/{uploaded['name']}"
-    loading = ComfyWorkflowWrapper(
-        {
-            "1": {
-                "class_type": "LoadImage",
-                "inputs": {"image": name},
-                "_meta": {"title": "Load Image"},
-            },
-            "2": {
-                "class_type": "PreviewImage",
-                "inputs": {"images": ["1", 0]},
-                "_meta": {"title": "Preview"},
-            },
-        }
-    )
+    load = {"class_type": "LoadImage", "inputs": {"image": name}, "_meta": {"title": "Load"}}
+    shown = {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}}
+    loading = ComfyWorkflowWrapper({"1": load, "2": {**shown, "_meta": {"title": "Preview"}}})
     assert api.queue_and_wait_images(loading, "Preview")
     assert api.get_queue() == {"queue_running": [], "queue_pending": []}
     assert api.get_system_stats()["devices"]

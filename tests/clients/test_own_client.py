@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import uvicorn
 from darkroom_client import AsyncDarkroom, Callback, Darkroom, Options, State
 from darkroom_client.receiver import callbacks
@@ -18,13 +17,6 @@ from examples.service import free_port
 from tests.support.service import Service
 
 REQUEST = {"prompt": "a large red circle on white", "width": 64, "height": 64, "steps": 4}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    data = tmp_path_factory.mktemp("own") / "data"
-    with Service(data, DARKROOM_CALLBACK_ALLOW_NETWORKS="127.0.0.0/8") as service:
-        yield service
 
 
 @contextmanager

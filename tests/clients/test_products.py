@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.clients.programs import client_python, run
-from tests.support.service import CHECKPOINT
 
 HERE = Path(__file__).parent
 
@@ -35,7 +34,6 @@ def test_a_client_does_what_its_readme_says(
     environment = {
         **caller,
         "COMFY_BASE_URL": caller["URL"],
-        "CHECKPOINT": CHECKPOINT,
         "PROMPT": json.dumps(json.loads(text)["prompt"]),
         "PYTHONPATH": "",
     }

@@ -19,22 +19,9 @@ from PIL import Image
 URL, KEY = os.environ["URL"], os.environ["KEY"]
 SMALL: dict[str, Any] = {"steps": 2, "width": 64, "height": 64, "seed": 5}
 LISTS = (
-    "options",
-    "samplers",
-    "schedulers",
-    "sd-models",
-    "sd-vae",
-    "upscalers",
-    "latent-upscale-modes",
-    "progress",
-    "loras",
-    "embeddings",
-    "hypernetworks",
-    "prompt-styles",
-    "cmd-flags",
-    "memory",
-    "scripts",
-    "script-info",
+    *("options", "samplers", "schedulers", "sd-models", "sd-vae", "upscalers"),
+    *("latent-upscale-modes", "progress", "loras", "embeddings", "hypernetworks"),
+    *("prompt-styles", "cmd-flags", "memory", "scripts", "script-info"),
 )
 
 
