@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,9 +21,8 @@ from tests.cluster.parts.cluster_parts import ClusterParts, cluster_parts
 from tests.faults.checker.history import Folded, History
 from tests.faults.checker.record import Record
 from tests.faults.checker.settled import settled_history
-from tests.faults.load import Load, keys_of
+from tests.faults.load import Load, load_on
 from tests.faults.parts.injector import Injector
-from tests.faults.parts.receivers import Receivers
 from tests.faults.run import check
 from tests.faults.schedule import KINDS, ROLES, Planned
 from tests.support.patience import FACTOR
@@ -60,25 +59,13 @@ async def parts() -> AsyncIterator[ClusterParts]:
 async def test_every_invariant_holds_after_each_part_was_harmed(
     parts: ClusterParts, tmp_path: Path
 ) -> None:
-    cluster = parts.cluster
-    async with AsyncExitStack() as stack:
-        record = Record(tmp_path / "record.jsonl")
-        stack.callback(record.close)
-        receivers = Receivers(record, seed=SEED)
-        await receivers.start()
-        stack.push_async_callback(receivers.close)
-        load = Load(
-            cluster.url,
-            keys=await keys_of(parts, receivers, OWNERS),
-            receivers=receivers,
-            record=record,
-            seed=SEED,
-            guilty_every=None,
-            period_s=PERIOD_S,
-        )
-        stack.push_async_callback(load.close)
-        interrupted = await harmed_under_load(parts, load, record)
-        history = await afterwards(parts, load, record)
+    cluster, options = parts.cluster, {"guilty_every": None, "period_s": PERIOD_S}
+    with closing(Record(tmp_path / "record.jsonl")) as record:
+        async with load_on(parts, cluster.url, record, seed=SEED, owners=OWNERS, **options) as load:
+            interrupted = await harmed_under_load(parts, load, record)
+            await load.settle(within_s=SETTLE_S)
+            await load.ask_all(within_s=SETTLE_S)
+            history = await settled_history(parts, record)
     history.save(tmp_path / "history.json")
     outcome = check(history)
     sys.stdout.write(f"\n{outcome.text}\n")
@@ -104,12 +91,6 @@ async def harmed_under_load(parts: ClusterParts, load: Load, record: Record) -> 
             await load.goes_on()
             await parts.cluster.is_whole()
     return interrupted
-
-
-async def afterwards(parts: ClusterParts, load: Load, record: Record) -> History:
-    await load.settle(within_s=SETTLE_S)
-    await load.ask_all(within_s=SETTLE_S)
-    return await settled_history(parts, record)
 
 
 def attempts(history: History, job_id: str) -> int:

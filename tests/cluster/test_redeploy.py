@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import closing
 
 import pytest
 import pytest_asyncio
@@ -38,20 +39,16 @@ async def callers(
             binary, cluster.folder / "redis", environment=cluster.environment
         )
         cluster.redis.start()
-    record = Record(tmp_path_factory.mktemp("record") / "record.jsonl")
-    receivers = Receivers(record, seed=7)
-    await receivers.start()
-    try:
-        await cluster.start()
-        key, secret = cluster.darkroom("keys", "create", OWNER).split()
-        receivers.accept_secret(OWNER, secret)
-        callers = Callers(cluster.url, key=key, receivers=receivers, record=record)
-        assert await callers.picture(steps=1) == 1
-        yield callers
-        await callers.close()
-    finally:
-        await receivers.close()
-        record.close()
+    with closing(Record(tmp_path_factory.mktemp("record") / "record.jsonl")) as record:
+        receivers = Receivers(record, seed=7)
+        async with receivers.serving():
+            await cluster.start()
+            key, secret = cluster.darkroom("keys", "create", OWNER).split()
+            receivers.accept_secret(OWNER, secret)
+            callers = Callers(cluster.url, key=key, receivers=receivers, record=record)
+            assert await callers.picture(steps=1) == 1
+            yield callers
+            await callers.close()
 
 
 async def test_a_rolling_deploy_replaces_everything(

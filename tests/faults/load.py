@@ -21,7 +21,6 @@ from tests.faults.parts.receivers import BEHAVIOURS, GOOD, Receivers
 from tests.support.polling import eventually
 from tests.support.service import diffusion, workflow
 
-OWNERS = ("alice", "bob", "carol")
 _MOST_OPEN = 16
 """The number of jobs that are followed at once; no more are submitted."""
 _REQUEST_TIMEOUT_S = 25.0
@@ -42,14 +41,28 @@ class Request:
     is_guilty: bool = False
 
 
-async def keys_of(parts: Parts, receivers: Receivers, owners: Iterable[str]) -> dict[str, str]:
-    """Create a key for each owner and give its secret to the receivers."""
-    keys = {}
-    for owner in owners:
-        made = await asyncio.to_thread(parts.darkroom, "keys", "create", owner)
-        keys[owner], secret = made.split()
-        receivers.accept_secret(owner, secret)
-    return keys
+@asynccontextmanager
+async def load_on(
+    parts: Parts,
+    url: str,
+    record: Record,
+    *,
+    seed: int,
+    owners: Iterable[str] = ("alice", "bob", "carol"),
+    **options: Any,
+) -> AsyncGenerator[Load]:
+    """Create a key for each owner, serve their callbacks, and prepare the load."""
+    receivers, keys = Receivers(record, seed=seed), {}
+    async with receivers.serving():
+        for owner in owners:
+            made = await asyncio.to_thread(parts.darkroom, "keys", "create", owner)
+            keys[owner], secret = made.split()
+            receivers.accept_secret(owner, secret)
+        load = Load(url, keys=keys, receivers=receivers, record=record, seed=seed, **options)
+        try:
+            yield load
+        finally:
+            await load.close()
 
 
 class Load:

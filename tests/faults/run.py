@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,10 @@ from tests.faults.checker.invariants import violations
 from tests.faults.checker.leftovers import after_the_service
 from tests.faults.checker.record import Record
 from tests.faults.checker.settled import settled_history
-from tests.faults.load import OWNERS, Load, keys_of
+from tests.faults.load import Load, load_on
 from tests.faults.parts.injector import Injector
 from tests.faults.parts.machine import Machine, machine
-from tests.faults.parts.receivers import Receivers
-from tests.faults.schedule import Planned, kinds_for, schedule
+from tests.faults.schedule import kinds_for, schedule
 from tests.faults.table import table
 
 _SETTLE_S = 240.0
@@ -43,13 +42,7 @@ class Outcome:
         return not any(self.found.values())
 
 
-async def run(
-    *,
-    seed: int,
-    duration_s: float,
-    out: Path,
-    only: Collection[str] = (),
-) -> Outcome:
+async def run(*, seed: int, duration_s: float, out: Path, only: Collection[str] = ()) -> Outcome:
     """Run once and write record and history below `out`. `only`: the kinds of faults to inject; all
     if it is empty.
     """
@@ -59,20 +52,15 @@ async def run(
     plan = schedule(seed, duration_s, kinds=kinds_for(only=only))
     _say(f"seed {seed}, {duration_s:g} s")
     _say("\n".join(map(str, plan)))
-    async with AsyncExitStack() as stack:
-        record = Record(record_path)
-        stack.callback(record.close)
-        receivers = Receivers(record, seed=seed)
-        await receivers.start()
-        stack.push_async_callback(receivers.close)
-        one = await stack.enter_async_context(machine())
-        load = await _load(one, receivers, record, seed=seed)
-        stack.push_async_callback(load.close)
-        injector = Injector(one, record, seed=seed)
-        _say("up; the load begins")
-        await _under_load(load, injector, plan, duration_s=duration_s)
-        _say("no more faults; waiting for what is open")
-        history = await _afterwards(one, load, record)
+    with closing(Record(record_path)) as record:
+        async with machine() as one, load_on(one, one.service.url, record, seed=seed) as load:
+            injector = Injector(one, record, seed=seed)
+            _say("up; the load begins")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(load.run(duration_s))
+                group.create_task(injector.run(plan))
+            _say("no more faults; waiting for what is open")
+            history = await _afterwards(one, load, record)
     history.save(out / "history.json")
     return check(history)
 
@@ -81,24 +69,6 @@ def check(history: History) -> Outcome:
     run = Folded(history)
     found = violations(run)
     return Outcome(table(run, found), found)
-
-
-async def _load(one: Machine, receivers: Receivers, record: Record, *, seed: int) -> Load:
-    return Load(
-        one.service.url,
-        keys=await keys_of(one, receivers, OWNERS),
-        receivers=receivers,
-        record=record,
-        seed=seed,
-    )
-
-
-async def _under_load(
-    load: Load, injector: Injector, plan: list[Planned], *, duration_s: float
-) -> None:
-    async with asyncio.TaskGroup() as group:
-        group.create_task(load.run(duration_s))
-        group.create_task(injector.run(plan))
 
 
 async def _afterwards(one: Machine, load: Load, record: Record) -> History:
@@ -125,15 +95,14 @@ def main() -> int:
     arguments = _arguments()
     if arguments.check is not None:
         outcome = check(History.load(arguments.check))
-        _say(f"\n{outcome.text}")
-        return 0 if outcome.holds else 1
-    work = run(
-        seed=arguments.seed,
-        duration_s=arguments.duration,
-        out=arguments.out / str(arguments.seed),
-        only=arguments.only,
-    )
-    outcome = asyncio.run(_until_terminated(work))
+    else:
+        work = run(
+            seed=arguments.seed,
+            duration_s=arguments.duration,
+            out=arguments.out / str(arguments.seed),
+            only=arguments.only,
+        )
+        outcome = asyncio.run(_until_terminated(work))
     _say(f"\n{outcome.text}")
     return 0 if outcome.holds else 1
 

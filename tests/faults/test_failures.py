@@ -13,11 +13,10 @@ from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
-import ray
 from httpx_sse import SSEError
 
-from examples.receiver import Receiver
 from local.nats_server import NatsServer
+from tests.faults.parts.processes import RayState
 from tests.support.polling import eventually
 from tests.support.service import Service, diffusion
 
@@ -27,23 +26,13 @@ ENDS = {"completed", "failed", "cancelled"}
 LONG = {"steps": 120, "batch_size": 2, "width": 128, "height": 128}
 
 
-@pytest.fixture(scope="module")
-def key(chaos: Service) -> tuple[str, str]:
-    """A key and its webhook secret."""
-    text, secret = chaos.command("keys", "create", "admin").stdout.split()
-    return text, secret
-
-
 @contextmanager
-def running_job(service: Service, key: tuple[str, str], **changes: object) -> Iterator[str]:
+def running_job(service: Service) -> Iterator[str]:
     """A job that runs when the context begins. At its end the job has completed once, with all its
     images, and its callback has arrived.
     """
-    text, secret = key
-    with Receiver(secret) as receiver:
-        job_id = service.submit(
-            "diffusion", diffusion(**LONG | changes), key=text, callback_url=receiver.url
-        )
+    with service.receiver() as receiver:
+        job_id = service.submit("diffusion", diffusion(**LONG), callback_url=receiver.url)
         wait_running(service, job_id)
         yield job_id
         result = service.ended(job_id)
@@ -70,11 +59,8 @@ def check_ended_once(service: Service, job_id: str) -> None:
 
 def kill(service: Service, name: str) -> None:
     """Send SIGKILL to the process of a named actor; `name` may be a part of it."""
-    with service.cluster():
-        for actor in service.actors(name):
-            handle = ray.get_actor(*actor)
-            pid = ray.get(handle.location.remote(), timeout=20).pid
-            os.kill(pid, signal.SIGKILL)
+    for pid in RayState(service.ray_address).pids(name):
+        os.kill(pid, signal.SIGKILL)
 
 
 def writer_of(service: Service, job_id: str) -> str:
@@ -85,8 +71,8 @@ def writer_of(service: Service, job_id: str) -> str:
 @pytest.mark.parametrize(
     "part", ["job", "engine", "router", "dispatcher", "projection", "callbacks"]
 )
-def test_a_killed_part_costs_no_job(chaos: Service, key: tuple[str, str], part: str) -> None:
-    with running_job(chaos, key) as job_id:
+def test_a_killed_part_costs_no_job(chaos: Service, part: str) -> None:
+    with running_job(chaos) as job_id:
         if part == "engine":
             chaos.engine().kill()
         else:
@@ -130,10 +116,8 @@ def wait_for_steps(service: Service, job_id: str, attempts: int) -> int:
     return asyncio.run(eventually(some_attempt))[0]
 
 
-def test_nats_killed_in_the_middle_of_a_job(
-    chaos: Service, key: tuple[str, str], nats: NatsServer
-) -> None:
-    with running_job(chaos, key) as job_id:
+def test_nats_killed_in_the_middle_of_a_job(chaos: Service, nats: NatsServer) -> None:
+    with running_job(chaos) as job_id:
         os.kill(nats.pid, signal.SIGKILL)
         time.sleep(1.0)
         nats.start()
@@ -141,13 +125,9 @@ def test_nats_killed_in_the_middle_of_a_job(
     assert chaos.event_names(job_id).count("started") == 1
 
 
-def test_a_stopped_job_actor_is_replaced_and_adds_nothing_when_it_goes_on(
-    chaos: Service, key: tuple[str, str]
-) -> None:
-    with running_job(chaos, key) as job_id:
-        with chaos.cluster():
-            handle = ray.get_actor(writer_of(chaos, job_id))
-            pid = ray.get(handle.location.remote(), timeout=20).pid
+def test_a_stopped_job_actor_is_replaced_and_adds_nothing_when_it_goes_on(chaos: Service) -> None:
+    with running_job(chaos) as job_id:
+        [pid] = RayState(chaos.ray_address).pids(writer_of(chaos, job_id))
         os.kill(pid, signal.SIGSTOP)
         try:
             chaos.ended(job_id)
@@ -205,7 +185,7 @@ def test_a_frozen_log_leaves_the_outcome_unknown_until_the_same_key_asks_again(
 
 
 def test_roles_and_replica_killed_while_the_log_is_down_are_back_when_it_is(
-    chaos: Service, key: tuple[str, str], nats: NatsServer
+    chaos: Service, nats: NatsServer
 ) -> None:
     nats.stop()
     try:
@@ -216,7 +196,7 @@ def test_roles_and_replica_killed_while_the_log_is_down_are_back_when_it_is(
     finally:
         nats.start()
     asyncio.run(eventually(chaos.is_ready))
-    with running_job(chaos, key):
+    with running_job(chaos):
         pass
 
 

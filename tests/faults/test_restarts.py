@@ -126,26 +126,23 @@ def test_starts_in_a_row_all_succeed_and_leave_nothing_behind(place: Place) -> N
         place.require_nothing_left(service)
 
 
-def test_a_start_follows_one_that_was_killed_at_any_moment(place: Place) -> None:
+@pytest.mark.parametrize(("number", "earliest_s"), [(signal.SIGKILL, 0.0), (signal.SIGTERM, 0.5)])
+def test_a_start_that_is_interrupted_at_any_moment_leaves_nothing_behind(
+    place: Place, number: signal.Signals, earliest_s: float
+) -> None:
+    """After a kill the next start removes what is left; the first signal is followed by another."""
     moments = random.Random(SEED)
     for _ in range(STARTS // 2):
         service = place.service()
         service.launch()
-        time.sleep(moments.uniform(0, LONGEST_START_S))
-        service.stop(signal.SIGKILL)
-        with service:
-            pass
-        place.require_nothing_left(service)
-
-
-def test_two_signals_at_any_moment_of_a_start_leave_nothing_behind(place: Place) -> None:
-    moments = random.Random(SEED)
-    for _ in range(STARTS // 2):
-        service = place.service()
-        service.launch()
-        time.sleep(moments.uniform(0.5, LONGEST_START_S))
-        os.kill(service.pid, signal.SIGTERM)
-        service.stop(within_s=30 * FACTOR)
+        time.sleep(moments.uniform(earliest_s, LONGEST_START_S))
+        if number == signal.SIGKILL:
+            service.stop(number)
+            with service:
+                pass
+        else:
+            os.kill(service.pid, number)
+            service.stop(within_s=30 * FACTOR)
         place.require_nothing_left(service)
 
 

@@ -3,47 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 
 from storage.images import ImageStore
 from tests.cluster.parts.local_cluster import LocalCluster, local_cluster
-from tests.faults.parts.machine import INSIDE, SETTINGS
-from tests.faults.parts.nats_servers import NatsServers
-from tests.faults.parts.processes import Processes, RayState
-from tests.support.database import Postgres, postgres_server
+from tests.faults.parts.machine import SETTINGS, environment_inside
+from tests.faults.parts.parts import Parts, undone_after
+from tests.faults.parts.processes import RayState
+from tests.support.database import postgres_server
 
 _LOG_SERVERS = 3
 
 
-class ClusterParts:
-    """A `LocalCluster` as `Parts`. Its nodes start with the settings of `tests/faults`."""
+@dataclass(kw_only=True)
+class ClusterParts(Parts):
+    """A `LocalCluster` whose nodes start with the settings of `tests/faults`."""
 
-    cable = None
-    endpoints: tuple[str, ...] = ("default",)
+    cluster: LocalCluster
 
-    def __init__(self, cluster: LocalCluster, postgres: Postgres | None) -> None:
-        self.cluster = cluster
-        self.postgres = postgres
-        for folder in (self.control, self.temporary):
-            folder.mkdir()
-        cluster.settings |= SETTINGS
-        path = os.pathsep.join([str(INSIDE), cluster.environment["PYTHONPATH"]])
-        cluster.environment |= {
-            "PYTHONPATH": path,
-            "FAULTS_CONTROL": str(self.control),
-            "TMPDIR": str(self.temporary),
-        }
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.cluster.settings |= SETTINGS
+        environment = self.cluster.environment
+        environment |= environment_inside(self, environment["PYTHONPATH"])
 
     @property
-    def processes(self) -> Processes:
-        return self.cluster.processes
-
-    @property
-    def nats(self) -> NatsServers:
-        return self.cluster.nats
+    def environment(self) -> Mapping[str, str]:
+        return {**self.cluster.environment, **self.cluster.settings}
 
     @property
     def database_url(self) -> str:
@@ -52,18 +41,6 @@ class ClusterParts:
     @property
     def images(self) -> ImageStore:
         return ImageStore(self.cluster.settings["DARKROOM_IMAGES_URL"])
-
-    @property
-    def control(self) -> Path:
-        return self.cluster.folder / "control"
-
-    @property
-    def temporary(self) -> Path:
-        return self.cluster.folder / "t"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {**self.cluster.environment, **self.cluster.settings}
 
     def ray(self) -> RayState:
         return self.cluster.ray()
@@ -76,11 +53,7 @@ class ClusterParts:
         (worker,) = self.cluster.workers()
         node = self.cluster.node_of(f"{worker}:engine")
         await asyncio.to_thread(node.kill)
-        try:
-            await asyncio.sleep(lasts_s)
-        finally:
-            self.cluster.start_edge(node.name, cpus=1)
-        return True
+        return await undone_after(lasts_s, partial(self.cluster.start_edge, node.name, cpus=1))
 
 
 @asynccontextmanager
@@ -92,4 +65,10 @@ async def cluster_parts() -> AsyncGenerator[ClusterParts]:
         cluster = await stack.enter_async_context(
             local_cluster(log_servers=_LOG_SERVERS, database_url=database_url)
         )
-        yield ClusterParts(cluster, postgres)
+        yield ClusterParts(
+            folder=cluster.folder,
+            processes=cluster.processes,
+            nats=cluster.nats,
+            postgres=postgres,
+            cluster=cluster,
+        )

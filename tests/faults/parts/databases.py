@@ -6,8 +6,10 @@ import asyncio
 import signal
 import sqlite3
 import time
+from contextlib import closing
+from functools import partial
 
-from tests.faults.parts.parts import Parts
+from tests.faults.parts.parts import Parts, undone_after
 
 
 async def lock(parts: Parts, lasts_s: float) -> bool:
@@ -28,13 +30,10 @@ async def lock(parts: Parts, lasts_s: float) -> bool:
 
 def _lock_sqlite(database_url: str, lasts_s: float) -> None:
     path = database_url.removeprefix("sqlite+aiosqlite:///")
-    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
-    try:
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=10)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         time.sleep(lasts_s)
         connection.execute("ROLLBACK")
-    finally:
-        connection.close()
 
 
 async def lose(parts: Parts, lasts_s: float) -> bool:
@@ -43,11 +42,7 @@ async def lose(parts: Parts, lasts_s: float) -> bool:
     if postgres is None:
         return await lock(parts, lasts_s)
     await asyncio.to_thread(postgres.stop)
-    try:
-        await asyncio.sleep(lasts_s)
-    finally:
-        postgres.start()
-    return True
+    return await undone_after(lasts_s, postgres.start)
 
 
 async def freeze(parts: Parts, lasts_s: float) -> bool:
@@ -56,8 +51,4 @@ async def freeze(parts: Parts, lasts_s: float) -> bool:
     if postgres is None:
         return False
     postgres.signal(signal.SIGSTOP)
-    try:
-        await asyncio.sleep(lasts_s)
-    finally:
-        postgres.signal(signal.SIGCONT)
-    return True
+    return await undone_after(lasts_s, partial(postgres.signal, signal.SIGCONT))

@@ -8,8 +8,9 @@ import random
 import resource
 import signal
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
 import psutil
 from nats.errors import Error as NatsError
@@ -19,7 +20,7 @@ from events.bus.streams import JOBS, QUEUE
 from tests.faults.checker.record import Record
 from tests.faults.parts import databases
 from tests.faults.parts.nats_servers import NatsNode
-from tests.faults.parts.parts import Parts
+from tests.faults.parts.parts import Parts, undone_after
 from tests.faults.schedule import ROLES, Planned
 from tests.support.link import Direction, Link
 
@@ -66,19 +67,19 @@ class Injector:
             "leader_kill": self._kill_leader,
             "leader_stop": self._stop_leader,
             "follower_kill": self._kill_follower,
-            "log_cut": self._cut,
-            "answers_lost": lambda s: self._swallow(Direction.ANSWERS, s),
-            "acks_lost": lambda s: self._swallow(Direction.REQUESTS, s),
+            "log_cut": partial(self._harm_cable, Link.cut),
+            "answers_lost": partial(self._harm_cable, lambda it: it.swallow(Direction.ANSWERS)),
+            "acks_lost": partial(self._harm_cable, lambda it: it.swallow(Direction.REQUESTS)),
             "redelivery": self._redeliver,
             "log_full": self._fill_log,
             "projection_stop": lambda s: self._stop(self._ray.pids("projection"), s),
-            "database_locked": lambda s: databases.lock(machine, s),
-            "database_dead": lambda s: databases.lose(machine, s),
-            "database_stop": lambda s: databases.freeze(machine, s),
+            "database_locked": partial(databases.lock, machine),
+            "database_dead": partial(databases.lose, machine),
+            "database_stop": partial(databases.freeze, machine),
             "models_hang": self._hang_models,
             "engine_memory": self._take_memory,
-            "clock_ahead": lambda s: self._step_clock(_CLOCK_STEP_S, s),
-            "clock_behind": lambda s: self._step_clock(-_CLOCK_STEP_S, s),
+            "clock_ahead": partial(self._step_clock, _CLOCK_STEP_S),
+            "clock_behind": partial(self._step_clock, -_CLOCK_STEP_S),
             "node_kill": machine.lose_node,
         }
         if (act := acts.get(name)) is not None:
@@ -105,29 +106,18 @@ class Injector:
     async def _stop(self, pids: list[int], lasts_s: float) -> bool:
         signal_to = self._machine.processes.signal
         stopped = await asyncio.to_thread(signal_to, pids, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(lasts_s)
-        finally:
-            signal_to(stopped, signal.SIGCONT)
+        await undone_after(lasts_s, partial(signal_to, stopped, signal.SIGCONT))
         return bool(stopped)
 
     # Faults of the event log.
 
     async def _kill_nats(self, node: NatsNode, lasts_s: float) -> bool:
         await asyncio.to_thread(node.kill)
-        try:
-            await asyncio.sleep(lasts_s)
-        finally:
-            self._machine.nats.start_one(node)
-        return True
+        return await undone_after(lasts_s, partial(self._machine.nats.start_one, node))
 
     async def _stop_nats(self, node: NatsNode, lasts_s: float) -> bool:
         node.signal(signal.SIGSTOP)
-        try:
-            await asyncio.sleep(lasts_s)
-        finally:
-            node.signal(signal.SIGCONT)
-        return True
+        return await undone_after(lasts_s, partial(node.signal, signal.SIGCONT))
 
     async def _kill_leader(self, lasts_s: float) -> bool:
         return await self._kill_nats(await self._machine.nats.leader(JOBS), lasts_s)
@@ -140,21 +130,11 @@ class Injector:
         followers = [each for each in self._machine.nats.nodes if each is not leader]
         return await self._kill_nats(self._chance.choice(followers), lasts_s)
 
-    async def _cut(self, lasts_s: float) -> bool:
-        return await self._harm_cable(Link.cut, lasts_s)
-
-    async def _swallow(self, direction: Direction, lasts_s: float) -> bool:
-        return await self._harm_cable(lambda cable: cable.swallow(direction), lasts_s)
-
     async def _harm_cable(self, harm: Callable[[Link], None], lasts_s: float) -> bool:
         if (cable := self._machine.cable) is None:
             return False
         harm(cable)
-        try:
-            await asyncio.sleep(lasts_s)
-        finally:
-            cable.heal()
-        return True
+        return await undone_after(lasts_s, cable.heal)
 
     async def _redeliver(self, _lasts_s: float) -> bool:
         """Deliver each held entry again, as after an expired lease.
@@ -170,21 +150,16 @@ class Injector:
         return True
 
     async def _fill_log(self, lasts_s: float) -> bool:
-        async with self._log_limited():
-            await asyncio.sleep(lasts_s)
-        return True
-
-    @asynccontextmanager
-    async def _log_limited(self) -> AsyncGenerator[None]:
         before = await self._limit_log(None)
         try:
-            yield
+            await asyncio.sleep(lasts_s)
         finally:
             for _ in range(50):  # another fault may have stopped the server
                 with suppress(NatsError, OSError, TimeoutError):
                     await self._limit_log(before)
                     break
                 await asyncio.sleep(0.5)
+        return True
 
     async def _limit_log(self, max_bytes: int | None) -> int:
         """Set the log's size, to the present one if None is given; return the earlier one."""
@@ -202,11 +177,7 @@ class Injector:
     async def _hang_models(self, lasts_s: float) -> bool:
         switch = self._machine.control / "hang"
         switch.touch()
-        try:
-            await asyncio.sleep(lasts_s)
-        finally:
-            switch.unlink(missing_ok=True)
-        return True
+        return await undone_after(lasts_s, partial(switch.unlink, missing_ok=True))
 
     async def _take_memory(self, lasts_s: float) -> bool:
         """Prevent an engine from allocating more memory."""
@@ -224,12 +195,8 @@ class Injector:
 
     async def _step_clock(self, step_s: float, lasts_s: float) -> bool:
         pids = await asyncio.to_thread(self._pids, self._chance.choice(ROLES))
-        switches = [self._machine.control / f"clock.{pid}" for pid in pids]
-        for switch in switches:
+        for pid in pids:
+            switch = self._machine.control / f"clock.{pid}"
             switch.write_text(str(step_s))
-        try:
-            await asyncio.sleep(lasts_s)
-        finally:
-            for switch in switches:
-                switch.unlink(missing_ok=True)
+            await undone_after(lasts_s, partial(switch.unlink, missing_ok=True))
         return bool(pids)

@@ -16,11 +16,12 @@ from pathlib import Path
 from storage.images import ImageStore
 from tests.faults.parts.inside.sitecustomize import FORBIDDEN
 from tests.faults.parts.nats_servers import PASSWORD, NatsServers
+from tests.faults.parts.parts import Parts
 from tests.faults.parts.processes import MARK, Processes, RayState
-from tests.support.link import Link, linked
+from tests.support.link import linked
 from tests.support.service import Service
 
-INSIDE = Path(__file__).parent / "inside"
+_INSIDE = Path(__file__).parent / "inside"
 _START_TIMEOUT_S = 120.0
 
 # Short times, so that everything ends soon after the last fault.
@@ -39,18 +40,9 @@ SETTINGS = {
 }
 
 
-@dataclass(slots=True)
-class Machine:
-    """All parts of the machine, as `Parts`."""
-
-    folder: Path
-    """The folder for all files of the run; its path is short, as paths of sockets must be."""
-    processes: Processes
-    nats: NatsServers
-    cable: Link
+@dataclass(kw_only=True)
+class Machine(Parts):
     service: Service
-    postgres: None = None
-    endpoints: tuple[str, ...] = ("default",)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -60,32 +52,15 @@ class Machine:
     def database_url(self) -> str:
         return f"sqlite+aiosqlite:///{self.service.data_dir / 'darkroom.sqlite3'}"
 
-    def darkroom(self, *arguments: str) -> str:
-        return self.service.command(*arguments).stdout
-
-    @property
-    def control(self) -> Path:
-        return self.folder / "control"
-
-    @property
-    def temporary(self) -> Path:
-        return self.folder / "t"
-
     @property
     def images(self) -> ImageStore:
         return ImageStore((self.service.data_dir / "images").as_uri())
 
-    @property
-    def nats_url(self) -> str:
-        return f"nats://service:{PASSWORD}@127.0.0.1:{self.cable.port}"
-
     def ray(self) -> RayState:
-        lines = reversed(self.service.output.splitlines())
-        return RayState(next(line.split()[-1] for line in lines if line.startswith("Ray ")))
+        return RayState(self.service.ray_address)
 
-    async def lose_node(self, lasts_s: float) -> bool:
-        """There is only one node."""
-        return False
+    def darkroom(self, *arguments: str) -> str:
+        return self.service.command(*arguments).stdout
 
 
 @asynccontextmanager
@@ -95,8 +70,6 @@ async def machine() -> AsyncGenerator[Machine]:
     async with AsyncExitStack() as stack:
         folder = short_folder()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        for name in ("control", "t"):
-            (folder / name).mkdir()
         stack.callback(processes.end)
         environment = {**os.environ, MARK: processes.mark}
         servers = NatsServers(folder / "nats", count=1, environment=environment)
@@ -104,10 +77,16 @@ async def machine() -> AsyncGenerator[Machine]:
         servers.start()
         await servers.wait_ready()
         cable = await stack.enter_async_context(linked(*servers.ports()))
-        one = Machine(folder, processes, servers, cable, Service(folder / "d", **SETTINGS))
-        one.service.environment |= _environment(one)
-        stack.callback(one.service.close)
-        await asyncio.to_thread(partial(one.service.start, timeout_s=_START_TIMEOUT_S))
+        service = Service(folder / "d", **SETTINGS)
+        one = Machine(
+            folder=folder, processes=processes, nats=servers, cable=cable, service=service
+        )
+        service.environment |= environment_inside(one, os.environ.get("PYTHONPATH", "")) | {
+            MARK: processes.mark,
+            "DARKROOM_NATS_URL": f"nats://service:{PASSWORD}@127.0.0.1:{cable.port}",
+        }
+        stack.callback(service.close)
+        await asyncio.to_thread(partial(service.start, timeout_s=_START_TIMEOUT_S))
         yield one
 
 
@@ -120,11 +99,10 @@ def short_folder() -> Path:
             return folder
 
 
-def _environment(machine: Machine) -> dict[str, str]:
+def environment_inside(parts: Parts, python_path: str) -> dict[str, str]:
+    """Return the variables that let faults into the service's processes."""
     return {
-        MARK: machine.processes.mark,
-        "TMPDIR": str(machine.temporary),
-        "FAULTS_CONTROL": str(machine.control),
-        "PYTHONPATH": os.pathsep.join([str(INSIDE), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
-        "DARKROOM_NATS_URL": machine.nats_url,
+        "TMPDIR": str(parts.temporary),
+        "FAULTS_CONTROL": str(parts.control),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(_INSIDE), python_path))),
     }

@@ -31,29 +31,25 @@ class Processes:
         self.mark = uuid4().hex
 
     def all(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.pid != os.getpid() and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-        return [each for each in found if _lives(each)]
+        """Return them without zombies, each with `name` and `cmdline` in its `info`."""
+        return [
+            each
+            for each in psutil.process_iter(["name", "cmdline", "environ", "status"])
+            if each.pid != os.getpid()
+            and (each.info["environ"] or {}).get(MARK) == self.mark
+            and each.info["status"] != psutil.STATUS_ZOMBIE
+        ]
 
     def titled(self, part: str) -> list[int]:
         """Ids of the processes of a part, lowest first."""
-        return sorted(each.pid for each in self.all() if TITLES[part] in _title(each))
+        title = TITLES[part]
+        return sorted(
+            each.pid for each in self.all() if title in " ".join(each.info["cmdline"] or ())
+        )
 
     def named(self, name: str) -> list[int]:
         """Ids of the processes of a program."""
-        return sorted(each.pid for each in self.all() if _name(each) == name)
-
-    def listening(self) -> list[int]:
-        """The ports on which they listen."""
-        ports = set()
-        for process in self.all():
-            with suppress(psutil.Error):
-                connections = process.net_connections("tcp")
-                ports |= {each.laddr.port for each in connections if each.status == "LISTEN"}
-        return sorted(ports)
+        return sorted(each.pid for each in self.all() if each.info["name"] == name)
 
     def signal(self, pids: Iterable[int], number: int) -> list[int]:
         """Send a signal and return the processes that received it; each must still belong to this
@@ -124,21 +120,3 @@ class RayState:
 
     def nodes(self) -> int:
         return sum(node["Alive"] for node in self._state.node_table())
-
-
-def _lives(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
-def _title(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
-
-
-def _name(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return str(process.name())
-    return ""

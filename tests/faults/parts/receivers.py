@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
@@ -28,7 +28,6 @@ class Receivers:
         self._record = record
         self._chance = random.Random(f"receivers {seed}")
         self._webhooks: dict[str, Webhook] = {}
-        self._servers: list[asyncio.Server] = []
         self._dead_port = free_port()
         self.port = 0
         self.forbidden_port = 0
@@ -49,17 +48,17 @@ class Receivers:
     def forbidden_url(self) -> str:
         return f"http://{FORBIDDEN}:{self.forbidden_port}/forbidden"
 
-    async def start(self) -> None:
-        good = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        forbidden = await asyncio.start_server(self._note_forbidden, FORBIDDEN, 0)
-        self._servers = [good, forbidden]
-        self.port, self.forbidden_port = (
-            each.sockets[0].getsockname()[1] for each in self._servers
-        )
-
-    async def close(self) -> None:
-        for server in self._servers:
-            server.close()
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            good = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+            stack.callback(good.close)
+            forbidden = await asyncio.start_server(self._note_forbidden, FORBIDDEN, 0)
+            stack.callback(forbidden.close)
+            self.port, self.forbidden_port = (
+                each.sockets[0].getsockname()[1] for each in (good, forbidden)
+            )
+            yield
 
     async def _note_forbidden(
         self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter
