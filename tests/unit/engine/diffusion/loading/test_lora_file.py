@@ -66,11 +66,11 @@ def test_a_lora_is_a_sum_of_outer_products() -> None:
     assert np.allclose(found, STRENGTH * ALPHA / RANK * expected, atol=1e-5)
 
 
-def loha(rows: int = OUT, columns: int = IN) -> Weights:
+def loha(rows: int = OUT, columns: int = IN, rank: int = RANK) -> Weights:
     return {
         f"hada_w{n}_{half}": drawn(*shape, seed=n)
         for n in (1, 2)
-        for half, shape in (("a", (rows, RANK)), ("b", (RANK, columns)))
+        for half, shape in (("a", (rows, rank)), ("b", (rank, columns)))
     }
 
 
@@ -288,7 +288,7 @@ _LINEAR = "unet.mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
 _NORM = "unet.mid_block.attentions.0.transformer_blocks.0.norm1"
 _SIDE = 64
 _PAIR = {"lora_A.weight": torch.ones(2, _SIDE), "lora_B.weight": torch.ones(_SIDE, 2)}
-_LOHA = loha(_SIDE, _SIDE)
+_LOHA = loha(_SIDE, _SIDE, rank=2)  # so low that it is added by row
 _LOKR = {"lokr_w1": torch.ones(8, 8), "lokr_w2": torch.ones(8, 8)}
 _EMPTY = {"lokr_w2_a": torch.ones(8, 0), "lokr_w2_b": torch.ones(0, 8)}
 Apply = Callable[..., Networks]
