@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from engine.graph.models_folder import ModelsFolder
 from events.log import utc_now
+from events.store.database import Database
 from events.store.keys import ApiKeys
 from events.store.records import Endpoint, Scope
 from local.embedded import is_up
@@ -30,7 +31,7 @@ from settings.callbacks import CallbackSettings
 from settings.http import HttpSettings
 from settings.settings import Settings
 from settings.stores import SQLITE_FILE, StoreSettings
-from tests.support.database import database_in
+from tests.support.database import prepared, sqlite_url
 from tests.support.edge import running_edge
 from tests.support.patience import FACTOR
 from tests.support.polling import eventually
@@ -173,7 +174,7 @@ async def test_a_database_is_told_that_is_missing_empty_or_without_keys(tmp_path
     (tmp_path / SQLITE_FILE).touch()
     tables, clock = await check.run()
     assert (tables.level, clock.level) == (Level.ERROR, Level.OK)
-    async with database_in(tmp_path) as database:
+    async with prepared(Database(sqlite_url(tmp_path))) as database:
         assert (await check.run())[0].level is Level.WARNING
         _, key = mint("alice", "alice", [Scope.READ], created_at=utc_now())
         await ApiKeys(database).add(key)
