@@ -19,7 +19,7 @@ from engine.nodes import NODE_TYPES
 from events.decisions import Command, Complete, Start, StoreImage
 from events.job import Job
 from events.store.records import Endpoint, KeyLimits, Scope
-from events.types import ImageStored
+from events.types import ImageStored, Submitted
 from serve_app.access.api_keys import mint
 from serve_app.access.owner_limits import OPEN_JOBS_PERIOD_S
 from settings.settings import Settings
@@ -79,6 +79,11 @@ class Edge(MemoryParts):
     async def job(self, job_id: str) -> Job:
         return await job_in(self.log, job_id)
 
+    async def submitted(self, answer: httpx.Response) -> Submitted:
+        """What is recorded of the request that was answered so."""
+        assert answer.is_success, answer.text
+        return (await self.job(answer.json()["request_id"])).submitted
+
     async def execute(self, job_id: str, command: Command) -> None:
         await self.services.writer.execute(command, await self.job(job_id))
 
@@ -115,11 +120,11 @@ class Edge(MemoryParts):
     async def complete(self, job_id: str, *, images: int = 1) -> None:
         await self.execute(job_id, Complete(actor=ACTOR, images=images))
 
-    async def run(self, job_id: str, *, images: int = 1) -> None:
-        """Run a job as a job actor would."""
+    async def run(self, job_id: str, *, images: int = 1, **stored: Any) -> None:
+        """Run a job as a job actor would; `stored` is said of each image."""
         await self.start(job_id)
         for index in range(images):
-            await self.store_image(job_id, index=index)
+            await self.store_image(job_id, index=index, **stored)
         await self.complete(job_id, images=images)
 
     async def project(self) -> None:

@@ -41,6 +41,14 @@ def log_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [vars(each) for each in caplog.records if each.message == "jobs administered"]
 
 
+@pytest.fixture
+async def dead(edge: Edge, client: Client) -> str:
+    """A job of Alice's that was given up."""
+    job_id = await submit(client)
+    await give_up(edge, job_id)
+    return job_id
+
+
 class TestList:
     async def test_it_has_every_owners_jobs_newest_first(
         self, edge: Edge, client: Client, bob: Client, admin: Client
@@ -57,13 +65,15 @@ class TestList:
         await give_up(edge, dead)
         await edge.execute(stopped, Quarantine("No."))
         await edge.project()
-        assert await listed(admin, "?status=0") == [waiting]
-        assert await listed(admin, "?status=2") == [stopped, dead]
-        assert await listed(admin, "?dead_letter=undispatchable") == [dead]
-        assert await listed(admin, "?dead_letter=quarantined") == [stopped]
-        both = "?dead_letter=quarantined&dead_letter=undispatchable"
-        assert await listed(admin, both) == [stopped, dead]
-        assert await listed(admin, "?endpoint=elsewhere") == []
+        expected = {
+            "?status=0": [waiting],
+            "?status=2": [stopped, dead],
+            "?dead_letter=undispatchable": [dead],
+            "?dead_letter=quarantined": [stopped],
+            "?dead_letter=quarantined&dead_letter=undispatchable": [stopped, dead],
+            "?endpoint=elsewhere": [],
+        }
+        assert {query: await listed(admin, query) for query in expected} == expected
 
 
 class TestShow:
@@ -87,10 +97,8 @@ class TestShow:
         for private in (SECRET, "a-private-path", "token=", "/files/"):
             assert private not in answer.text
 
-    async def test_why_it_failed_is_told(self, edge: Edge, client: Client, admin: Client) -> None:
-        job_id = await submit(client)
-        await give_up(edge, job_id)
-        body = (await admin.get(f"{JOBS}/{job_id}")).json()
+    async def test_why_it_failed_is_told(self, admin: Client, dead: str) -> None:
+        body = (await admin.get(f"{JOBS}/{dead}")).json()
         assert body["dead_letter"] == "undispatchable"
         assert "the actor died" in body["message"]
 
@@ -180,12 +188,8 @@ class TestResubmit:
         assert shown["retry_of"] == job_id
         assert (await client.get(f"/v1/jobs/{retry_id}")).json()["retry_of"] == job_id
 
-    async def test_a_repeat_finds_the_same_job(
-        self, edge: Edge, client: Client, admin: Client
-    ) -> None:
-        job_id = await submit(client)
-        await give_up(edge, job_id)
-        answers = [(await admin.post(f"{JOBS}/{job_id}/resubmit")).json() for _ in range(2)]
+    async def test_a_repeat_finds_the_same_job(self, edge: Edge, admin: Client, dead: str) -> None:
+        answers = [(await admin.post(f"{JOBS}/{dead}/resubmit")).json() for _ in range(2)]
         assert answers[0] == answers[1]
         await give_up(edge, answers[0]["request_id"])
         again = (await admin.post(f"{JOBS}/{answers[0]['request_id']}/resubmit")).json()
@@ -202,22 +206,18 @@ class TestResubmit:
             assert refusal(answer) == (409, "job_not_resubmittable")
 
     async def test_a_job_that_was_sent_again_and_erased_stays_erased(
-        self, edge: Edge, client: Client, admin: Client
+        self, client: Client, admin: Client, dead: str
     ) -> None:
-        job_id = await submit(client)
-        await give_up(edge, job_id)
-        retry_id = (await admin.post(f"{JOBS}/{job_id}/resubmit")).json()["request_id"]
+        retry_id = (await admin.post(f"{JOBS}/{dead}/resubmit")).json()["request_id"]
         await client.delete(f"/v1/jobs/{retry_id}")
-        answer = await admin.post(f"{JOBS}/{job_id}/resubmit")
+        answer = await admin.post(f"{JOBS}/{dead}/resubmit")
         assert answer.status_code == 409
         assert "erased" in answer.json()["error"]["message"]
 
     async def test_its_endpoint_must_still_take_its_jobs(
-        self, edge: Edge, client: Client, admin: Client
+        self, edge: Edge, admin: Client, dead: str
     ) -> None:
-        job_id = await submit(client)
-        await give_up(edge, job_id)
-        moved = (await edge.job(job_id)).submitted.model_copy(update={"endpoint": "own"})
+        moved = (await edge.job(dead)).submitted.model_copy(update={"endpoint": "own"})
         other = "0199a1b2-0000-7000-8000-000000000001"
         await edge.services.writer.submit(other, Submit(moved))
         await give_up(edge, other)
@@ -240,11 +240,8 @@ async def test_an_unknown_and_an_erased_job_are_404(
         assert (await admin.request(method, f"{JOBS}/{job_id}{tail}", json=json)).status_code == 404
 
 
-async def test_no_job_is_blocked(admin: Client) -> None:
-    assert (await admin.get(BLOCKED)).json() == {"jobs": [], "count": 0}
-
-
 async def test_blocked_jobs_are_listed_page_by_page(edge: Edge, admin: Client) -> None:
+    assert (await admin.get(BLOCKED)).json() == {"jobs": [], "count": 0}
     history, jobs = History(), [new_id() for _ in range(3)]
     for job_id in jobs:
         history.add(job_id, submitted(), Unknown(original_type="darkroom.job.paused.v1"))

@@ -30,6 +30,12 @@ async def submit(client: Client, callback_url: str | None = URL) -> str:
     return str(answer.json()["request_id"])
 
 
+async def ended(edge: Edge, client: Client) -> str:
+    job_id = await submit(client)
+    await edge.run(job_id)
+    return job_id
+
+
 async def record(edge: Edge, job_id: str, *events: DeliveryEvent) -> None:
     log = edge.services.deliveries
     history = await log.read(job_id)
@@ -55,8 +61,7 @@ class TestTries:
     async def test_each_is_shown_with_time_status_latency_and_error(
         self, edge: Edge, client: Client
     ) -> None:
-        job_id = await submit(client)
-        await edge.run(job_id)
+        job_id = await ended(edge, client)
         await record(edge, job_id, tried(1, 503), CallbackWithheld(), tried(2, None, "reset"))
         report = (await client.get(f"/v1/jobs/{job_id}/callbacks")).json()
         times = [datetime.fromisoformat(each.pop("at")) for each in report["tries"]]
@@ -86,12 +91,12 @@ class TestTries:
         taken, given_up = await submit(client), await submit(client)
         await record(edge, taken, tried(1, 200), CallbackDelivered(attempt=1))
         await record(edge, given_up, tried(1, 410), CallbackExhausted(attempts=1, message="Gone."))
-        first = (await client.get(f"/v1/jobs/{taken}/callbacks")).json()
-        second = (await client.get(f"/v1/jobs/{given_up}/callbacks")).json()
-        assert (first["state"], first.get("message")) == ("delivered", None)
-        assert (second["state"], second["message"]) == ("exhausted", "Gone.")
-        assert "next_try_at" not in first
-        assert "next_try_at" not in second
+        for job_id, expected in (
+            (taken, ("delivered", None, None)),
+            (given_up, ("exhausted", "Gone.", None)),
+        ):
+            report = (await client.get(f"/v1/jobs/{job_id}/callbacks")).json()
+            assert tuple(map(report.get, ("state", "message", "next_try_at"))) == expected
 
     async def test_a_job_without_a_callback_has_no_tries(self, client: Client) -> None:
         job_id = await submit(client, None)
@@ -101,8 +106,7 @@ class TestTries:
 
 class TestRedelivery:
     async def test_it_is_recorded_and_parked_for_now(self, edge: Edge, client: Client) -> None:
-        job_id = await submit(client)
-        await edge.run(job_id)
+        job_id = await ended(edge, client)
         await record(edge, job_id, tried(1, 200), CallbackDelivered(attempt=1))
         answer = await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
         assert answer.status_code == 202
@@ -117,8 +121,7 @@ class TestRedelivery:
         self, edge: Edge, client: Client
     ) -> None:
         """The first may have died between the two."""
-        job_id = await submit(client)
-        await edge.run(job_id)
+        job_id = await ended(edge, client)
         await record(edge, job_id, tried(1, 410), CallbackExhausted(attempts=1, message="Gone."))
         for _ in range(2):
             await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
@@ -128,8 +131,7 @@ class TestRedelivery:
     async def test_the_repair_of_the_queue_looks_for_it_from_then_on(
         self, edge: Edge, client: Client
     ) -> None:
-        job_id = await submit(client)
-        await edge.run(job_id)
+        job_id = await ended(edge, client)
         model = edge.services.read_model
         await model.apply(await edge.services.log.read(job_id), expected=await model.offset())
         await record(edge, job_id, tried(1, 200), CallbackDelivered(attempt=1))
@@ -147,8 +149,7 @@ class TestRedelivery:
             running_edge(tmp_path, callback_allow_networks=LOCAL) as edge,
             await edge.client() as client,
         ):
-            job_id = await submit(client)
-            await edge.run(job_id)
+            job_id = await ended(edge, client)
             url = f"/v1/jobs/{job_id}/callbacks/redeliver"
             for _ in range(2):
                 await record(edge, job_id, tried(1, 200), CallbackDelivered(attempt=1))
@@ -163,8 +164,7 @@ class TestRedelivery:
         self, edge: Edge, client: Client
     ) -> None:
         """Neither the one that submitted the job, where its list was made shorter meanwhile."""
-        job_id = await submit(client)
-        await edge.run(job_id)
+        job_id = await ended(edge, client)
         key_id = (await edge.job(job_id)).submitted.key_id
         await edge.services.keys.change(key_id, callback_hosts=("a.example",))
         async with edge.client_with(client.headers["Authorization"].split()[1]) as same_key:
@@ -174,16 +174,13 @@ class TestRedelivery:
         assert answer.json()["error"]["extra_info"] == {"parameter": "callback_url"}
         assert edge.callback_queue.recorded == []
 
-    @pytest.mark.parametrize("url", [None, URL])
-    async def test_there_must_be_something_to_deliver(
-        self, edge: Edge, client: Client, url: str | None
-    ) -> None:
-        job_id = await submit(client, url)
-        if url is None:
-            await edge.run(job_id)
-        answer = await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
-        assert refusal(answer) == (409, "nothing_to_deliver")
-        assert await events_of(edge, job_id) == []
+    async def test_there_must_be_something_to_deliver(self, edge: Edge, client: Client) -> None:
+        open_job, without_callback = await submit(client), await submit(client, None)
+        await edge.run(without_callback)
+        for job_id in (open_job, without_callback):
+            answer = await client.post(f"/v1/jobs/{job_id}/callbacks/redeliver")
+            assert refusal(answer) == (409, "nothing_to_deliver")
+            assert await events_of(edge, job_id) == []
         assert edge.callback_queue.recorded == []
 
 

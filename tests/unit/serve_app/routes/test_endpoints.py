@@ -67,21 +67,16 @@ class TestCreate:
         assert usual.keys().isdisjoint({"owner", "checkpoint", "max_cost", "precision"})
 
     @pytest.mark.parametrize(
-        ("change", "field"),
-        [
-            ({"colour": "red"}, "colour"),
-            ({"checkpoints": ["unknown.safetensors"]}, "checkpoints"),
-            ({"job_timeout_s": 3601}, "job_timeout_s"),
-        ],
+        "change",
+        [{"colour": "red"}, {"checkpoints": ["unknown.safetensors"]}, {"job_timeout_s": 3601}],
     )
     async def test_what_makes_no_sense_is_a_bad_request(
-        self, admin: Client, change: dict[str, Any], field: str
+        self, admin: Client, change: dict[str, Any]
     ) -> None:
         answer = await admin.post(URL, json={"id": "fast", **change})
-        assert answer.status_code == 400
-        error = answer.json()["error"]
-        assert error["type"] == "invalid_request"
-        assert [each["field"] for each in error["extra_info"]["fields"]] == [field]
+        assert refusal(answer) == (400, "invalid_request")
+        fields = answer.json()["error"]["extra_info"]["fields"]
+        assert [each["field"] for each in fields] == list(change)
 
     async def test_an_id_is_given_once(self, admin: Client, alice: Client) -> None:
         await created(admin)
@@ -217,12 +212,11 @@ class TestDrainAndDelete:
         assert (await admin.delete(f"{URL}/own?drain_s=90")).json()["ends_at"] == ends_at
         assert (await admin.delete(f"{URL}/own?drain_s=0")).json()["ends_at"] < ends_at
 
-    @pytest.mark.parametrize("drain_s", ["-1", "86401", "nan", "x"])
-    async def test_a_time_that_makes_no_sense_is_a_bad_request(
-        self, admin: Client, drain_s: str
-    ) -> None:
+    async def test_a_time_that_makes_no_sense_is_a_bad_request(self, admin: Client) -> None:
         await created(admin)
-        assert (await admin.delete(f"{URL}/own?drain_s={drain_s}")).status_code == 400
+        for drain_s in ("-1", "86401", "nan", "x"):
+            answer = await admin.delete(f"{URL}/own?drain_s={drain_s}")
+            assert answer.status_code == 400, drain_s
 
 
 class TestShow:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
+from typing import Any
 
 import pytest
 
 from storage.file_names import JPEG, SAFETENSORS, WEBP
 from storage.service_secret import file_token
 from tests.support.edge import Client, Edge, lasting_headers, refusal, submit
-from tests.support.generate_bodies import diffusion_body
 
 PIXELS = b"pixels"
 ETAG = f'"sha256:{hashlib.sha256(PIXELS).hexdigest()}"'
@@ -19,9 +19,13 @@ ETAG = f'"sha256:{hashlib.sha256(PIXELS).hexdigest()}"'
 @pytest.fixture
 async def url(edge: Edge, client: Client) -> str:
     """The URL of the one image of a job that has ended."""
-    answer = await client.post("/diffusion/v1/generate", json=diffusion_body())
-    await edge.run(answer.json()["request_id"])
-    result = await client.get(answer.headers["Location"])
+    return await url_of(edge, client)
+
+
+async def url_of(edge: Edge, client: Client, **stored: Any) -> str:
+    job_id = await submit(client)
+    await edge.run(job_id, **stored)
+    result = await client.get(f"/v1/jobs/{job_id}/result")
     return str(result.json()["results"][0]["url"])
 
 
@@ -46,39 +50,20 @@ async def test_head_has_the_headers_of_get(anyone: Client, url: str) -> None:
     assert head.content == b""
 
 
-async def test_a_latent_is_a_file_of_its_own_kind(
-    edge: Edge, client: Client, anyone: Client
-) -> None:
-    answer = await client.post("/diffusion/v1/generate", json=diffusion_body())
-    job_id = answer.json()["request_id"]
-    await edge.start(job_id)
-    await edge.store_image(job_id, media_type=SAFETENSORS)
-    await edge.complete(job_id)
-    result = await client.get(answer.headers["Location"])
-    url = str(result.json()["results"][0]["url"])
-    assert "/0.latent?token=" in url
-    for method in ("GET", "HEAD"):
-        found = await anyone.request(method, url)
-        assert (found.status_code, found.headers["Content-Type"]) == (200, SAFETENSORS)
-    part = await anyone.get(url, headers={"Range": "bytes=0-1"})
-    assert (part.status_code, part.headers["Content-Type"]) == (206, SAFETENSORS)
-    token = file_token(edge.services.secret, job_id, "0.png")
-    assert (await anyone.get(f"/files/{job_id}/0.png?token={token}")).status_code == 404
-
-
-@pytest.mark.parametrize(("media_type", "suffix"), [(WEBP, "webp"), (JPEG, "jpg")])
-async def test_an_image_of_another_format_is_named_and_sent_as_that(
+@pytest.mark.parametrize(
+    ("media_type", "suffix"), [(SAFETENSORS, "latent"), (WEBP, "webp"), (JPEG, "jpg")]
+)
+async def test_a_file_of_another_kind_is_named_and_sent_as_that(
     edge: Edge, client: Client, anyone: Client, media_type: str, suffix: str
 ) -> None:
-    answer = await client.post("/diffusion/v1/generate", json=diffusion_body())
-    job_id = answer.json()["request_id"]
-    await edge.start(job_id)
-    await edge.store_image(job_id, media_type=media_type)
-    await edge.complete(job_id)
-    url = str((await client.get(answer.headers["Location"])).json()["results"][0]["url"])
+    url = await url_of(edge, client, media_type=media_type)
     assert f"/0.{suffix}?token=" in url
-    found = await anyone.get(url)
-    assert (found.status_code, found.headers["Content-Type"]) == (200, media_type)
+    for method in ("GET", "HEAD"):
+        found = await anyone.request(method, url)
+        assert (found.status_code, found.headers["Content-Type"]) == (200, media_type)
+    part = await anyone.get(url, headers={"Range": "bytes=0-1"})
+    assert (part.status_code, part.headers["Content-Type"]) == (206, media_type)
+    assert (await anyone.get(path_of(edge, url.split("/")[-2]))).status_code == 404
 
 
 @pytest.mark.parametrize("tag", [ETAG, f"W/{ETAG}", f'"other", {ETAG}', "*"])
@@ -137,24 +122,21 @@ async def test_what_is_no_single_range_is_answered_whole(
 
 
 @pytest.mark.parametrize(
-    ("tag", "status"), [(ETAG, 206), ('"other"', 200), (f"W/{ETAG}", 200), ("Sun, 01 Mar", 200)]
+    ("headers", "status", "content"),
+    [
+        ({"If-None-Match": '"other"'}, 200, PIXELS),
+        ({"Range": "bytes=0-1", "If-None-Match": ETAG}, 304, b""),
+        ({"Range": "bytes=0-1", "If-Range": ETAG}, 206, b"pi"),
+        ({"Range": "bytes=0-1", "If-Range": '"other"'}, 200, PIXELS),
+        ({"Range": "bytes=0-1", "If-Range": f"W/{ETAG}"}, 200, PIXELS),
+        ({"Range": "bytes=0-1", "If-Range": "Sun, 01 Mar"}, 200, PIXELS),
+    ],
 )
-async def test_a_range_of_another_image_is_answered_whole(
-    anyone: Client, url: str, tag: str, status: int
+async def test_what_is_sent_depends_on_the_image_that_the_caller_has(
+    anyone: Client, url: str, headers: dict[str, str], status: int, content: bytes
 ) -> None:
-    headers = {"Range": "bytes=0-1", "If-Range": tag}
-    assert (await anyone.get(url, headers=headers)).status_code == status
-
-
-async def test_an_image_that_the_caller_has_is_not_sent_in_part_either(
-    anyone: Client, url: str
-) -> None:
-    headers = {"Range": "bytes=0-1", "If-None-Match": ETAG}
-    assert (await anyone.get(url, headers=headers)).status_code == 304
-
-
-async def test_another_tag_is_sent_the_image(anyone: Client, url: str) -> None:
-    assert (await anyone.get(url, headers={"If-None-Match": '"other"'})).content == PIXELS
+    answer = await anyone.get(url, headers=headers)
+    assert (answer.status_code, answer.content) == (status, content)
 
 
 @pytest.mark.parametrize("change", ["no token", "other token", "cut token", "other file", "odd id"])
@@ -179,9 +161,7 @@ async def test_what_the_token_does_not_open_is_not_found(
 async def test_a_right_token_opens_only_what_is_stored(
     edge: Edge, anyone: Client, url: str, name: str
 ) -> None:
-    job_id = url.split("/")[-2]
-    token = file_token(edge.services.secret, job_id, name)
-    assert (await anyone.get(f"/files/{job_id}/{name}?token={token}")).status_code == 404
+    assert (await anyone.get(path_of(edge, url.split("/")[-2], name=name))).status_code == 404
 
 
 async def test_an_image_that_was_removed_is_not_found(edge: Edge, anyone: Client, url: str) -> None:
@@ -190,20 +170,23 @@ async def test_an_image_that_was_removed_is_not_found(edge: Edge, anyone: Client
     assert refusal(await anyone.get(url)) == (404, "not_found")
 
 
-async def ended_job(edge: Edge, client: Client) -> str:
+@pytest.fixture
+async def job_id(edge: Edge, client: Client) -> str:
+    """A job that has ended."""
     job_id = await submit(client)
     await edge.run(job_id)
     return job_id
 
 
-def path_of(edge: Edge, job_id: str, expires: int | None) -> str:
-    token = file_token(edge.services.secret, job_id, "0.png", expires=expires)
+def path_of(edge: Edge, job_id: str, expires: int | None = None, *, name: str = "0.png") -> str:
+    token = file_token(edge.services.secret, job_id, name, expires=expires)
     end = "" if expires is None else f"&expires={expires}"
-    return f"/files/{job_id}/0.png?token={token}{end}"
+    return f"/files/{job_id}/{name}?token={token}{end}"
 
 
-async def test_a_url_works_until_its_end_and_is_then_gone(edge: Edge, client: Client) -> None:
-    job_id = await ended_job(edge, client)
+async def test_a_url_works_until_its_end_and_is_then_gone(
+    edge: Edge, client: Client, job_id: str
+) -> None:
     now = int(time.time())
     answer = await client.get(path_of(edge, job_id, now + 100))
     assert answer.status_code == 200
@@ -213,17 +196,19 @@ async def test_a_url_works_until_its_end_and_is_then_gone(edge: Edge, client: Cl
 
 
 @pytest.mark.parametrize("change", ["&expires={later}", "", "&expires=x", "&expires=-1"])
-async def test_nobody_can_change_the_end(edge: Edge, client: Client, change: str) -> None:
-    job_id = await ended_job(edge, client)
+async def test_nobody_can_change_the_end(
+    edge: Edge, client: Client, job_id: str, change: str
+) -> None:
     now = int(time.time())
     path = path_of(edge, job_id, now - 1).partition("&expires=")[0]
     assert (await client.get(path + change.format(later=now + 100))).status_code in {400, 404}
 
 
 @pytest.mark.edge(image_url_ttl_s=60)
-async def test_where_urls_have_an_end_one_without_is_gone(edge: Edge, client: Client) -> None:
-    job_id = await ended_job(edge, client)
-    assert (await client.get(path_of(edge, job_id, None))).status_code == 410
+async def test_where_urls_have_an_end_one_without_is_gone(
+    edge: Edge, client: Client, job_id: str
+) -> None:
+    assert (await client.get(path_of(edge, job_id))).status_code == 410
     assert (await client.get(path_of(edge, job_id, int(time.time()) + 9))).status_code == 200
     wrong = await client.get(f"/files/{job_id}/0.png?token=x")
     assert wrong.status_code == 404, "a wrong token tells nothing of the file"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from base64 import b64decode
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -21,13 +22,8 @@ from storage.images import ImageNotFound
 from tests.support.edge import ACTOR, Client, Edge, submit
 from tests.support.events import folded, submitted
 from tests.support.failing_log import FailingLog
-from tests.support.generate_bodies import diffusion_body, workflow_body
+from tests.support.generate_bodies import workflow_body
 from tests.support.live.stream import watching
-
-
-async def submit_workflow(client: Client) -> str:
-    answer = await client.post("/workflow/v1/generate", json=workflow_body())
-    return str(answer.json()["request_id"])
 
 
 async def listed(client: Client, query: str = "") -> list[str]:
@@ -60,22 +56,26 @@ class TestList:
     async def test_it_has_the_first_images_of_a_job_with_many(
         self, edge: Edge, client: Client
     ) -> None:
-        answer = await client.post("/diffusion/v1/generate", json=diffusion_body(n_iter=9))
+        await submit(client, n_iter=9)
         await edge.project()
         [job] = (await client.get("/v1/jobs?results=true")).json()["jobs"]
-        assert answer.status_code == 202
         assert (len(job["results"]), job["result_count"]) == (4, 9)
 
     async def test_filters_narrow_it(self, edge: Edge, client: Client) -> None:
-        ended, waiting = await submit(client), await submit_workflow(client)
+        ended = await submit(client)
+        answer = await client.post("/workflow/v1/generate", json=workflow_body())
+        waiting = answer.json()["request_id"]
         await edge.run(ended)
         await edge.project()
-        assert await listed(client, "?status=1") == [ended]
-        assert await listed(client, "?status=0") == [waiting]
-        assert await listed(client, "?status=2") == []
-        assert await listed(client, "?flavour=workflow") == [waiting]
-        assert await listed(client, "?endpoint=default") == [waiting, ended]
-        assert await listed(client, "?endpoint=other") == []
+        expected = {
+            "?status=0": [waiting],
+            "?status=1": [ended],
+            "?status=2": [],
+            "?flavour=workflow": [waiting],
+            "?endpoint=default": [waiting, ended],
+            "?endpoint=other": [],
+        }
+        assert {query: await listed(client, query) for query in expected} == expected
 
     async def test_it_tells_a_cancelled_job_from_a_failed_one(
         self, edge: Edge, client: Client
@@ -99,9 +99,7 @@ class TestShow:
         job_id = await submit(client)
         await edge.start(job_id)
         await edge.execute(job_id, FailAttempt(actor=ACTOR, message="a hiccup", final=False))
-        await edge.start(job_id)
-        await edge.store_image(job_id)
-        await edge.complete(job_id)
+        await edge.run(job_id)
         body = (await client.get(f"/v1/jobs/{job_id}")).json()
         assert body["attempts"] == 2
         assert body["last_failure"] == "a hiccup"
@@ -177,7 +175,7 @@ class TestErase:
         assert (answer.status_code, answer.json()) == (200, {"erased": True})
 
 
-PATHS = ("diffusion/v1/result", "api/v1/diffusion/result")
+PATHS = ("/diffusion/v1/result", "/api/v1/diffusion/result")
 
 
 def result_url(job_id: str, **query: object) -> str:
@@ -188,7 +186,7 @@ def result_url(job_id: str, **query: object) -> str:
 async def test_a_completed_job_has_its_images(edge: Edge, client: Client) -> None:
     job_id = await submit(client)
     await edge.run(job_id)
-    for path in ("/diffusion/v1/result", "/api/v1/diffusion/result"):
+    for path in PATHS:
         body = (await client.get(path, params={"request_id": job_id})).json()
         assert body["status"] == 1
         assert "message" not in body
@@ -197,11 +195,10 @@ async def test_a_completed_job_has_its_images(edge: Edge, client: Client) -> Non
         assert item["url"].startswith(f"http://darkroom.test/files/{job_id}/0.png?token=")
 
 
-@pytest.mark.parametrize("ended", [False, True])
-async def test_no_cache_keeps_a_result(edge: Edge, client: Client, ended: bool) -> None:
+async def test_no_cache_keeps_a_result(edge: Edge, client: Client) -> None:
     job_id = await submit(client)
-    if ended:
-        await edge.run(job_id)
+    assert (await client.get(result_url(job_id))).headers["Cache-Control"] == "no-store"
+    await edge.run(job_id)
     assert (await client.get(result_url(job_id))).headers["Cache-Control"] == "no-store"
 
 
@@ -248,54 +245,42 @@ class TestNotFound:
 
 
 class TestWait:
-    async def test_the_answer_comes_when_the_job_ends(self, edge: Edge, client: Client) -> None:
-        job_id = await submit(client)
-        await edge.start(job_id)
+    @pytest.fixture(autouse=True)
+    def _ends_early(self) -> Iterator[None]:
         begun = time.monotonic()
-        waiting = asyncio.create_task(client.get(result_url(job_id, wait=30)))
-        await edge.store_image(job_id)
-        await edge.complete(job_id)
-        assert (await waiting).json()["status"] == 1
-        assert time.monotonic() - begun < 25  # not the 30 s that it may wait
+        yield
+        assert time.monotonic() - begun < 25  # not the 30 s that each wait may take
 
-    async def test_a_cancelled_job_ends_the_wait(self, edge: Edge, client: Client) -> None:
-        job_id = await submit(client)
-        waiting = asyncio.create_task(client.get(result_url(job_id, wait=30)))
-        await edge.execute(job_id, Cancel())
-        assert (await waiting).json()["status"] == 2
+    async def test_the_answer_comes_when_the_job_ends(self, edge: Edge, client: Client) -> None:
+        done, cancelled = await submit(client), await submit(client)
+        urls = [result_url(job_id, wait=30) for job_id in (done, cancelled)]
+        waiting = [asyncio.create_task(client.get(url)) for url in urls]
+        await edge.run(done)
+        await edge.execute(cancelled, Cancel())
+        assert [(await answer).json()["status"] for answer in waiting] == [1, 2]
 
-    @pytest.mark.parametrize("projected", [False, True])
-    async def test_a_job_that_has_ended_is_not_waited_for(
-        self, edge: Edge, client: Client, projected: bool
-    ) -> None:
+    async def test_a_job_that_has_ended_is_not_waited_for(self, edge: Edge, client: Client) -> None:
         job_id = await submit(client)
         await edge.run(job_id)
-        if projected:
-            await edge.project()
-        begun = time.monotonic()
         assert (await client.get(result_url(job_id, wait=30))).json()["status"] == 1
-        assert time.monotonic() - begun < 25  # not the 30 s that it may wait
+        await edge.project()
+        assert (await client.get(result_url(job_id, wait=30))).json()["status"] == 1
 
     async def test_the_answer_comes_when_the_time_is_over(self, client: Client) -> None:
         assert (await client.get(result_url(await submit(client), wait=0.05))).json()["status"] == 0
 
     async def test_a_caller_that_goes_ends_the_wait(self, edge: Edge, client: Client) -> None:
-        job_id = await submit(client)
-        url = result_url(job_id, wait=60)
-        begun = time.monotonic()
+        url = result_url(await submit(client), wait=30)
         async with watching(edge.app, url, await edge.key()) as caller:
             caller.leave()
             await caller.end()
-        assert time.monotonic() - begun < 55  # not the 60 s that it may wait
 
 
 LARGE = bytes(range(256)) * 2048
 
 
 async def job_with(edge: Edge, client: Client, *files: bytes, end: bool = True) -> str:
-    body = diffusion_body(batch_size=max(1, len(files)))
-    answer = await client.post("/diffusion/v1/generate", json=body)
-    job_id = str(answer.json()["request_id"])
+    job_id = await submit(client, batch_size=max(1, len(files)))
     await edge.start(job_id)
     for index, data in enumerate(files):
         media_type = (None, WEBP, SAFETENSORS)[index % 3]
@@ -306,7 +291,7 @@ async def job_with(edge: Edge, client: Client, *files: bytes, end: bool = True) 
 
 
 def paths(job_id: str) -> list[str]:
-    of_flavour = [f"/{path}?request_id={job_id}&" for path in PATHS]
+    of_flavour = [f"{path}?request_id={job_id}&" for path in PATHS]
     return [*of_flavour, f"/v1/jobs/{job_id}/result?"]
 
 

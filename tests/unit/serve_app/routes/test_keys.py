@@ -47,12 +47,10 @@ class TestCreate:
             assert (await alice.get("/v1/keys")).status_code == 403
 
     async def test_what_is_left_out_has_its_usual_value(self, admin: Client) -> None:
+        usual = {"name": "alice", "scopes": ["cancel", "generate", "read"], "limits": {}}
         body = await created(admin)
-        assert body["name"] == "alice"
-        assert body["scopes"] == ["cancel", "generate", "read"]
-        assert body["state"] == "live"
-        assert body["limits"] == {}
-        assert "expires_at" not in body
+        assert usual.items() <= body.items()
+        assert (body["state"], body.get("expires_at")) == ("live", None)
 
     async def test_what_is_said_is_kept(self, admin: Client) -> None:
         limits = {
@@ -62,13 +60,8 @@ class TestCreate:
             "endpoints": ["default", "fast"],
             "callback_hosts": ["*.example.com", "2001:db8::1"],
         }
-        asked = {
-            "owner": "Bob ●",
-            "name": "phone",
-            "scopes": ["read"],
-            "expires_at": "2999-12-31T23:59:59Z",
-            "limits": limits,
-        }
+        asked = {"owner": "Bob ●", "name": "phone", "scopes": ["read"], "limits": limits}
+        asked["expires_at"] = "2999-12-31T23:59:59Z"
         assert asked.items() <= (await created(admin, **asked)).items()
 
     @pytest.mark.parametrize(
@@ -97,37 +90,28 @@ class TestCreate:
         self, admin: Client, change: dict[str, Any], field: str
     ) -> None:
         answer = await admin.post("/v1/keys", json={"owner": "alice", **change})
-        assert answer.status_code == 400
-        error = answer.json()["error"]
-        assert error["type"] == "invalid_request"
-        assert field in {each["field"] for each in error["extra_info"]["fields"]}
+        assert refusal(answer) == (400, "invalid_request")
+        fields = answer.json()["error"]["extra_info"]["fields"]
+        assert field in {each["field"] for each in fields}
 
-    @pytest.mark.parametrize(
-        ("body", "status"), [(b"{", 400), (b"[]", 400), (b"", 400), (b"{}" + b" " * 600_000, 413)]
-    )
-    async def test_a_body_that_is_none_is_refused(
-        self, admin: Client, body: bytes, status: int
-    ) -> None:
+    async def test_a_body_that_is_none_is_refused(self, admin: Client) -> None:
         headers = {"Content-Type": "application/json"}
-        assert (await admin.post("/v1/keys", content=body, headers=headers)).status_code == status
+        for body, status in ((b"{", 400), (b"[]", 400), (b"", 400), (b"{}" + b" " * 600_000, 413)):
+            answer = await admin.post("/v1/keys", content=body, headers=headers)
+            assert answer.status_code == status, body[:9]
 
 
 class TestChange:
     async def test_what_is_absent_stays(self, admin: Client) -> None:
         limits = {"burst": 3, "max_open_jobs": 7, "endpoints": ["default"]}
         before = await created(admin, expires_at="2999-01-01T00:00:00Z", limits=limits)
-        change = {
-            "name": "phone",
-            "limits": {"max_open_jobs": 8, "endpoints": None, "priority": "low"},
-        }
-        answer = await admin.patch(f"/v1/keys/{before['id']}", json=change)
-        assert answer.status_code == 200
-        after = answer.json()
+        changed = {"max_open_jobs": 8, "endpoints": None, "priority": "low"}
+        change = {"name": "phone", "limits": changed}
+        after = (await admin.patch(f"/v1/keys/{before['id']}", json=change)).json()
         assert after == await shown(admin, before["id"])
-        assert after["limits"] == {"burst": 3, "max_open_jobs": 8, "priority": "low"}
-        assert after["name"] == "phone"
-        for name in ("owner", "scopes", "expires_at", "created_at", "state"):
-            assert after[name] == before[name]
+        kept_limits = {"burst": 3, "max_open_jobs": 8, "priority": "low"}
+        del before["key"], before["webhook_secret"]
+        assert after == before | {"name": "phone", "limits": kept_limits}
 
     async def test_an_expiry_can_be_taken_back(self, admin: Client) -> None:
         url = f"/v1/keys/{(await created(admin))['id']}"
@@ -182,9 +166,8 @@ class TestRotate:
         answer = await admin.post(f"/v1/keys/{old['id']}/rotate")
         assert answer.status_code == 201
         new = answer.json()
-        for name in ("owner", "name", "scopes", "limits"):
-            assert new[name] == old[name]
-        assert new["webhook_secret"] != old["webhook_secret"]
+        own = {"id", "key", "webhook_secret", "created_at"}
+        assert {name for name in old if new[name] != old[name]} == own
         after = await shown(admin, old["id"])
         assert (after["replaced_by"], after["state"]) == (new["id"], "live")
         left = datetime.fromisoformat(after["expires_at"]) - datetime.now(UTC)
@@ -239,12 +222,11 @@ class TestRotate:
         assert refusal(answer) == (409, "key_not_rotatable")
         assert "changed by another request" in answer.json()["error"]["message"]
 
-    @pytest.mark.parametrize("grace", ["-1", "nan", "inf", "1e9", "x"])
-    async def test_a_grace_that_makes_no_sense_is_a_bad_request(
-        self, admin: Client, grace: str
-    ) -> None:
+    async def test_a_grace_that_makes_no_sense_is_a_bad_request(self, admin: Client) -> None:
         key_id = (await created(admin))["id"]
-        assert (await admin.post(f"/v1/keys/{key_id}/rotate?grace_s={grace}")).status_code == 400
+        for grace in ("-1", "nan", "inf", "1e9", "x"):
+            answer = await admin.post(f"/v1/keys/{key_id}/rotate?grace_s={grace}")
+            assert answer.status_code == 400, grace
         assert "replaced_by" not in await shown(admin, key_id)
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.edge import Client, Edge
-from tests.support.generate_bodies import diffusion_body
+from tests.support.edge import Client, Edge, submit
 from tests.support.uploads import upload
 
 
@@ -17,8 +16,7 @@ async def make(client: Client, listed: str, number: int) -> str:
             return str((await client.post("/v1/keys", json={"owner": "alice"})).json()["id"])
         case "uploads":
             return str((await upload(client, f"{number}.png")).json()["name"])
-    answer = await client.post("/diffusion/v1/generate", json=diffusion_body())
-    return str(answer.json()["request_id"])
+    return await submit(client)
 
 
 @pytest.mark.parametrize(

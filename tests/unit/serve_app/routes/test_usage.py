@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.edge import Client, Edge
+from tests.support.edge import Client, Edge, submit
 from tests.support.generate_bodies import diffusion_body
 from tests.support.uploads import upload
 
 
 async def test_usage_is_that_of_all_keys_of_the_owner_alone(edge: Edge, bob: Client) -> None:
-    async with (
-        await edge.client() as one,
-        await edge.client() as two,
-    ):
+    async with await edge.client() as one, await edge.client() as two:
         done, *still_open, _ = [
             (await each.post("/diffusion/v1/generate", json=diffusion_body())).json()
             for each in (one, two, two, bob)
@@ -48,7 +45,7 @@ async def test_a_limit_that_is_off_is_null(client: Client) -> None:
 
 
 async def test_what_this_replica_took_counts_before_it_is_projected(client: Client) -> None:
-    await client.post("/diffusion/v1/generate", json=diffusion_body())
+    await submit(client)
     usage = (await client.get("/v1/usage")).json()
     assert usage["open_jobs"]["used"] == 1
     assert usage["log_bytes"]["used"] > 300
