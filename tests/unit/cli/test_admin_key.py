@@ -1,5 +1,3 @@
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -10,14 +8,13 @@ from cli.admin_key import (
     CALLBACK_SECRET_FILE,
     ensure_admin_key,
     note_shown,
+    with_keys,
     write_callback_secret,
 )
 from events.log import utc_now
-from events.store.database import Database
-from events.store.keys import ApiKeys
-from events.store.records import Scope
+from events.store.records import ApiKey, Scope
 from local.embedded import with_secret
-from serve_app.access.api_keys import parse
+from serve_app.access.api_keys import ParsedKey, parse
 from settings.settings import Settings
 from storage.service_secret import webhook_secret
 
@@ -27,24 +24,23 @@ def settings(tmp_path: Path) -> Settings:
     return Settings.load(data_dir=tmp_path)
 
 
-@asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[ApiKeys]:
-    database = Database(settings.stores.effective_database_url)
-    yield ApiKeys(database)
-    await database.close()
+async def only_row(settings: Settings) -> ApiKey:
+    [row] = await with_keys(settings.stores, lambda keys: keys.all())
+    return row
+
+
+def parsed(text: str | None) -> ParsedKey:
+    key = parse(text or "")
+    assert key is not None
+    return key
 
 
 class TestAdminKey:
     async def test_it_is_made_once(self, settings: Settings) -> None:
         text = await ensure_admin_key(settings.stores)
-        assert text is not None
         note_shown(settings.stores)
         assert await ensure_admin_key(settings.stores) is None
-        async with opened(settings) as keys:
-            [row] = await keys.all()
-        parsed = parse(text)
-        assert parsed is not None
-        assert parsed.opens(row)
+        assert parsed(text).opens(await only_row(settings))
         assert (settings.stores.data_dir / ADMIN_KEY_FILE).read_text() == f"{text}\n"
 
     async def test_a_start_that_failed_after_making_it_leaves_it_to_be_shown(
@@ -60,9 +56,7 @@ class TestAdminKey:
         path = stores.data_dir / CALLBACK_SECRET_FILE
         assert path.read_text() == f"{secret}\n"
         assert path.stat().st_mode & 0o777 == 0o600
-        parsed = parse(text or "")
-        assert parsed is not None
-        assert secret == webhook_secret(stores.secret_bytes, parsed.id)
+        assert secret == webhook_secret(stores.secret_bytes, parsed(text).id)
 
     async def test_a_database_that_lost_it_is_told(
         self, settings: Settings, tmp_path: Path
@@ -73,22 +67,17 @@ class TestAdminKey:
             data_dir=tmp_path, database_url=f"sqlite+aiosqlite:///{tmp_path / 'other.sqlite3'}"
         )
         assert await ensure_admin_key(other.stores) is None
-        async with opened(other) as keys:
-            [row] = await keys.all()
-        parsed = parse(text or "")
-        assert parsed is not None
-        assert parsed.opens(row)
+        row = await only_row(other)
+        assert parsed(text).opens(row)
         assert row.scopes == frozenset(Scope)
         assert row.is_live(utc_now())
 
     async def test_one_that_was_revoked_stays_revoked(self, settings: Settings) -> None:
         await ensure_admin_key(settings.stores)
-        async with opened(settings) as keys:
-            [row] = await keys.all()
-            await keys.revoke(row.id, utc_now())
-            await ensure_admin_key(settings.stores)
-            [row] = await keys.all()
-        assert not row.is_live(utc_now())
+        key_id = (await only_row(settings)).id
+        await with_keys(settings.stores, lambda keys: keys.revoke(key_id, utc_now()))
+        await ensure_admin_key(settings.stores)
+        assert not (await only_row(settings)).is_live(utc_now())
 
     async def test_a_file_that_holds_none_is_told(
         self, settings: Settings, capsys: pytest.CaptureFixture[str]

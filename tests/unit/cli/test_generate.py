@@ -78,20 +78,14 @@ class TestJobView:
         console = terminal()
         preview = b64encode(jpeg(8, 8)).decode()
         with JobView(console, "diffusion a-job") as view:
-            for event, said in [
-                (
-                    Event("queued", {"queue_position": 3, "starts_in_s": 9.6}),
-                    "number 3 in the queue",
-                ),
-                (
-                    Event("progress", {"progress": 0.35, "step": 7, "steps": 20}),
-                    "step 7 of 20",
-                ),
-                (Event("preview", {"jpeg": preview}), "▀"),
-                (Event("attempt_failed", {}), "retrying"),
-                (Event("cancelled", {}), "cancelled"),
-            ]:
-                view.note(event)
+            for name, data, said in (
+                ("queued", {"queue_position": 3, "starts_in_s": 9.6}, "number 3 in the queue"),
+                ("progress", {"progress": 0.35, "step": 7, "steps": 20}, "step 7 of 20"),
+                ("preview", {"jpeg": preview}, "▀"),
+                ("attempt_failed", {}, "retrying"),
+                ("cancelled", {}, "cancelled"),
+            ):
+                view.note(Event(name, data))
                 assert said in shown_on(console)
 
     @pytest.mark.parametrize("sent", [None, "?", "/9j/4AAQ", ["a"]])
@@ -137,27 +131,19 @@ class TestOnAnEdge:
         assert json.loads("\n".join(rest))["state"] == "completed"
         assert "▀" not in ended.stdout
 
-    async def test_a_program_gets_json_and_nothing_else(
-        self, edge: Edge, client: httpx.AsyncClient, run: Run, key: str
-    ) -> None:
-        command = run(key, "generate", "a circle", "--json")
-        answer = json.loads((await self.generated(edge, client, command)).stdout)
-        assert (answer["status"], answer["files"]) == (1, [])
-
-    async def test_the_pictures_have_the_format_that_was_asked_for(
+    async def test_a_program_gets_json_alone_and_pictures_of_the_format_that_it_asked_for(
         self, edge: Edge, client: httpx.AsyncClient, run: Run, key: str
     ) -> None:
         options = ("--image-format", "webp", "--image-quality", "80", "--json")
         command = run(key, "generate", "a circle", *options)
         answer = json.loads((await self.generated(edge, client, command)).stdout)
+        assert (answer["status"], answer["files"]) == (1, [])
         asked = (await edge.job(answer["request_id"])).submitted
         assert (asked.image_format, asked.image_quality) == ("webp", 80)
 
-    @pytest.mark.parametrize("option", [("--image-format", "gif"), ("--image-quality", "101")])
-    async def test_a_format_that_there_is_not_is_refused(
-        self, run: Run, key: str, option: tuple[str, str]
-    ) -> None:
-        assert (await run(key, "generate", "a circle", *option)).exit_code == 2
+    async def test_a_format_that_there_is_not_is_refused(self, run: Run, key: str) -> None:
+        for option in (("--image-format", "gif"), ("--image-quality", "101")):
+            assert (await run(key, "generate", "a circle", *option)).exit_code == 2
 
 
 async def submitted(edge: Edge, client: httpx.AsyncClient) -> str | None:
@@ -194,8 +180,7 @@ def test_ctrl_c_cancels_the_job_or_says_that_it_goes_on(
 ) -> None:
     paths: list[str] = []
     members = {"is_cancelled": is_cancelled, "paths": paths}
-    service = type("Service", (Interrupted,), members)
-    monkeypatch.setattr(connection, "Darkroom", service)
+    monkeypatch.setattr(connection, "Darkroom", type("Service", (Interrupted,), members))
     result = CliRunner().invoke(app, ["generate", "a circle", "--key", "dk", *options])
     assert result.exit_code == 130
     assert told in result.stderr

@@ -1,6 +1,6 @@
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,12 +9,7 @@ from click.testing import Result
 from darkroom_client import Darkroom as Client
 from typer.testing import CliRunner
 
-from cli.admin_key import (
-    ADMIN_KEY_FILE,
-    CALLBACK_SECRET_FILE,
-    ensure_admin_key,
-    with_keys,
-)
+from cli.admin_key import ADMIN_KEY_FILE, CALLBACK_SECRET_FILE, ensure_admin_key, with_keys
 from cli.keys import RemoteKeys
 from cli.main import app
 from cli.terminal import console
@@ -40,10 +35,8 @@ def darkroom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Darkroom:
 
 def rows() -> dict[str, ApiKey]:
     """By id."""
-    return {
-        key.id: key
-        for key in asyncio.run(with_keys(Settings.load().stores, lambda keys: keys.all()))
-    }
+    keys = asyncio.run(with_keys(Settings.load().stores, lambda keys: keys.all()))
+    return {key.id: key for key in keys}
 
 
 @pytest.mark.parametrize("words", [["list"], ["create", "bob"], ["revoke", "a" * 12]])
@@ -92,20 +85,17 @@ def test_a_key_has_what_was_asked_for(darkroom: Darkroom) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--rate", "-1"),
-        ("--burst", "0"),
-        ("--callback-host", "http://a.b"),
-        ("--weight", "0"),
-        ("--image-format", "gif"),
-    ],
-)
-def test_a_limit_that_makes_no_sense_is_told(darkroom: Darkroom, option: str, value: str) -> None:
-    result = darkroom("create", "alice", option, value)
-    assert result.exit_code == 2
-    assert option.strip("-").replace("-", "_")[:4] in result.stderr
+def test_a_limit_that_makes_no_sense_is_told(darkroom: Darkroom) -> None:
+    for option, value in (
+        ("rate", "-1"),
+        ("burst", "0"),
+        ("callback-host", "http://a.b"),
+        ("weight", "0"),
+        ("image-format", "gif"),
+    ):
+        result = darkroom("create", "alice", f"--{option}", value)
+        assert result.exit_code == 2
+        assert option[:4] in result.stderr
     assert rows() == {}
 
 
@@ -129,15 +119,10 @@ def test_the_list_has_every_key_with_its_own_limits_and_no_secret(
 class TestRotate:
     @pytest.mark.parametrize(
         ("grace", "seconds"),
-        [
-            ((), 604800),
-            (("--grace", "0s"), 0),
-            (("--grace", "90m"), 5400),
-            (("--grace", "2d"), 172800),
-        ],
+        [((), 604800), (["--grace=0s"], 0), (["--grace=90m"], 5400), (["--grace=2d"], 172800)],
     )
     def test_the_old_key_lives_on_for_the_grace(
-        self, darkroom: Darkroom, grace: tuple[str, ...], seconds: int
+        self, darkroom: Darkroom, grace: Sequence[str], seconds: int
     ) -> None:
         old = printed(darkroom("create", "alice", "--scope", "read", "--burst", "3"))
         new = printed(darkroom("rotate", old.id, *grace))
@@ -148,18 +133,16 @@ class TestRotate:
         left_s = (rotated.expires_at - utc_now()).total_seconds()
         assert seconds - 60 < left_s <= seconds
 
-    @pytest.mark.parametrize("grace", ["7", "d", "-1d", "1.5d", "1w", "367d"])
-    def test_a_grace_that_makes_no_sense_is_told(self, darkroom: Darkroom, grace: str) -> None:
+    def test_a_grace_that_makes_no_sense_is_told(self, darkroom: Darkroom) -> None:
         old = printed(darkroom("create", "alice"))
-        result = darkroom("rotate", old.id, f"--grace={grace}")
-        assert result.exit_code == 2
-        assert "grace" in result.stderr
+        for grace in ("7", "d", "-1d", "1.5d", "1w", "367d"):
+            result = darkroom("rotate", old.id, f"--grace={grace}")
+            assert (result.exit_code, "grace" in result.stderr) == (2, True), grace
         assert rows() == {old.id: old}
 
     def test_an_unknown_key_is_told(self, darkroom: Darkroom) -> None:
         result = darkroom("rotate", "aaaaaaaaaaaa")
-        assert result.exit_code == 4
-        assert "no such key" in result.stderr
+        assert (result.exit_code, "no such key" in result.stderr) == (4, True)
 
     def test_the_admin_key_is_replaced_in_its_file(
         self, darkroom: Darkroom, tmp_path: Path
@@ -168,15 +151,12 @@ class TestRotate:
         assert text is not None
         other = printed(darkroom("create", "alice"))
         darkroom("rotate", other.id)
-        path = tmp_path / ADMIN_KEY_FILE
-        assert path.read_text().strip() == text
+        paths = [tmp_path / name for name in (ADMIN_KEY_FILE, CALLBACK_SECRET_FILE)]
+        assert paths[0].read_text().strip() == text
         result = darkroom("rotate", text.split("_")[1])
-        assert path.read_text().strip() == result.stdout.split()[0]
-        assert path.stat().st_mode & 0o777 == 0o600
-        secret_path = tmp_path / CALLBACK_SECRET_FILE
-        assert secret_path.read_text().strip() == result.stdout.split()[1]
-        assert str(path) in result.stderr
-        assert str(secret_path) in result.stderr
+        assert [path.read_text().strip() for path in paths] == result.stdout.split()
+        assert all(str(path) in result.stderr for path in paths)
+        assert paths[0].stat().st_mode & 0o777 == 0o600
         assert asyncio.run(ensure_admin_key(Settings.load().stores)) is None
 
 
@@ -184,8 +164,7 @@ def test_a_key_is_revoked_once(darkroom: Darkroom) -> None:
     key = printed(darkroom("create", "alice"))
     assert darkroom("revoke", key.id).exit_code == 0
     again = darkroom("revoke", key.id)
-    assert again.exit_code == 4
-    assert "no live key" in again.stderr
+    assert (again.exit_code, "no live key" in again.stderr) == (4, True)
 
 
 def test_a_key_is_printed_as_json_with_its_secrets(darkroom: Darkroom) -> None:

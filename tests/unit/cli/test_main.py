@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from cli.main import COMMANDS, app, load, main
 from cli.terminal import ExitCode, console, stderr, use_json, write_error
+from events.store.records import Scope
 from tests.support.edge import Edge
+from tests.unit.cli.conftest import Run
 
 HEAVY = ("fastapi", "httpx", "nats", "pydantic", "ray", "local", "sqlalchemy", "torch")
 
 
+def printed_by(script: str) -> str:
+    words = [sys.executable, "-c", f"import sys; {script}; print('', *sys.modules, '')"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
 def test_help_loads_no_command() -> None:
     """Such imports are most of what it would take."""
-    script = (
-        "import sys; from typer.testing import CliRunner; from cli.main import app;"
-        "result = CliRunner().invoke(app, ['--help']); print(result.output, *sys.modules)"
+    shown = printed_by(
+        "from typer.testing import CliRunner; from cli.main import app;"
+        "print(CliRunner().invoke(app, ['--help']).output)"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    ).stdout
     assert "keys" in shown
     assert [name for name in HEAVY if f" {name} " in shown] == []
 
 
 def test_a_start_says_what_it_waits_for_before_it_loads_what_takes_long() -> None:
-    script = "import sys; from cli.main import load; load('up'); print('', *sys.modules, '')"
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    ).stdout
+    loaded = printed_by("from cli.main import load; load('up')")
     assert [each for each in ("fastapi", "nats", "ray", "torch") if f" {each} " in loaded] == []
 
 
@@ -85,6 +83,11 @@ class TestDoctor:
         assert result.exit_code == 1
         assert "DARKROOM_PROT is not a setting; did you mean DARKROOM_PORT?" in result.stdout
         assert "Correct the name of the variable" in result.stdout
+        result = CliRunner().invoke(app, ["doctor", "--json"])
+        assert result.exit_code == ExitCode.FAILED
+        answer = json.loads(result.stdout)
+        [told] = [each for each in answer["findings"] if "DARKROOM_PROT" in each["what"]]
+        assert (told["level"], answer["healthy"]) == ("warning", False)
 
 
 @pytest.mark.parametrize(
@@ -122,49 +125,29 @@ def test_a_verify_that_cannot_look_prints_no_list_that_reads_as_clean(
 
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "command-line.md"
-UNREACHABLE = ("jobs", "--key", "dk", "--url", "http://127.0.0.1:9")
 
 
-async def run(words: Sequence[str], **environment: str) -> Result:
-    return await asyncio.to_thread(CliRunner(env=environment).invoke, app, list(words))
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["jobs"], ExitCode.DONE),
-        (["jobs", "--limt", "1"], ExitCode.USAGE),
-        (["endpoints", "create", "own", "colour=red"], ExitCode.REFUSED),
-        (["job", "unknown"], ExitCode.NOT_FOUND),
-        (["watch", "unknown"], ExitCode.NOT_FOUND),
-        (["jobs", "--key", "dk"], ExitCode.FORBIDDEN),
-        (UNREACHABLE, ExitCode.UNAVAILABLE),
-    ],
-)
-@pytest.mark.parametrize("option", [(), ("--json",)])
-async def test_a_command_ends_with_its_code(
-    edge: Edge, url: str, words: Sequence[str], code: ExitCode, option: Sequence[str]
-) -> None:
-    key = await edge.key("root", scopes=["admin", "read"])
-    result = await run([*words, *option], DARKROOM_URL=url, DARKROOM_API_KEY=key)
-    assert result.exit_code == code, result.output
-    if option and code:
+async def test_a_command_ends_with_its_code(edge: Edge, run: Run) -> None:
+    key = await edge.key("root", scopes=[Scope.ADMIN, Scope.READ])
+    for words, code in (
+        ("jobs", ExitCode.DONE),
+        ("jobs --limt 1", ExitCode.USAGE),
+        ("endpoints create own colour=red", ExitCode.REFUSED),
+        ("job unknown", ExitCode.NOT_FOUND),
+        ("watch unknown", ExitCode.NOT_FOUND),
+        ("jobs --key dk", ExitCode.FORBIDDEN),
+        ("jobs --key dk --url http://127.0.0.1:9", ExitCode.UNAVAILABLE),
+    ):
+        assert (await run(key, *words.split())).exit_code == code, words
+        result = await run(key, *words.split(), "--json")
+        assert result.exit_code == code, words
+        if code is ExitCode.DONE:
+            assert json.loads(result.stdout) == {"jobs": []}
+            continue
         error = json.loads(result.stderr)["error"]
         assert (error["exit_code"], result.stdout) == (code, "")
         assert error["message"]
         assert error["type"]
-    elif option:
-        assert json.loads(result.stdout) == {"jobs": []}
-
-
-def test_what_is_found_wrong_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DARKROOM_PROT", "8001")
-    result = CliRunner().invoke(app, ["doctor", "--json"])
-    assert result.exit_code == ExitCode.FAILED
-    answer = json.loads(result.stdout)
-    told = [each for each in answer["findings"] if "DARKROOM_PROT" in each["what"]]
-    assert [each["level"] for each in told] == ["warning"]
-    assert answer["healthy"] is False
 
 
 def test_the_table_in_the_document_has_every_code() -> None:

@@ -15,9 +15,8 @@ from httpx_sse import ServerSentEvent
 ID = "0199aaaa-0000-7000-8000-000000000001"
 STARTED = b'event: started\ndata: {"a": "\xc3\xa9"}\nid: 7\n\n'
 COMPLETED = b"event: completed\r\ndata: {}\r\nid: 9\r\n\r\n"
-STREAM = (
-    b"retry: 1000\nid: 5\n\n: there\n\n" + STARTED + b'event: progress\ndata: {"step": 1}\n\n'
-) + COMPLETED
+STREAM = b"retry: 1000\nid: 5\n\n: there\n\n" + STARTED
+STREAM += b'event: progress\ndata: {"step": 1}\n\n' + COMPLETED
 
 
 class Connections(httpx.BaseTransport):
@@ -56,11 +55,8 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_events_come_whole_however_they_are_cut(size: int) -> None:
     chunks = [STREAM[at : at + size] for at in range(0, len(STREAM), size)]
     events = watched(Connections(chunks))
-    assert [(event.name, event.id) for event in events] == [
-        ("started", "7"),
-        ("progress", None),
-        ("completed", "9"),
-    ]
+    names = [(event.name, event.id) for event in events]
+    assert names == [("started", "7"), ("progress", None), ("completed", "9")]
     assert events[0].data == {"a": "é"}
 
 

@@ -38,9 +38,6 @@ def test_a_variable_of_tests_overrides_a_constant(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("DARKROOM_TEST_A", "4")
     monkeypatch.setenv("DARKROOM_TEST_B", "false")
     assert (constant("A", 1.5), constant("B", True)) == (4.0, False)
-
-
-def test_a_wrong_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DARKROOM_TEST_A", "soon")
     with pytest.raises(ValueError, match="soon"):
         constant("A", 1.5)

@@ -40,6 +40,7 @@ def test_every_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DARKROOM_JOB_TIMEOUT_S", "0")
     monkeypatch.setenv("DARKROOM_KEY_CALLBACK_HOSTS", "*,https://example.com")
     arguments: dict[str, Any] = {"worker_idle_s": -1, "port": "http"}
+    arguments |= {"data_dir": None, "models_dir": 7}
     with pytest.raises(ValidationError) as refusal:
         Settings.load(**arguments)
     named = {error["loc"]: error["type"] for error in refusal.value.errors()}
@@ -48,31 +49,20 @@ def test_every_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("worker_idle_s",): "greater_than",
         ("key_callback_hosts", 1): "string_pattern_mismatch",
         ("port",): "int_parsing",
+        ("data_dir",): "path_type",
+        ("models_dir",): "path_type",
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("callback_allow_networks", "10.0.0.1/8"),  # host bits are set
-        ("callback_allow_networks", "fe80::1/64"),
-        ("data_dir", None),
-        ("models_dir", 7),
-    ],
-)
-def test_a_wrong_value_of_any_type_is_named(name: str, value: Any) -> None:
-    with pytest.raises(ValidationError) as raised:
-        Settings.load(**{name: value})
-    assert {error["loc"][0] for error in raised.value.errors()} == {name}
-
-
+@pytest.mark.parametrize("name", ["callback_allow_networks", "callback_deny_networks"])
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "fe80::1/64", "here"])
-def test_a_wrong_network_is_told_in_plain_words(text: str) -> None:
-    arguments: dict[str, Any] = {"callback_deny_networks": f"10.0.0.0/8,{text}"}
+def test_a_wrong_network_is_told_in_plain_words(name: str, text: str) -> None:
+    """The first two have host bits."""
+    arguments: dict[str, Any] = {name: f"10.0.0.0/8,{text}"}
     with pytest.raises(ValidationError) as raised:
         Settings.load(**arguments)
     [error] = raised.value.errors()
-    assert error["loc"] == ("callback_deny_networks", 1)
+    assert error["loc"] == (name, 1)
     assert "write a network as 10.0.0.0/8 or fd00::/8" in error["msg"]
 
 
@@ -92,8 +82,8 @@ def test_an_argument_may_be_in_any_case() -> None:
 def test_a_variable_without_the_prefix_of_its_group_has_no_second_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("DARKROOM_LOG_NATS_URL", "nats://nats:4222")
-    monkeypatch.setenv("NATS_URL", "nats://nats:4222")
+    for variable in ("DARKROOM_LOG_NATS_URL", "NATS_URL"):
+        monkeypatch.setenv(variable, "nats://nats:4222")
     assert LogSettings().nats_url is None
 
 
@@ -177,7 +167,7 @@ def test_the_variables_of_secrets_are_taken_out_in_any_case() -> None:
 
 
 _PROXY_LINE = (
-    "DARKROOM_CALLBACK_PROXY is a value that is not shown: write the proxy as "
+    " is a value that is not shown: write the proxy as "
     "http://host:port or http://user:password@host:port"
 )
 
@@ -185,27 +175,15 @@ _PROXY_LINE = (
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [
-        ("PORT", "http", "DARKROOM_PORT is 'http': a whole number is required"),
-        ("PORT", "0", "DARKROOM_PORT is '0': 1 or more is required"),
-        ("DOCS", "perhaps", "DARKROOM_DOCS is 'perhaps': true or false is required"),
-        ("IMAGE_URL_TTL_S", "-1", "DARKROOM_IMAGE_URL_TTL_S is '-1': 0 or more is required"),
-        ("OWNER_BURST", "0", "DARKROOM_OWNER_BURST is '0': more than 0 is required"),
-        ("MAX_COST", "inf", "DARKROOM_MAX_COST is 'inf': a finite number is required"),
-        (
-            "CALLBACK_PORTS",
-            "80,x",
-            "DARKROOM_CALLBACK_PORTS, item 2 is 'x': a whole number is required",
-        ),
-        (
-            "KEY_IMAGE_FORMAT",
-            "f{8}",
-            "DARKROOM_KEY_IMAGE_FORMAT is 'f{8}': 'png', 'webp' or 'jpeg' is required",
-        ),
-        (
-            "CALLBACK_PROXY",
-            "http://a:password@",
-            _PROXY_LINE,
-        ),
+        ("PORT", "http", " is 'http': a whole number is required"),
+        ("PORT", "0", " is '0': 1 or more is required"),
+        ("DOCS", "perhaps", " is 'perhaps': true or false is required"),
+        ("IMAGE_URL_TTL_S", "-1", " is '-1': 0 or more is required"),
+        ("OWNER_BURST", "0", " is '0': more than 0 is required"),
+        ("MAX_COST", "inf", " is 'inf': a finite number is required"),
+        ("CALLBACK_PORTS", "80,x", ", item 2 is 'x': a whole number is required"),
+        ("KEY_IMAGE_FORMAT", "f{8}", " is 'f{8}': 'png', 'webp' or 'jpeg' is required"),
+        ("CALLBACK_PROXY", "http://a:password@", _PROXY_LINE),
     ],
 )
 def test_a_wrong_value_is_told_with_its_variable_and_what_is_wanted(
@@ -214,7 +192,7 @@ def test_a_wrong_value_is_told_with_its_variable_and_what_is_wanted(
     monkeypatch.setenv(f"DARKROOM_{name}", value)
     with pytest.raises(ValidationError) as refusal:
         Settings.load()
-    assert Settings.wrong_values(refusal.value) == [line]
+    assert Settings.wrong_values(refusal.value) == [f"DARKROOM_{name}{line}"]
 
 
 def test_no_wrong_value_is_told_in_the_words_of_the_validator(
@@ -252,9 +230,7 @@ def test_a_variable_that_is_no_setting_is_told_with_the_nearest() -> None:
     }
 
 
-# Every variable: its name, its default, and that it is read.
-
-
+DELAYS_S = (0, 5, 30, 120, 600, 1800, 3600, 10800, 21600, 43200)
 VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_HOST": ("127.0.0.1", "0.0.0.0"),
     "DARKROOM_PORT": (8000, 8001),
@@ -325,10 +301,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_UPLOAD_RETENTION_DAYS": (30.0, 31.5),
     "DARKROOM_CALLBACK_REQUIRE_HTTPS": (False, True),
     "DARKROOM_CALLBACK_PORTS": ((), (443, 8443)),
-    "DARKROOM_CALLBACK_DELAYS_S": (
-        (0, 5, 30, 120, 600, 1800, 3600, 10800, 21600, 43200),
-        (0.0, 1.5),
-    ),
+    "DARKROOM_CALLBACK_DELAYS_S": (DELAYS_S, (0.0, 1.5)),
     "DARKROOM_CALLBACK_PROXY": (None, SecretStr("http://proxy:3128")),
     "DARKROOM_HTTP_REPLICAS": (None, 4),
     "DARKROOM_RAY_NUM_GPUS": (None, 2),
@@ -362,18 +335,15 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable, raising=False)
 
 
-def test_these_are_all_variables_with_their_defaults() -> None:
-    assert by_variable(Settings.load()) == {
-        variable: default for variable, (default, _) in VARIABLES.items()
-    }
-
-
-def test_a_variable_is_read_and_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = by_variable(Settings.load())
+def test_each_variable_has_its_default_is_read_and_changes_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    defaults = {variable: default for variable, (default, _) in VARIABLES.items()}
+    assert by_variable(Settings.load()) == defaults
     for variable, (_, other) in VARIABLES.items():
         with monkeypatch.context() as environment:
             environment.setenv(variable, written(other))
-            assert by_variable(Settings.load()) == before | {variable: other}
+            assert by_variable(Settings.load()) == defaults | {variable: other}
 
 
 def test_a_serve_argument_goes_before_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +351,6 @@ def test_a_serve_argument_goes_before_its_variable(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(variable, written(other))
     defaults = {variable: default for variable, (default, _) in VARIABLES.items()}
     arguments: dict[str, Any] = {
-        variable.removeprefix("DARKROOM_").lower(): default
-        for variable, default in defaults.items()
+        variable.removeprefix("DARKROOM_"): default for variable, default in defaults.items()
     }
     assert by_variable(Settings.load(**arguments)) == defaults

@@ -96,39 +96,29 @@ async def test_a_page_of_another_origin_does_not_use_the_password_that_a_browser
     edge: Edge, client: Client
 ) -> None:
     headers = basic(await edge.key())
-    other = await client.get("/probe", headers=headers | {"Origin": "https://evil.example"})
-    own = await client.get("/probe", headers=headers | {"Origin": ADDRESS})
-    assert (other.status_code, own.status_code) == (401, 200)
+    assert (await client.get("/probe", headers=headers | {"Origin": ADDRESS})).status_code == 200
+    odd = ("null", "http://[", "http://]x", "//", "darkroom.test", f"{ADDRESS}/", "http://a@b:c")
+    for origin in ("https://evil.example", *odd):
+        answer = await client.get("/probe", headers=headers | {"Origin": origin})
+        assert answer.status_code == 401, origin
 
 
-@pytest.mark.parametrize(
-    "origin",
-    ["null", "http://[", "http://]x", "//", "darkroom.test", f"{ADDRESS}/", "http://a@b:c"],
-)
-async def test_no_origin_but_the_own_one_is_taken(edge: Edge, client: Client, origin: str) -> None:
-    headers = basic(await edge.key()) | {"Origin": origin}
-    assert (await client.get("/probe", headers=headers)).status_code == 401
-
-
-FETCHES = [
-    ("same-origin", "cors", 200),
-    ("none", "navigate", 200),
-    ("cross-site", "navigate", 200),
-    ("cross-site", "no-cors", 401),
-    ("same-site", "no-cors", 401),
-    ("cross-site", "websocket", 401),
-]
-
-
-@pytest.mark.parametrize(("site", "mode", "status"), FETCHES)
 async def test_a_picture_or_script_of_another_page_does_not_use_the_password_either(
-    edge: Edge, client: Client, site: str, mode: str, status: int
+    edge: Edge, client: Client
 ) -> None:
     key = await edge.key()
-    said = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
-    assert (await client.get("/probe", headers=basic(key) | said)).status_code == status
     bearer = {"Authorization": f"Bearer {key}"}
-    assert (await client.get("/probe", headers=bearer | said)).status_code == 200
+    for site, mode, status in (
+        ("same-origin", "cors", 200),
+        ("none", "navigate", 200),
+        ("cross-site", "navigate", 200),
+        ("cross-site", "no-cors", 401),
+        ("same-site", "no-cors", 401),
+        ("cross-site", "websocket", 401),
+    ):
+        said = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+        assert (await client.get("/probe", headers=basic(key) | said)).status_code == status, said
+        assert (await client.get("/probe", headers=bearer | said)).status_code == 200, said
 
 
 async def test_own_routes_take_a_key_as_bearer_alone(edge: Edge, anyone: Client) -> None:

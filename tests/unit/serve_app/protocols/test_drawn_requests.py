@@ -54,9 +54,7 @@ class Caller:
         for job_id in self.edge.log.job_ids():
             job = await self.edge.job(job_id)
             if job.end is None and job.started_at is None:
-                await self.edge.start(job_id)
-                await self.edge.store_image(job_id, data=PICTURE)
-                await self.edge.complete(job_id)
+                await self.edge.run(job_id, data=PICTURE)
         read_model = self.edge.services.read_model
         if await read_model.offset() < await self.edge.log_contents.last_sequence():
             await self.edge.project()
@@ -78,9 +76,7 @@ async def _known(edge: Edge, client: Client) -> Known:
     asset = (await client.post("/api/v2/assets", files={"file": ("a.png", PICTURE)})).json()
     prompt = workflow_body() | {"client_id": "known"}
     job_id = (await client.post("/prompt", json=prompt)).json()["prompt_id"]
-    await edge.start(job_id)
-    await edge.store_image(job_id, data=PICTURE, node="9")
-    await edge.complete(job_id)
+    await edge.run(job_id, data=PICTURE, node="9")
     await edge.project()
     document = edge.app.openapi()
     schemas = {

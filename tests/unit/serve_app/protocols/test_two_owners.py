@@ -17,8 +17,8 @@ from fastapi.routing import APIRoute
 from events.job_progress import JobProgress
 from events.store.records import Scope
 from serve_app.protocols.registry import PROTOCOLS, HttpProtocol
-from tests.support.edge import Client, Edge
-from tests.support.generate_bodies import diffusion_body, workflow_body
+from tests.support.edge import Client, Edge, submit
+from tests.support.generate_bodies import workflow_body
 from tests.support.protocols.documents import PICTURE
 
 SECRET = "alices-secret"
@@ -47,8 +47,7 @@ async def alice(edge: Edge, client: Client) -> Alice:
     for _ in range(3):
         answer = await client.post("/prompt", json=graph | {"client_id": SECRET})
         job_ids.append(answer.json()["prompt_id"])
-    own = await client.post("/diffusion/v1/generate", json=diffusion_body(prompt=SECRET))
-    job_ids.append(own.json()["request_id"])
+    job_ids.append(await submit(client, prompt=SECRET))
     for id in job_ids[:2]:
         await edge.start(id)
     await edge.store_image(job_ids[0], data=PICTURE + SECRET.encode(), node="9")

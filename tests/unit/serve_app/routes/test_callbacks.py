@@ -185,16 +185,14 @@ class TestRedelivery:
 
 
 class TestSample:
-    @pytest.mark.parametrize(
-        "url",
-        ["http://10.0.0.1/", "http://user@127.0.0.1/", "ftp://127.0.0.1/", "http://inside.test/"],
-    )
     async def test_an_address_that_is_not_allowed_is_refused(
-        self, edge: Edge, client: Client, url: str
+        self, edge: Edge, client: Client
     ) -> None:
         edge.name_server.answers["inside.test"] = ("127.0.0.1", "10.0.0.1")
-        answer = await client.post("/v1/callbacks/test", params={"callback_url": url})
-        assert refusal(answer) == (400, "callback_url_not_allowed")
+        hosts = ("10.0.0.1", "user@127.0.0.1", "inside.test")
+        for url in ("ftp://127.0.0.1/", *(f"http://{host}/" for host in hosts)):
+            answer = await client.post("/v1/callbacks/test", params={"callback_url": url})
+            assert refusal(answer) == (400, "callback_url_not_allowed"), url
 
     async def test_an_owner_may_send_only_so_many(self, client: Client, bob: Client) -> None:
         async def post(sender: Client) -> httpx.Response:

@@ -230,12 +230,10 @@ async def test_row_and_log_give_the_same_answer(edge: Edge, client: Client) -> N
 
 
 class TestNotFound:
-    @pytest.mark.parametrize(
-        "request_id", ["0", "", "x" * 300, "../..", "0199a1b2-0000-7000-8000-000000000000", "\x00"]
-    )
-    async def test_an_unknown_id(self, client: Client, request_id: str) -> None:
-        answer = await client.get("/diffusion/v1/result", params={"request_id": request_id})
-        assert answer.status_code == 404
+    async def test_an_unknown_id(self, client: Client) -> None:
+        for job_id in ("0", "", "x" * 300, "../..", "0199a1b2-0000-7000-8000-000000000000", "\x00"):
+            answer = await client.get("/diffusion/v1/result", params={"request_id": job_id})
+            assert answer.status_code == 404, job_id
 
     async def test_another_flavours_path_says_where_it_is(self, client: Client) -> None:
         job_id = await submit(client)

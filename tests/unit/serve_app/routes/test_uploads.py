@@ -57,12 +57,10 @@ async def test_a_name_is_a_label_and_no_path(
     assert row.storage_key == key
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["..", "../", " ", "a" * 256, "cat\u202egnp.exe", "cat\x85.png", "cat\x7f.png", "a\u2028b"],
-)
-async def test_a_name_that_is_none_is_refused(client: Client, name: str) -> None:
-    assert refusal(await upload(client, name)) == (400, "invalid_upload")
+async def test_a_name_that_is_none_is_refused(client: Client) -> None:
+    hidden = ("cat\u202egnp.exe", "cat\x85.png", "cat\x7f.png", "a\u2028b")
+    for name in ("..", "../", " ", "a" * 256, *hidden):
+        assert refusal(await upload(client, name)) == (400, "invalid_upload"), name
 
 
 async def test_a_picture_of_too_many_pixels_is_refused(client: Client) -> None:
@@ -73,8 +71,7 @@ async def test_a_picture_of_too_many_pixels_is_refused(client: Client) -> None:
 
 async def test_the_same_name_stands_for_the_last_upload(edge: Edge, client: Client) -> None:
     first = (await upload(client)).json()
-    again = (await upload(client)).json()
-    assert again == first
+    assert (await upload(client)).json() == first
     other = (await upload(client, data=png("blue"))).json()
     assert other["digest"] != first["digest"]
     assert await names(client) == ["cat.png"]

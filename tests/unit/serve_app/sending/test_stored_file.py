@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -55,23 +54,22 @@ def client(app: FastAPI) -> Client:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://darkroom.test")
 
 
-def sizes(parts: Sequence[range | None]) -> list[int]:
-    return [len(part or ()) for part in parts]
-
-
-async def test_a_large_file_comes_whole_and_is_read_in_parts(store: WatchedStore) -> None:
+@pytest.mark.parametrize(
+    ("headers", "status", "content", "sizes"),
+    [
+        ({}, 200, DATA, [PART_BYTES] * 3 + [3]),
+        ({"Range": f"bytes=5-{5 + PART_BYTES}"}, 206, DATA[5 : 6 + PART_BYTES], [PART_BYTES, 1]),
+    ],
+    ids=["whole", "range"],
+)
+async def test_a_large_file_is_read_in_parts(
+    store: WatchedStore, headers: dict[str, str], status: int, content: bytes, sizes: list[int]
+) -> None:
     async with client(serving(store)) as http:
-        answer = await http.get("/file")
-    assert answer.content == DATA
-    assert answer.headers["Content-Length"] == str(len(DATA))
-    assert sizes(store.read) == [PART_BYTES, PART_BYTES, PART_BYTES, 3]
-
-
-async def test_a_large_range_is_read_in_parts_too(store: WatchedStore) -> None:
-    async with client(serving(store)) as http:
-        answer = await http.get("/file", headers={"Range": f"bytes=5-{5 + PART_BYTES}"})
-    assert (answer.status_code, answer.content) == (206, DATA[5 : 6 + PART_BYTES])
-    assert sizes(store.read) == [PART_BYTES, 1]
+        answer = await http.get("/file", headers=headers)
+    assert (answer.status_code, answer.content) == (status, content)
+    assert answer.headers["Content-Length"] == str(len(content))
+    assert [len(part or ()) for part in store.read] == sizes
 
 
 async def test_who_takes_nothing_holds_one_part_and_is_cut_off(store: WatchedStore) -> None:

@@ -19,6 +19,7 @@ from serve_app.upload_store import read_input_image
 
 MAX_PIXELS = 10_000
 ORIENTATION = 0x0112
+KINDS = ("PNG", "JPEG", "WEBP")
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (6, 4)) -> Image.Image:
@@ -83,7 +84,7 @@ def test_sixteen_bits_of_grey_keep_their_range() -> None:
     assert pixels(read(encoded(deep))) == [[[0] * 3, [128] * 3, [255] * 3]]
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_is_turned_as_exif_says_and_nothing_else_of_exif_is_kept(kind: str) -> None:
     sent = picture(size=(6, 4))
     exif = Image.Exif()
@@ -117,33 +118,22 @@ def chunk_starts(png: bytes) -> list[int]:
     return starts
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_lies_behind_the_picture_does_not_come_through(kind: str) -> None:
     archive = b"PK\x03\x04<script>alert(1)</script>"
     found = read_input_image(encoded(picture(), kind) + archive, max_pixels=MAX_PIXELS)
     assert b"script" not in found.data
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"text",
-        b"%PDF-1.4\n" + encoded(picture()),
-        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
-        encoded(picture(), "GIF"),
-        encoded(picture(), "BMP"),
-        encoded(picture(), "TIFF"),
-        encoded(picture(), "ICO"),
-    ],
-    ids=["empty", "text", "pdf", "svg", "gif", "bmp", "tiff", "ico"],
-)
-def test_other_formats_are_refused(data: bytes) -> None:
-    with pytest.raises(UploadRefused, match="not a PNG, JPEG or WebP"):
-        read(data)
+def test_other_formats_are_refused() -> None:
+    texts = (b"", b"text", b"<svg xmlns='http://www.w3.org/2000/svg'/>")
+    images = [encoded(picture(), kind) for kind in ("GIF", "BMP", "TIFF", "ICO")]
+    for data in (*texts, b"%PDF-1.4\n" + encoded(picture()), *images):
+        with pytest.raises(UploadRefused, match="not a PNG, JPEG or WebP"):
+            read(data)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_is_cut_off_is_refused(kind: str) -> None:
     data = encoded(picture(size=(60, 60)), kind)
     with pytest.raises(UploadRefused, match="damaged or cut off"):
@@ -189,7 +179,7 @@ def test_the_largest_picture_is_taken() -> None:
     assert read(png_of(100, 100, bytes(100 * 14))).size == (100, 100)
 
 
-@given(st.data(), st.sampled_from(["PNG", "JPEG", "WEBP"]))
+@given(st.data(), st.sampled_from(KINDS))
 def test_damage_is_refused_or_repaired_but_never_raises_anything_else(
     data: st.DataObject, kind: str
 ) -> None:

@@ -68,27 +68,16 @@ async def test_files_are_bounded(client: Client) -> None:
     assert (await client.post("/userdata/a", content=b"y" * 60)).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "..%2Fa.json",
-        "a%2F..%2F..%2Fb",
-        "%2Fetc%2Fpasswd",
-        "a%2F%2Fb",
-        "a%5Cb",
-        "a%00",
-        "%0A",
-        "%2E",
-        "a%2F",
-        "x" * 501,
-        "a%2F" * 16 + "b",
-        "%20",
-    ],
-)
-async def test_a_name_plays_no_tricks(client: Client, name: str) -> None:
-    for method in ("POST", "GET", "DELETE"):
-        assert (await client.request(method, f"/userdata/{name}")).status_code == 400, method
-    assert (await client.post(f"/userdata/a/move/{name}")).status_code == 400
+TRAVERSALS = ("..%2Fa.json", "a%2F..%2F..%2Fb", "%2Fetc%2Fpasswd", "a%2F%2Fb", "a%5Cb", "a%00")
+UNUSABLE = ("%0A", "%2E", "a%2F", "x" * 501, "a%2F" * 16 + "b", "%20")
+
+
+async def test_a_name_plays_no_tricks(client: Client) -> None:
+    for name in TRAVERSALS + UNUSABLE:
+        for method in ("POST", "GET", "DELETE"):
+            answer = await client.request(method, f"/userdata/{name}")
+            assert answer.status_code == 400, (method, name)
+        assert (await client.post(f"/userdata/a/move/{name}")).status_code == 400, name
     assert await names(client) == []
 
 
@@ -100,10 +89,8 @@ async def test_a_browser_runs_nothing_of_one(client: Client) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
     await client.post("/userdata/user.css", content=b"a {}")
     style = await client.get("/userdata/user.css")
-    assert (style.content, style.headers["content-type"]) == (
-        b"a {}",
-        "text/css; charset=utf-8",
-    )
+    assert style.content == b"a {}"
+    assert style.headers["content-type"] == "text/css; charset=utf-8"
 
 
 async def test_settings_are_kept_one_by_one_and_together(client: Client, bob: Client) -> None:
@@ -129,10 +116,10 @@ async def test_settings_are_bounded(client: Client) -> None:
     assert (await client.post("/settings/b", json=4)).status_code == 200
 
 
-@pytest.mark.parametrize("id", ["x" * 201, "ä", "%00", "%0A"])
-async def test_an_id_of_a_setting_is_short_and_plain(client: Client, id: str) -> None:
-    assert (await client.post(f"/settings/{id}", json=1)).status_code == 400
-    assert (await client.get(f"/settings/{id}")).json() is None
+async def test_an_id_of_a_setting_is_short_and_plain(client: Client) -> None:
+    for id in ("x" * 201, "ä", "%00", "%0A"):
+        assert (await client.post(f"/settings/{id}", json=1)).status_code == 400, id
+        assert (await client.get(f"/settings/{id}")).json() is None
 
 
 async def test_many_settings_at_once_are_an_object(client: Client) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from events.decisions import FailAttempt
 from events.job_progress import JobProgress
-from tests.support.edge import ACTOR, Client, Edge
+from tests.support.edge import ACTOR, Client, Edge, submit
 from tests.support.edge_services import URL
-from tests.support.generate_bodies import diffusion_body, workflow_body
+from tests.support.generate_bodies import workflow_body
 from tests.support.live.websocket import Websocket, connected
 from tests.support.polling import eventually
 from tests.unit.serve_app.protocols.comfyui.conftest import CLIENT, Connect, queue
@@ -149,19 +149,17 @@ async def test_pictures_for_the_websocket_itself_are_sent_on_it(
     async with connect() as websocket:
         await websocket.until("status")
         id = await queue(client, prompt=prompt)
-        await edge.start(id)
-        await edge.store_image(id, node="9")
-        await edge.complete(id)
+        await edge.run(id, node="9")
         told = await websocket.until("executed")
         assert told[-2] == struct.pack(">II", 1, 2) + b"pixels"
         assert told[-3]["data"]["node"] == "9"
 
 
-@pytest.mark.parametrize("path", ["/ws", "/api/ws", "/comfy/ws"])
-async def test_who_names_no_client_is_given_a_name(connect: Connect, path: str) -> None:
-    async with connect(path) as websocket:
-        [first] = await websocket.until("status")
-        assert len(first["data"]["sid"]) == 32
+async def test_who_names_no_client_is_given_a_name(connect: Connect) -> None:
+    for path in ("/ws", "/api/ws", "/comfy/ws"):
+        async with connect(path) as websocket:
+            [first] = await websocket.until("status")
+            assert len(first["data"]["sid"]) == 32
 
 
 async def test_a_key_opens_it_at_any_place_and_nothing_else_does(edge: Edge, key: str) -> None:
@@ -211,6 +209,6 @@ async def test_diffusion_jobs_count_and_are_not_told(
 ) -> None:
     async with connect() as websocket:
         await websocket.until("status")
-        await client.post("/diffusion/v1/generate", json=diffusion_body())
+        await submit(client)
         await edge.project()
         assert await status_of(websocket) == 1

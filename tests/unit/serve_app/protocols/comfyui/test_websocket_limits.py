@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.support.edge import Edge
+from tests.support.edge import Client, Edge
 from tests.support.live.websocket import connected
 from tests.support.polling import eventually
-from tests.unit.serve_app.protocols.comfyui.conftest import CLIENT, queue
+from tests.unit.serve_app.protocols.comfyui.conftest import Connect, queue
 
 pytestmark = pytest.mark.edge(
     max_streams=3,
@@ -21,30 +21,22 @@ pytestmark = pytest.mark.edge(
 )
 
 
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-async def test_sockets_are_counted_with_the_streams(edge: Edge) -> None:
-    alice, bob = bearer(await edge.key("alice")), bearer(await edge.key("bob"))
-    async with connected(edge.app, "/ws", headers=alice) as first:
+async def test_sockets_are_counted_with_the_streams(edge: Edge, connect: Connect) -> None:
+    bob = {"Authorization": f"Bearer {await edge.key('bob')}"}
+    async with connect() as first:
         await first.until("status")
-        async with connected(edge.app, "/ws", headers=alice) as second:
+        async with connect() as second:
             await second.until("status")
-            async with connected(edge.app, "/ws", headers=alice) as third:
+            async with connect() as third:
                 await eventually(lambda: third.status == 429)
             async with connected(edge.app, "/ws", headers=bob) as others:
                 await others.until("status")
-    async with connected(edge.app, "/ws", headers=alice) as later:
+    async with connect() as later:
         await later.until("status")
 
 
-async def test_who_takes_nothing_is_cut_off(edge: Edge) -> None:
-    key = await edge.key("alice")
-    async with (
-        connected(edge.app, f"/ws?clientId={CLIENT}", headers=bearer(key)) as websocket,
-        edge.client_with(key) as client,
-    ):
+async def test_who_takes_nothing_is_cut_off(edge: Edge, client: Client, connect: Connect) -> None:
+    async with connect() as websocket:
         await websocket.until("status")
         websocket.reading.clear()
         await edge.start(await queue(client))
@@ -54,17 +46,15 @@ async def test_who_takes_nothing_is_cut_off(edge: Edge) -> None:
         await eventually(lambda: websocket.close_code == 1013)
 
 
-async def test_a_socket_ends_with_its_key(edge: Edge) -> None:
-    key = await edge.key("alice")
-    async with connected(edge.app, "/ws", headers=bearer(key)) as websocket:
+async def test_a_socket_ends_with_its_key(edge: Edge, key: str, connect: Connect) -> None:
+    async with connect() as websocket:
         await websocket.until("status")
         await edge.services.keys.revoke(key.split("_")[1], datetime.now(UTC))
         await eventually(lambda: websocket.close_code == 1008)
 
 
-async def test_a_socket_ends_with_the_server(edge: Edge) -> None:
-    key = await edge.key("alice")
-    async with connected(edge.app, "/ws", headers=bearer(key)) as websocket:
+async def test_a_socket_ends_with_the_server(edge: Edge, connect: Connect) -> None:
+    async with connect() as websocket:
         await websocket.until("status")
         await edge.app.state.replica.job_access.live.streams.stop()
         await eventually(lambda: websocket.close_code == 1001)

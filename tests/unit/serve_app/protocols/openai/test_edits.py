@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import httpx
 import numpy as np
-import pytest
-from PIL import Image
 from safetensors.numpy import save_file
 
 from tests.support.edge import Client, Edge
 from tests.support.generate_bodies import CHECKPOINT
-from tests.support.uploads import png
+from tests.support.uploads import png, png_of
 from tests.unit.serve_app.protocols.conftest import Answered
 
 EDITS = "/v1/images/edits"
+IMAGE = ("image[]", ("a.png", png()))
 
 
 def mask(size: tuple[int, int] = (64, 32)) -> bytes:
-    out = io.BytesIO()
-    Image.new("RGBA", size, (0, 0, 0, 0)).save(out, "PNG")
-    return out.getvalue()
+    return png_of(np.zeros((size[1], size[0], 4), np.uint8))
 
 
 def form(image: bytes = b"", *, mask: bytes = b"", field: str = "image", **texts: Any) -> Any:
@@ -33,10 +29,7 @@ def form(image: bytes = b"", *, mask: bytes = b"", field: str = "image", **texts
 
 
 async def graph_of(edge: Edge, answer: httpx.Response) -> dict[str, Any]:
-    assert answer.status_code == 200, answer.text
-    graph: dict[str, Any] = (await edge.job(answer.json()["request_id"])).submitted.request[
-        "prompt"
-    ]
+    graph: dict[str, Any] = (await edge.submitted(answer)).request["prompt"]
     return graph
 
 
@@ -90,37 +83,31 @@ async def test_a_checkpoint_of_another_family_is_asked_as_is_usual_for_it(
         assert (sampler["scheduler"], sampler["steps"]) == ("simple", 20)
 
 
-@pytest.mark.parametrize(
-    ("asked", "parameter", "word"),
-    [
-        (form(mask=mask((32, 64))), "mask", "32x64"),
-        (form(mask=png(size=(64, 32))), "mask", "alpha"),
-        (form(field="picture"), "picture", "not supported"),
-        (form(png(size=(3, 2))), "size", "16 pixels"),
-        (form(size="4096x4096", n="10"), None, "at most 2,000"),
-        (form(n="many"), "n", "integer"),
-        ({"files": [("mask", ("m.png", mask()))], "data": {"prompt": "x"}}, "image", "one image"),
-        (
-            {"files": [("image[]", ("a.png", png()))] * 2, "data": {"prompt": "x"}},
-            "image",
-            "one image",
-        ),
-        (form(b"no image"), None, "not a PNG"),
-    ],
-)
-async def test_what_is_not_possible_is_refused_in_words(
-    edge: Edge, client: Client, asked: Any, parameter: str | None, word: str
-) -> None:
-    answer = await client.post(EDITS, **asked)
-    error = answer.json()["error"]
-    assert answer.status_code == 400, error
-    assert error["param"] == parameter
-    assert word in error["message"]
-    assert not edge.log.job_ids()
+REFUSED: list[tuple[Any, str | None, str]] = [
+    (form(mask=mask((32, 64))), "mask", "32x64"),
+    (form(mask=png(size=(64, 32))), "mask", "alpha"),
+    (form(field="picture"), "picture", "not supported"),
+    (form(png(size=(3, 2))), "size", "16 pixels"),
+    (form(size="4096x4096", n="10"), None, "at most 2,000"),
+    (form(n="many"), "n", "integer"),
+    ({"files": [("mask", ("m.png", mask()))], "data": {"prompt": "x"}}, "image", "one image"),
+    ({"files": [IMAGE] * 2, "data": {"prompt": "x"}}, "image", "one image"),
+    (form(b"no image"), None, "not a PNG"),
+]
+
+
+async def test_what_is_not_possible_is_refused_in_words(edge: Edge, client: Client) -> None:
+    for asked, parameter, word in REFUSED:
+        answer = await client.post(EDITS, **asked)
+        error = answer.json()["error"]
+        assert answer.status_code == 400, error
+        assert error["param"] == parameter
+        assert word in error["message"]
+        assert not edge.log.job_ids()
 
 
 async def test_more_files_and_larger_ones_are_refused(client: Client) -> None:
-    three = {"files": [("image[]", ("a.png", png()))] * 3, "data": {"prompt": "x"}}
+    three = {"files": [IMAGE] * 3, "data": {"prompt": "x"}}
     assert (await client.post(EDITS, **three)).status_code == 400
     large = form(b"\x89PNG" + bytes(21 * 1024**2))
     assert (await client.post(EDITS, **large)).status_code == 413
