@@ -78,13 +78,14 @@ class TestJobView:
         console = terminal()
         preview = b64encode(jpeg(8, 8)).decode()
         with JobView(console, "diffusion a-job") as view:
-            for name, data, said in (
+            told: list[tuple[str, dict[str, Any], str]] = [
                 ("queued", {"queue_position": 3, "starts_in_s": 9.6}, "number 3 in the queue"),
                 ("progress", {"progress": 0.35, "step": 7, "steps": 20}, "step 7 of 20"),
                 ("preview", {"jpeg": preview}, "▀"),
                 ("attempt_failed", {}, "retrying"),
                 ("cancelled", {}, "cancelled"),
-            ):
+            ]
+            for name, data, said in told:
                 view.note(Event(name, data))
                 assert said in shown_on(console)
 

@@ -27,14 +27,15 @@ def test_a_token_is_constant_and_safe_in_a_url() -> None:
 
 
 def opens(token: str, **other: Any) -> bool:
-    return is_file_token(token, **{"secret": SECRET, "job_id": "job", "name": "0.png"} | other)
+    usual: dict[str, Any] = {"secret": SECRET, "job_id": "job", "name": "0.png"}
+    return is_file_token(token, **(usual | other))
 
 
 def test_a_token_opens_one_file_alone() -> None:
     token = file_token(SECRET, "job", "0.png")
     assert opens(token)
-    for other in ({"secret": b"another secret...."}, {"job_id": "other"}, {"name": "1.png"}):
-        assert not opens(token, **other), other
+    for name, other in (("secret", b"another"), ("job_id", "other"), ("name", "1.png")):
+        assert not opens(token, **{name: other}), name
 
 
 def test_a_token_with_an_end_opens_only_with_that_end() -> None:
