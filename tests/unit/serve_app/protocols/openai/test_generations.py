@@ -149,10 +149,11 @@ class TestStream:
         async def work(job_id: str) -> None:
             await edge.start(job_id)
             newest = await eventually(lambda: followed(edge))
-            for done in (1, 5, 6):
-                edge.progress.tell(job_id, JobProgress(done, 10, preview=f"{done}".encode()))
-                edge.progress.tell("another job", JobProgress(done, 10, preview=b"of another"))
-                await eventually(lambda: newest.preview is None)
+            with edge.progress.watching("another job"):  # as another stream does
+                for done in (1, 5, 6):
+                    edge.progress.tell(job_id, JobProgress(done, 10, preview=f"{done}".encode()))
+                    edge.progress.tell("another job", JobProgress(done, 10, preview=b"of another"))
+                    await eventually(lambda: newest.preview is None)
             await edge.store_image(job_id, data=WHOLE)
             await edge.complete(job_id)
 
