@@ -146,35 +146,40 @@ async def test_what_cannot_be_put_anywhere_is_refused(client: Client) -> None:
         assert why in told["message"]
         assert "s3cret" not in answer.text
 
-    async def test_none_is_nothing(edge: Edge, client: Client) -> None:
-        for sent in (None, []):
-            answer = await submit(client, image_put_urls=sent)
-            assert (await edge.submitted(answer)).image_puts is None
 
-    async def test_a_key_with_hosts_of_its_own_has_images_put_there_alone(edge: Edge) -> None:
-        async with await edge.client("bob", callback_hosts=("*.b.example",)) as bob:
-            refused = await submit(bob, image_put_urls=urls(1))
-        assert refused.status_code == 400
-        assert "may not use this host" in refused.text
+async def test_none_is_nothing(edge: Edge, client: Client) -> None:
+    for sent in (None, []):
+        answer = await submit(client, image_put_urls=sent)
+        assert (await edge.submitted(answer)).image_puts is None
 
-    async def test_all_addresses_together_fit_into_a_message(
-        client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("serve_app.acceptance.addresses._MAX_UPLOAD_URLS", 100)
-        long, path = "https://bucket.example.com/" + "x" * 4000, "/workflow/v1/generate"
-        assert (await submit(client, path, image_put_urls=[long] * 32)).status_code == 202
-        refused = await submit(client, path, image_put_urls=[long] * 100)
-        assert refused.status_code == 400
-        assert "together are too long" in refused.text
 
-    @pytest.mark.edge(image_put_enabled=False)
-    async def test_it_can_be_switched_off(client: Client) -> None:
-        answer = await submit(client, image_put_urls=urls(1))
-        assert answer.status_code == 400
-        assert "does not support uploads of images" in answer.text
+async def test_a_key_with_hosts_of_its_own_has_images_put_there_alone(edge: Edge) -> None:
+    async with await edge.client("bob", callback_hosts=("*.b.example",)) as bob:
+        refused = await submit(bob, image_put_urls=urls(1))
+    assert refused.status_code == 400
+    assert "may not use this host" in refused.text
 
-    async def test_another_address_is_another_request(client: Client) -> None:
-        client.headers["Idempotency-Key"] = "a"
-        first, again = [await submit(client, image_put_urls=urls(1)) for _ in range(2)]
-        assert first.json()["request_id"] == again.json()["request_id"]
-        assert (await submit(client)).status_code == 409
+
+async def test_all_addresses_together_fit_into_a_message(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.acceptance.addresses._MAX_UPLOAD_URLS", 100)
+    long, path = "https://bucket.example.com/" + "x" * 4000, "/workflow/v1/generate"
+    assert (await submit(client, path, image_put_urls=[long] * 32)).status_code == 202
+    refused = await submit(client, path, image_put_urls=[long] * 100)
+    assert refused.status_code == 400
+    assert "together are too long" in refused.text
+
+
+@pytest.mark.edge(image_put_enabled=False)
+async def test_it_can_be_switched_off(client: Client) -> None:
+    answer = await submit(client, image_put_urls=urls(1))
+    assert answer.status_code == 400
+    assert "does not support uploads of images" in answer.text
+
+
+async def test_another_address_is_another_request(client: Client) -> None:
+    client.headers["Idempotency-Key"] = "a"
+    first, again = [await submit(client, image_put_urls=urls(1)) for _ in range(2)]
+    assert first.json()["request_id"] == again.json()["request_id"]
+    assert (await submit(client)).status_code == 409
