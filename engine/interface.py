@@ -6,10 +6,14 @@ from engine.activity import Activity, ActivityKind, ModelUse
 from engine.container_memory import container_memory
 from engine.engine import Engine, Run
 from engine.errors import (
+    DeviceFailed,
     EngineError,
     FieldError,
     GraphInvalid,
+    MachineFailed,
     ModelsUnavailable,
+    NodeFailed,
+    OutOfMemory,
     ParametersInvalid,
     is_machine_error,
 )
@@ -20,7 +24,12 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.validation import input_file_refused, validate, with_cost
+from engine.graph.validation import (
+    input_file_refused,
+    unchecked_graph,
+    validate,
+    with_cost,
+)
 from engine.graph.workflow_file import is_of_editor, workflow_members
 from engine.options import DeviceOptions, RunOptions
 from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
@@ -35,6 +44,7 @@ __all__ = [
     "ActivityKind",
     "Catalogue",
     "CompiledDiffusion",
+    "DeviceFailed",
     "DeviceOptions",
     "DiffusionParameters",
     "Engine",
@@ -50,9 +60,12 @@ __all__ = [
     "ImageSettings",
     "LatentReady",
     "Limits",
+    "MachineFailed",
     "ModelUse",
     "ModelsFolder",
     "ModelsUnavailable",
+    "NodeFailed",
+    "OutOfMemory",
     "OverrideSettings",
     "ParametersInvalid",
     "Progress",
@@ -70,6 +83,7 @@ __all__ = [
     "pnginfo_of",
     "read_infotext",
     "split_infotext",
+    "unchecked_graph",
     "validate",
     "with_cost",
     "without_waiting",

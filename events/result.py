@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from events.delivery import Delivery, about_put
 from events.job import Job
 from events.types import Cancelled, Completed, DeadLetter, End, Failed, ImageStored, JobCost
+from storage.file_names import PNG, FileKind, kind_of
 
 
 class Status(IntEnum):
@@ -118,8 +119,15 @@ class ImageResult(BaseModel):
     seed: int | None = Field(
         default=None, description="The seed with which a request makes only this image"
     )
-    width: int | None = Field(default=None, description="Pixels")
-    height: int | None = Field(default=None, description="Pixels")
+    kind: FileKind | None = Field(
+        default=None, description="The kind of the file. A latent has the kind `file`"
+    )
+    media_type: str | None = Field(
+        default=None, description="The media type of the file, such as `image/png`"
+    )
+    size_bytes: int | None = Field(default=None, description="The size of the file")
+    width: int | None = Field(default=None, description="Pixels; absent if the file has none")
+    height: int | None = Field(default=None, description="Pixels; absent if the file has none")
     data: str | None = Field(
         default=None,
         description="The file in base64, if the request has `inline` and the file is small enough. "
@@ -264,8 +272,11 @@ def _item(job: Job, image: ImageStored, url_for: UrlFor, delivery: Delivery | No
         status=Status.COMPLETED,
         url=url_for(job.id, image),
         seed=image.seed,
-        width=image.width,
-        height=image.height,
+        kind=kind_of(image.media_type),
+        media_type=image.media_type or PNG,
+        size_bytes=image.size_bytes,
+        width=image.width or None,
+        height=image.height or None,
         put=_put(job, image.index, delivery),
     )
 

@@ -52,6 +52,9 @@ class TimedStream(StreamingResponse):
         await super().stream_response(send_in_time)
 
 
+_SHOWN_GROUPS = {"image", "video", "audio"}
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     key: str
@@ -68,6 +71,16 @@ class StoredFile:
     def of_upload(cls, upload: Upload) -> StoredFile:
         media_type = SAFETENSORS if upload.name.endswith(LATENT_SUFFIX) else PNG
         return cls(upload.storage_key, upload.digest, upload.size_bytes, media_type)
+
+    @property
+    def disposition(self) -> dict[str, str]:
+        """The header that makes a browser save a file instead of showing it, if it could contain a
+        program. Browsers show media and plain text only.
+        """
+        group = self.media_type.partition("/")[0]
+        is_shown = group in _SHOWN_GROUPS or self.media_type == "text/plain"
+        is_shown = is_shown and self.media_type != "image/svg+xml"
+        return {} if is_shown else {"Content-Disposition": "attachment"}
 
     @property
     def etag(self) -> str:
@@ -139,6 +152,7 @@ async def file_answer(
     """
     headers = {
         "ETag": file.etag,
+        **file.disposition,
         "Accept-Ranges": "bytes",
         "Cache-Control": cache_control,
         "X-Content-Type-Options": "nosniff",

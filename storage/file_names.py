@@ -5,13 +5,33 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 UPLOADS = "uploads"
 PNG = "image/png"
 WEBP = "image/webp"
 JPEG = "image/jpeg"
 SAFETENSORS = "application/x-safetensors"
-_SUFFIXES = {PNG: "png", WEBP: "webp", JPEG: "jpg", SAFETENSORS: "latent"}
+_SUFFIXES = {
+    PNG: "png",
+    WEBP: "webp",
+    JPEG: "jpg",
+    SAFETENSORS: "latent",
+    "image/gif": "gif",
+    "video/mp4": "mp4",
+    "video/webm": "webm",
+    "video/x-matroska": "mkv",
+    "audio/flac": "flac",
+    "audio/mpeg": "mp3",
+    "audio/mp4": "m4a",
+    "audio/ogg": "ogg",
+    "audio/x-wav": "wav",
+    "model/gltf-binary": "glb",
+    "text/plain": "txt",
+    "application/json": "json",
+}
+FileKind: TypeAlias = Literal["image", "video", "audio", "model", "text", "file"]
+_KINDS: tuple[FileKind, ...] = ("image", "video", "audio", "model", "text")
 _SUFFIX_OF_OTHERS = "bin"
 _HISTORY = re.compile(r"([^/]+)/history-(\d+)-(\d+)\.gz")
 
@@ -39,6 +59,12 @@ def history_name(key: str) -> HistoryName | None:
     """Parse a key. Return None if it is not the key of a history object."""
     found = _HISTORY.fullmatch(key)
     return None if found is None else HistoryName(found[1], int(found[2]), int(found[3]))
+
+
+def kind_of(media_type: str | None) -> FileKind:
+    """Return the kind of a file. A `media_type` of None means PNG."""
+    group = (media_type or PNG).partition("/")[0]
+    return group if group in _KINDS else "file"
 
 
 def file_name(index: int, media_type: str | None) -> str:

@@ -252,7 +252,7 @@ async def run_dispatcher(
             idle_s=settings.dispatch.worker_idle_s,
             slots=SlotNumbers(
                 most=endpoint.jobs_per_worker,
-                expected=Engine.suggested_concurrency_for(),
+                expected=1 if endpoint.engine == "comfyui" else Engine.suggested_concurrency_for(),
                 kept_free=settings.owners.slots_kept_free,
             ),
         )

@@ -38,6 +38,7 @@ from actors.scheduler.cluster import (
     JobActor,
 )
 from actors.scheduler.names import engine_name, is_slot_name, slot_number, standby_name
+from actors.worker.comfyui_process import ComfyUIProcessActor
 from actors.worker.config import WorkerConfig
 from actors.worker.engine_process import (
     NAMESPACE,
@@ -59,6 +60,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _KILL_TIMEOUT_S = 30.0
+_ATTACHED_CPUS = 0.01
+"""CPUs of a worker whose ComfyUI server was not started by Darkroom. A bundle cannot be empty."""
 _PLACEMENT_LOG_PERIOD_S = 5
 ENGINE_ENVIRONMENT = {
     # Without these settings glibc returns every large buffer to the system, and a batch of two rows
@@ -109,8 +112,10 @@ class RayCluster:
     async def engine(self, worker: str) -> EngineActor:
         cpus, gpus = float(self._bundles[worker].get("CPU", 0.0)), self._gpus(worker)
         options = self._engine_options(worker, engine_name(worker), cpus=cpus, gpus=gpus)
-        make = EngineProcessActor.options(**options).remote
         device = self._device(worker)
+        is_comfyui = self._config.endpoint.engine == "comfyui"
+        process = ComfyUIProcessActor if is_comfyui else EngineProcessActor
+        make = process.options(**options).remote
         handles = [await self._run(lambda: make(self._config.for_engine(), device=device))]
         with suppress(ActorUnavailable):
             name = standby_name(worker)
@@ -212,6 +217,8 @@ class RayCluster:
         await self._run(partial(_remove_group, worker))
 
     def _gpus_of_a_worker(self) -> float:
+        if self._config.endpoint.comfyui_url is not None:
+            return 0.0  # The server has its own device.
         if self._config.endpoint.gpus is not None:
             return self._config.endpoint.gpus
         return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
@@ -221,7 +228,8 @@ class RayCluster:
             group: PlacementGroup = get_placement_group(worker)
         except ValueError:
             endpoint, gpus = self._config.endpoint, self._gpus_of_a_worker()
-            bundle = {"CPU": endpoint.cpus} | ({"GPU": gpus} if gpus else {})
+            cpus = endpoint.cpus if endpoint.comfyui_url is None else _ATTACHED_CPUS
+            bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
             bundle |= endpoint.resources or {}
             group = placement_group(
                 [bundle],

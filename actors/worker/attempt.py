@@ -27,12 +27,17 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from actors.worker.engine_process import EngineDied, EngineLost, RemoteEngine, RunRequest
-from actors.worker.result_file import AS_PNG, ImageEncoding, encode_result
+from actors.worker.engine_process import (
+    EngineDied,
+    EngineLost,
+    RemoteEngine,
+    RunEvent,
+    RunRequest,
+)
+from actors.worker.result_file import AS_PNG, FileReady, ImageEncoding, encode_result
 from actors.worker.run_mark import RunMark
 from engine.interface import (
     EngineError,
-    EngineEvent,
     Errored,
     Finished,
     GraphInvalid,
@@ -228,6 +233,7 @@ class Attempt:
                 span_link=self._span_link,
             ),
             sizes_of(self._job.submitted.input_files),
+            plan.extra_pnginfo,
         )
         async with aclosing(self._engine.run(request)) as events:
             async for event in events:
@@ -284,11 +290,11 @@ class Attempt:
     async def _complete(self, timing: Timing | None = None, **more: Any) -> None:
         await self._write(Complete(self._actor, len(self._job.images), timing, **more))
 
-    async def _handle_event(self, event: EngineEvent, plan: Plan) -> None:
+    async def _handle_event(self, event: RunEvent, plan: Plan) -> None:
         match event:
             case Progress():
                 await self._report_progress(self._job.id, job_progress(event))
-            case ImageReady() | LatentReady():
+            case ImageReady() | LatentReady() | FileReady():
                 began = time.perf_counter()
                 await self._store(event, plan)
                 self._store_s += time.perf_counter() - began
@@ -308,7 +314,7 @@ class Attempt:
         else:
             await self._fail(str(error), final=True, code=code_of(error))
 
-    async def _store(self, result: ImageReady | LatentReady, plan: Plan) -> None:
+    async def _store(self, result: ImageReady | LatentReady | FileReady, plan: Plan) -> None:
         if self._job.image(result.index) is not None:
             return
         text = plan_text(plan, result)
@@ -501,7 +507,7 @@ def _limits_of(job: Job, limits: Limits) -> Limits:
     )
 
 
-def plan_text(plan: Plan, result: ImageReady | LatentReady) -> dict[str, str]:
+def plan_text(plan: Plan, result: ImageReady | LatentReady | FileReady) -> dict[str, str]:
     """Return the metadata of a file: the graph and additional data of the front end, as in ComfyUI,
     and the WebUI's `parameters` in the diffusion flavour. The metadata of a bare plan is empty.
     """

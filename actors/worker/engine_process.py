@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
@@ -27,6 +27,7 @@ from actors.worker.process_memory import (
     memory_bytes,
     resident_bytes,
 )
+from actors.worker.result_file import FileReady
 from actors.worker.run_mark import RunMarkWriter
 from actors.worker.standby import DeviceLock, Devices, stand_by, wants_standby
 from actors.worker.watchdog import TimeLimits, Watchdog, exit_later
@@ -94,6 +95,11 @@ class RunRequest:
     options: RunOptions
     input_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Width and height in pixels, by the name of the input file, if the size is known."""
+    extra_pnginfo: Mapping[str, Any] = field(default_factory=dict)
+    """Texts for the files that ComfyUI writes. The job actor adds them to all other files."""
+
+
+RunEvent: TypeAlias = EngineEvent | FileReady
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,7 @@ class RemoteEngine:
         with suppress(EngineDied):
             await self._handle()
 
-    async def run(self, request: RunRequest) -> AsyncGenerator[EngineEvent]:
+    async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent]:
         """Run a graph and yield its events. Raises EngineDied, EngineLost."""
         handle = await self._handle()
         method: Any = handle.run.options(
@@ -148,7 +154,7 @@ class RemoteEngine:
         ended = False
         try:
             async for reference in method.remote(request):
-                event: EngineEvent = await reference
+                event: RunEvent = await reference
                 ended = isinstance(event, Finished | Errored)
                 yield event
         except RayError as error:

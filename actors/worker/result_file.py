@@ -24,7 +24,7 @@ from PIL.PngImagePlugin import PngInfo
 from safetensors.numpy import save
 
 from engine.interface import ImageReady, LatentReady
-from storage.file_names import JPEG, SAFETENSORS, WEBP
+from storage.file_names import JPEG, PNG, SAFETENSORS, WEBP
 
 LOSSLESS = 100
 _LOSSLESS_EFFORT = {"method": 2, "quality": 50}
@@ -60,20 +60,35 @@ AS_PNG = ImageEncoding()
 
 
 @dataclass(frozen=True, slots=True)
+class FileReady:
+    """A finished file of any kind, from an engine that encodes its results itself."""
+
+    index: int
+    node_id: str
+    content: bytes
+    media_type: str
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ResultFile:
     content: bytes
     width: int
+    """Width in pixels; 0 if the file has none."""
     height: int
     media_type: str | None = None
     """None means PNG."""
 
 
 def encode_result(
-    result: ImageReady | LatentReady,
+    result: ImageReady | LatentReady | FileReady,
     text: Mapping[str, str],
     encoding: ImageEncoding = AS_PNG,
 ) -> ResultFile:
-    """Encode a result with the metadata `text`. `encoding` applies to images only."""
+    """Encode a result with the metadata `text`. `encoding` applies to images only.
+
+    A finished file stays as it is.
+    """
     match result:
         case ImageReady(pixels=pixels):
             height, width, _ = pixels.shape
@@ -82,6 +97,18 @@ def encode_result(
         case LatentReady(samples=samples):
             height, width = (side * _PIXELS_PER_CELL for side in samples.shape[-2:])
             return ResultFile(_encode_latent(samples, text), width, height, SAFETENSORS)
+        case FileReady(content=content, media_type=media_type):
+            width, height = _size_of(content) if media_type.startswith("image/") else (0, 0)
+            return ResultFile(content, width, height, None if media_type == PNG else media_type)
+
+
+def _size_of(content: bytes) -> tuple[int, int]:
+    """Return the width and height of an image, or zeros if Pillow cannot read it."""
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            return image.size
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return 0, 0
 
 
 def _encode_latent(samples: NDArray[np.float32], text: Mapping[str, str]) -> bytes:

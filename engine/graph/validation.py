@@ -6,6 +6,7 @@ invalid JSON value raises GraphInvalid and no other exception, and the service h
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from engine.errors import COST_TOO_HIGH, EngineError, GraphInvalid
 from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import NodeType
-from engine.graph.graph import SEED_INPUTS, Graph, Node
+from engine.graph.graph import SEED_INPUTS, Graph, Node, Source
 from engine.graph.inputs import (
     CheckedInputs,
     Constants,
@@ -71,6 +72,77 @@ def validate(
     # A text that was linked to several nodes is now a literal of each node and counts each time.
     _require_chars((each.literals for each in graph.nodes), limits.max_request_chars)
     return graph
+
+
+def unchecked_graph(
+    prompt: object,
+    catalogue: Catalogue,
+    limits: Limits,
+    *,
+    draw_seed: Callable[[], int] | None = None,
+) -> Graph:
+    """Return the graph of a prompt whose node types another engine knows. Raises GraphInvalid.
+
+    Only the structure is checked: ids, types, links and sizes. The graph has no cost, and no node
+    is known to be an output. For `draw_seed` see `validate`.
+    """
+    if draw_seed is not None:
+        prompt = resolve_seeds(prompt, draw_seed)
+    require_text_budget(prompt, limits.max_request_chars)
+    nodes = _require_nodes(prompt, limits)
+    if not nodes:
+        raise GraphInvalid("prompt_no_outputs", "The prompt has no nodes", "add an output node")
+    graph = Graph(
+        tuple(_unchecked_node(node_id, node, nodes, catalogue) for node_id, node in nodes.items())
+    )
+    if cycle := _find_cycle({node.id: node.sources for node in graph.nodes}):
+        raise GraphInvalid("dependency_cycle", "The nodes form a cycle", " → ".join(cycle[:20]))
+    return graph
+
+
+def _unchecked_node(
+    node_id: str, node: Any, nodes: Mapping[str, Any], catalogue: Catalogue
+) -> Node:
+    class_type = node.get("class_type") if isinstance(node, dict) else None
+    if not isinstance(class_type, str) or not class_type:
+        raise GraphInvalid("missing_node_type", "A node has no class_type", f"node {node_id}")
+    inputs = node.get("inputs", {})
+    if not isinstance(inputs, dict):
+        raise GraphInvalid("invalid_prompt", "The inputs are not an object", f"node {node_id}")
+    links = {name: value for name, value in inputs.items() if _is_link(value)}
+    for name, (source, _) in links.items():
+        if source not in nodes:
+            details = f"node {node_id}, input {name}: there is no node {source[:_SHOWN_CHARS]}"
+            raise GraphInvalid("invalid_prompt", "A link starts at a missing node", details)
+    literals = {name: value for name, value in inputs.items() if name not in links}
+    try:
+        json.dumps([class_type, literals], ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        details = f"node {node_id}: {error}"
+        raise GraphInvalid("invalid_prompt", "A node is not valid JSON", details) from error
+    images = catalogue.image_inputs(class_type)
+    return Node(
+        node_id,
+        class_type,
+        literals=literals,
+        links={name: Source(*value) for name, value in links.items()},
+        input_files=tuple([literals[each] for each in images if _is_text(literals.get(each))]),
+        title=_title(node),
+    )
+
+
+def _is_link(value: object) -> bool:
+    """Whether a value of an input is a link, as ComfyUI decides it: an id and an output number."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and isinstance(value[1], int)
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def require_text_budget(prompt: object, max_chars: int) -> None:

@@ -129,6 +129,21 @@ def _is_about_a_row(error: Exception) -> bool:
     return isinstance(error, DataError | IntegrityError) or str(state).startswith("22")
 
 
+def _add_missing_columns(connection: sa.Connection) -> None:
+    """Add the columns of this version to tables that an earlier version created.
+
+    An earlier version may still run. It writes no value into these columns, so they are nullable.
+    """
+    inspector = sa.inspect(connection)
+    for table in METADATA.sorted_tables:
+        existing = {column["name"] for column in inspector.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in existing:
+                kind = column.type.compile(connection.dialect)
+                statement = f'ALTER TABLE {table.name} ADD COLUMN "{column.name}" {kind}'
+                connection.execute(sa.text(statement))
+
+
 class Database:
     """Connections to one database. Each connection is opened at its first use.
 
@@ -167,12 +182,13 @@ class Database:
             self._point_reads = PointReads(parsed.database, busy_timeout_s=busy_timeout_s)
 
     async def prepare(self) -> None:
-        """Create missing tables, also if other processes do so. Raises OlderData."""
+        """Create missing tables and columns, also if other processes do so. Raises OlderData."""
         if self._is_sqlite:
             await self._write_ahead()
         async with self.write(lock=_PREPARE_LOCK) as connection:
             await _require_current(connection)
             await connection.run_sync(METADATA.create_all)
+            await connection.run_sync(_add_missing_columns)
             rows = [
                 {"name": DATA_FORMAT, "seq": _DATA_FORMAT_VERSION},
                 {"name": PROJECTION_OFFSET, "seq": 0},

@@ -124,8 +124,9 @@ def _row(stored: StoredEndpoint) -> dict[str, Any]:
 
 def _stored(row: sa.Row[*tuple[Any, ...]]) -> StoredEndpoint:
     members = {name: getattr(row, name) for name in _MEMBERS}
-    checkpoints = members["checkpoints"]
-    members["checkpoints"] = None if checkpoints is None else tuple(checkpoints)
+    for name in ("checkpoints", "comfyui_args"):
+        members[name] = None if members[name] is None else tuple(members[name])
+    members["engine"] = members["engine"] or "darkroom"  # An earlier version wrote no engine.
     return StoredEndpoint(
         endpoint=Endpoint(**members),
         revision=row.revision,

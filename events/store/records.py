@@ -16,6 +16,7 @@ from settings.keys import ImageFormat
 ENDPOINTS_PERIOD_S = constant("ENDPOINTS_PERIOD_S", 2.0)
 """Seconds between two reads of the rows of endpoints, in each process that uses them."""
 
+EngineKind: TypeAlias = Literal["darkroom", "comfyui"]
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
 
@@ -106,9 +107,21 @@ class OwnerBytes:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A named set of workers with one configuration: models, hardware and limits."""
+    """A named set of workers with one configuration: engine, models, hardware and limits."""
 
     id: str
+    engine: EngineKind = "darkroom"
+    """The engine that runs the graphs: Darkroom's own, or a ComfyUI server."""
+    comfyui_url: str | None = None
+    """The address of a ComfyUI server that runs already. Exactly one of this and `comfyui_dir` is
+    set if the engine is `comfyui`.
+    """
+    comfyui_dir: str | None = None
+    """The folder of a ComfyUI install, on the machines of the workers. Each worker starts it."""
+    comfyui_python: str | None = None
+    """The interpreter of the install; None means the one in its virtual environment."""
+    comfyui_args: tuple[str, ...] | None = None
+    """Further arguments of the install's `main.py`."""
     owner: str | None = None
     """The only owner whose jobs the endpoint accepts; None means every owner."""
     checkpoint: str | None = None
@@ -168,7 +181,9 @@ class Endpoint:
         """Return the values whose change replaces the workers."""
         asked = [sorted((each or {}).items()) for each in (self.resources, self.labels)]
         unets = (self.precision or "auto", bool(self.channels_last), self.compiler)
-        return (self.gpus, self.cpus, *asked, *unets)
+        comfyui = (self.comfyui_url, self.comfyui_dir, self.comfyui_python, self.comfyui_args)
+        server = comfyui if self.engine == "comfyui" else ()
+        return (self.gpus, self.cpus, *asked, *unets, *server)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

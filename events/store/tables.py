@@ -186,6 +186,11 @@ ENDPOINTS = _table(
     sa.Column("max_attempts", sa.Integer),
     _required("draining", sa.Boolean),
     sa.Column("ends_at", UtcDateTime),
+    sa.Column("engine", sa.String),
+    sa.Column("comfyui_url", sa.String),
+    sa.Column("comfyui_dir", sa.String),
+    sa.Column("comfyui_python", sa.String),
+    sa.Column("comfyui_args", sa.JSON(none_as_null=True)),
     # These columns describe the row itself.
     _required("revision", sa.BigInteger),
     _required("given", sa.JSON),

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic_core import to_json
 
-from engine.interface import Catalogue, EngineError, GraphInvalid
+from engine.interface import (
+    Catalogue,
+    EngineError,
+    FieldError,
+    GraphInvalid,
+    ParametersInvalid,
+)
 from events.bus.queues import JobQueue
 from events.decisions import Submit
 from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
@@ -24,6 +30,7 @@ from events.store.records import ApiKey, Endpoint
 from events.types import Flavour, InputFile, JobCost, Submitted, Terms
 from serve_app.acceptance.abandoned_jobs import AbandonedJobs
 from serve_app.acceptance.addresses import Addresses, require_images
+from serve_app.acceptance.comfyui_compilation import ComfyUICompiler
 from serve_app.acceptance.compilation import CheckedBody, RequestCompiler
 from serve_app.acceptance.inline_images import InlineImageStore
 from serve_app.access.owner_limits import OwnerLimits
@@ -245,6 +252,8 @@ class Acceptance:
         content, presigned_uploads = await self._addresses.presigned_uploads(
             request.content, request.key
         )
+        if endpoint.engine == "comfyui":
+            _require_own_files(request)
         compiler = self._compiler(endpoint, request.key)
         compile_body = partial(compiler.compile, excess_bytes=request.excess_bytes)
         body = await self._run(request, compile_body, request.flavour, content)
@@ -253,7 +262,8 @@ class Acceptance:
         return replace(body, presigned_uploads=presigned_uploads)
 
     def _compiler(self, endpoint: Endpoint, key: ApiKey) -> RequestCompiler:
-        return RequestCompiler(
+        kind = ComfyUICompiler if endpoint.engine == "comfyui" else RequestCompiler
+        return kind(
             endpoint,
             self._catalogue,
             self._graph_settings,
@@ -298,8 +308,10 @@ class Acceptance:
         graph = body.recorded_graph
         if graph is not None and is_bare:
             graph = graph.model_copy(update={"infotext": None})
-        image_format, image_quality = recorded_image_format(request)
         endpoint = body.compiler.endpoint
+        image_format, image_quality = (
+            (None, None) if endpoint.engine == "comfyui" else recorded_image_format(request)
+        )
         submitted = Submitted(
             flavour=request.flavour,
             owner=request.key.owner,
@@ -469,6 +481,22 @@ async def fingerprint_of(request: GenerateRequest) -> str:
         return hashlib.sha256(content).hexdigest()
 
     return digest() if len(request.body) <= _LONG_BYTES else await asyncio.to_thread(digest)
+
+
+def _require_own_files(request: GenerateRequest) -> None:
+    """Raise ParametersInvalid if a ComfyUI server cannot write the files in the requested form."""
+    errors = []
+    if request.image_format is not None or request.image_quality is not None:
+        message = "cannot be set here: the save nodes of the graph choose the format of their files"
+        errors.append(FieldError("not_supported", message, "image_format"))
+    if request.key.limits.embed_metadata is False:
+        message = (
+            "the key forbids metadata in images, but ComfyUI writes the graph into its files: use "
+            "another key or endpoint"
+        )
+        errors.append(FieldError("not_supported", message, "endpoint"))
+    if errors:
+        raise ParametersInvalid(tuple(errors))
 
 
 def recorded_image_format(request: GenerateRequest) -> tuple[str | None, int | None]:

@@ -89,20 +89,24 @@ class RequestCompiler:
         _require_small(extracted, excess_bytes)
         pnginfo = pnginfo_of(members.get("extra_data"))
         require_small_pnginfo(pnginfo, _MAX_EXTRA_DATA_BYTES)
-        graph = validate(extracted.rest, self.catalogue, self.limits, draw_seed=draw_seed)
+        graph = self._graph(extracted.rest)
         _require_metadata(graph, pnginfo)
         recorded: dict[str, Any] = {"prompt": graph.prompt}
         if pnginfo:
             recorded["extra_data"] = {"extra_pnginfo": pnginfo}
         require_recordable(recorded)
-        return CheckedBody(
-            self,
+        return self._body(
             recorded,
-            images=0,
-            graph=graph,
+            graph,
             input_files=graph.input_files,
             inline_images=_used(extracted, graph),
         )
+
+    def _graph(self, prompt: object) -> Graph:
+        return validate(prompt, self.catalogue, self.limits, draw_seed=draw_seed)
+
+    def _body(self, recorded: dict[str, Any], graph: Graph, **more: Any) -> CheckedBody:
+        return CheckedBody(self, recorded, images=0, graph=graph, **more)
 
     def _diffusion(self, body: Any, excess_bytes: int) -> CheckedBody:
         extracted = without_member_images(body, most=_MAX_INLINE_IMAGES)

@@ -40,6 +40,7 @@ consumers, and NATS allows 1000 consumers by default.
 _MAX_JOBS_PER_WORKER = 16
 """The most jobs per worker on an endpoint with an owner. Each needs a process of about 100 MiB."""
 _DEFAULTS = Endpoint("")
+_COMFYUI = ("comfyui_url", "comfyui_dir", "comfyui_python", "comfyui_args")
 _NOT_HIGHER = ("max_pixels", "max_steps")
 _PER_WORKER = ("gpus", "cpus")
 
@@ -97,6 +98,7 @@ def _unsound(endpoint: Endpoint, settings: DispatchSettings) -> Iterator[FieldEr
         yield _error("gpus", "must be a whole number if it is above 1")
     if endpoint.checkpoints and endpoint.checkpoint not in {None, *endpoint.checkpoints}:
         yield _error("checkpoint", "must be among `checkpoints`")
+    yield from _unsound_engine(endpoint)
     longest_s = settings.job_timeout_s
     if (endpoint.job_timeout_s or 0) > longest_s:
         yield _error(
@@ -106,6 +108,25 @@ def _unsound(endpoint: Endpoint, settings: DispatchSettings) -> Iterator[FieldEr
     job_s = endpoint.job_timeout_s or longest_s
     if (endpoint.queue_timeout_s or 0) > job_s:
         yield _error("queue_timeout_s", f"must not be above the longest time of a job, {job_s:g}")
+
+
+def _unsound_engine(endpoint: Endpoint) -> Iterator[FieldError]:
+    given = [name for name in _COMFYUI if getattr(endpoint, name) is not None]
+    if endpoint.engine != "comfyui":
+        for name in given:
+            yield _error(name, "can be set only with the engine `comfyui`")
+        return
+    if (endpoint.comfyui_url is None) == (endpoint.comfyui_dir is None):
+        yield _error("engine", "`comfyui` needs either `comfyui_url` or `comfyui_dir`")
+    if endpoint.comfyui_url is None:
+        return
+    for name in ("comfyui_python", "comfyui_args"):
+        if name in given:
+            yield _error(name, "can be set only with `comfyui_dir`")
+    if endpoint.max_workers != 1:
+        yield _error("max_workers", "must be 1 with `comfyui_url`, which is one server")
+    if endpoint.gpus:
+        yield _error("gpus", "must be 0 with `comfyui_url`, whose server has its own device")
 
 
 def _too_much_kept(
@@ -127,6 +148,8 @@ def _too_much_kept(
 def _too_wide(endpoint: Endpoint, graph: GraphSettings) -> Iterator[FieldError]:
     if endpoint.resources:
         yield _error("resources", "can be set only by administrators")
+    if endpoint.engine == "comfyui":
+        yield _error("engine", "`comfyui` can be set only by administrators")
     if endpoint.jobs_per_worker > _MAX_JOBS_PER_WORKER:
         message = f"must be at most {_MAX_JOBS_PER_WORKER} for endpoints of owners"
         yield _error("jobs_per_worker", message)

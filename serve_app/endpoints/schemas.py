@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from events.ids import ENDPOINT_ID
-from events.store.records import Precision, StoredEndpoint
+from events.store.records import EngineKind, Precision, StoredEndpoint
 from serve_app.key_schemas import Members, Name
 from serve_app.openapi.document import EXAMPLE_CHECKPOINT, model_body
 from settings.graph import Compatibility
@@ -40,6 +40,9 @@ Checkpoint = Annotated[
 Seconds = Annotated[float, Field(gt=0, le=30 * _DAY_S, allow_inf_nan=False)]
 ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:/-]{0,63}$")]
 Amount = Annotated[float, Field(ge=0.0001, le=1e12, allow_inf_nan=False)]
+ServerUrl = Annotated[str, Field(max_length=255, pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
+FolderPath = Annotated[str, Field(max_length=1024, pattern=r"^/[^\x00-\x1f]*$")]
+ServerArgument = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00]*$")]
 LabelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,126}$")]
 LabelValue = Annotated[
     str,
@@ -53,6 +56,30 @@ LabelValue = Annotated[
 class EndpointMembers(Members):
     """An absent member is unchanged, or has its default in a new endpoint. Null is the default."""
 
+    engine: EngineKind | None = Field(
+        default=None,
+        description="`darkroom` (the default), or `comfyui`: the graphs run on a ComfyUI server, "
+        "with all of its nodes. Only administrators may set it and the members of `comfyui`",
+    )
+    comfyui_url: ServerUrl | None = Field(
+        default=None,
+        description="With the engine `comfyui`: the address of a ComfyUI server that runs already",
+    )
+    comfyui_dir: FolderPath | None = Field(
+        default=None,
+        description="With the engine `comfyui`: the folder of a ComfyUI install on the machines of "
+        "the workers. Each worker starts a server of its own",
+    )
+    comfyui_python: FolderPath | None = Field(
+        default=None,
+        description="The Python interpreter of the install. Default: the one in its virtual "
+        "environment",
+    )
+    comfyui_args: tuple[ServerArgument, ...] | None = Field(
+        default=None,
+        max_length=_LONGEST_LIST,
+        description="Further arguments of the install's `main.py`, such as `--lowvram`",
+    )
     checkpoint: Checkpoint | None = Field(
         default=None,
         description="The checkpoint of diffusion jobs that do not name one. Default: the first "
@@ -221,6 +248,7 @@ _EXAMPLE_ROW: dict[str, Any] = {
     "owner": "alice",
     "revision": 3,
     "state": "open",
+    "engine": "darkroom",
     "checkpoint": EXAMPLE_CHECKPOINT,
     "checkpoints": [EXAMPLE_CHECKPOINT],
     "gpus": 0,
@@ -250,6 +278,11 @@ class EndpointInfo(BaseModel):
         default=None,
         description="If the endpoint is being deleted: the time at which its waiting jobs fail",
     )
+    engine: EngineKind
+    comfyui_url: str | None = None
+    comfyui_dir: str | None = None
+    comfyui_python: str | None = None
+    comfyui_args: list[str] | None = None
     checkpoint: str | None = None
     checkpoints: list[str] | None = None
     gpus: float | None = None

@@ -18,6 +18,7 @@ INTERFACE = "engine.interface"
 PACKAGES = (
     "actors",
     "cli",
+    "comfyui",
     "engine",
     "events",
     "local",

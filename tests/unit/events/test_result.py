@@ -94,6 +94,9 @@ def test_a_completed_job() -> None:
                 "status": 1,
                 "url": f"http://host/files/{JOB_ID}/0.png",
                 "seed": 7,
+                "kind": "image",
+                "media_type": "image/png",
+                "size_bytes": 1000,
                 "width": 512,
                 "height": 768,
             }

@@ -1,0 +1,294 @@
+"""PromptRun: runs one prompt on a ComfyUI server until its outputs are known.
+
+Only the history decides whether a prompt has ended. The websocket may be silent or closed while the
+prompt goes on, so its messages only show progress and shorten the wait for the history entry. That
+entry is written some time after the message about the end. A prompt that the server neither has in
+its queue nor in its history is lost, for example because the server was restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import mimetypes
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from comfyui.client import ComfyUIClient, Message
+from comfyui.errors import (
+    OutputTooLarge,
+    PromptInterrupted,
+    PromptLost,
+    PromptRefused,
+    PromptStalled,
+    ServerUnavailable,
+)
+from comfyui.graphs import FileReference, error_of, outputs_of
+from settings.constant import constant
+
+_POLL_S = constant("COMFYUI_POLL_S", 1.0)
+"""Seconds between two looks into the history."""
+_SILENCE_S = constant("COMFYUI_SILENCE_S", 600.0)
+"""Seconds without a message about a running prompt after which the server is taken to hang. A node
+may load models for minutes and report nothing.
+"""
+_ENTRY_S = 0.05
+"""Seconds between two looks into the history after the message about the end of the prompt."""
+_CANCEL_S = constant("COMFYUI_CANCEL_S", 30.0)
+"""Seconds that a cancelled prompt may go on. One node or step may take so long."""
+_CANCEL_POLL_S = 0.1
+_MOST_FAILURES = 3
+"""Requests without an answer in succession after which the server is taken to be gone."""
+_MOST_LOST = 2
+"""Looks in succession without a trace of the prompt after which the prompt is taken to be lost. The
+server moves a prompt from its queue to its history in two steps.
+"""
+_ENDS = {"execution_success", "execution_error", "execution_interrupted"}
+MOST_OUTPUTS = constant("COMFYUI_OUTPUTS", 256)
+MOST_OUTPUT_BYTES = constant("COMFYUI_OUTPUT_BYTES", 2**30)
+"""Largest size of all outputs of a prompt in bytes."""
+_PARTS = 100
+"""The progress of one node is counted in this many parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """The progress of a prompt: `done` of `total` parts, of which each node has `_PARTS`."""
+
+    done: int
+    total: int
+    node_id: str = ""
+    preview: bytes | None = None
+    """A preview of the present node as JPEG or PNG; None if there is no new preview."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    index: int
+    node_id: str
+    content: bytes
+    media_type: str
+
+
+class PromptRun:
+    def __init__(
+        self,
+        client: ComfyUIClient,
+        graph: Mapping[str, Any],
+        prompt_id: str,
+        *,
+        extra_data: Mapping[str, Any] | None = None,
+        poll_s: float = _POLL_S,
+        silence_s: float = _SILENCE_S,
+    ) -> None:
+        """The owner of the websocket calls `note` with every message."""
+        self._client = client
+        self._graph = graph
+        self._prompt_id = prompt_id
+        self._extra_data = extra_data or {}
+        self._poll_s = poll_s
+        self._silence_s = silence_s
+        self._changed = asyncio.Event()
+        self._heard_at = time.monotonic()
+        self._next_look_at = self._heard_at + poll_s
+        self._ended_at = -math.inf
+        """The time of the message about the end of the prompt."""
+        self._entry: dict[str, Any] | None = None
+        self._failures = 0
+        self._lost = 0
+        self._finished: set[str] = set()
+        self._node_id = ""
+        self._part = 0.0
+        self._preview: bytes | None = None
+        self._may_run = False
+        """Whether the server may have the prompt in its queue."""
+        self._is_cancelled = False
+        self.is_stuck = False
+        """Whether the cancelled prompt goes on after `_CANCEL_S` seconds."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds for which the server may still be silent about this prompt."""
+        return max(0.0, self._heard_at + self._silence_s - time.monotonic())
+
+    async def run(self) -> AsyncGenerator[PromptProgress | OutputFile]:
+        """Run the prompt, and yield its progress and then its outputs.
+
+        If the generator is closed earlier, the prompt is cancelled. Raises ComfyUIError.
+        """
+        try:
+            await self._submit()
+            async with aclosing(self._wait()) as progress:
+                async for each in progress:
+                    yield each
+            self._may_run = False
+            assert self._entry is not None
+            if (error := error_of(self._entry)) is not None:
+                raise error
+            async with aclosing(self._files(self._entry)) as files:
+                async for file in files:
+                    yield file
+        finally:
+            await asyncio.shield(self._leave())
+
+    async def _submit(self) -> None:
+        self._may_run = True
+        try:
+            self._prompt_id = await self._client.submit(
+                self._graph, self._prompt_id, self._extra_data
+            )
+        except PromptRefused:
+            self._may_run = False
+            raise
+
+    def cancel(self) -> None:
+        """Let `run` cancel the prompt and raise PromptInterrupted."""
+        self._is_cancelled = True
+        self._changed.set()
+
+    def note(self, message: Message) -> None:
+        """Note a message of the websocket. Messages about other prompts are ignored."""
+        data = message.data
+        if message.type == "status" or data.get("prompt_id", self._prompt_id) != self._prompt_id:
+            return
+        self._heard_at = time.monotonic()
+        match message.type:
+            case "execution_cached":
+                self._finished.update(map(str, data.get("nodes") or ()))
+            case "executing" if data.get("node") is None:
+                self._note_end()
+            case "executing":
+                self._finish(self._node_id)
+                self._node_id, self._part = str(data["node"]), 0.0
+            case "executed":
+                self._finish(str(data.get("node", "")))
+            case "progress":
+                self._part = _fraction(data)
+            case "preview":
+                self._preview = message.image
+            case name if name in _ENDS:
+                self._note_end()
+        self._changed.set()
+
+    def _note_end(self) -> None:
+        self._ended_at = self._next_look_at = time.monotonic()
+
+    def _finish(self, node_id: str) -> None:
+        if node_id:
+            self._finished.add(node_id)
+        if node_id == self._node_id:
+            self._part = 0.0
+
+    def _progress(self) -> PromptProgress:
+        total = max(1, len(self._graph))
+        finished = len(self._finished & self._graph.keys())
+        done = finished * _PARTS + int(self._part * _PARTS)
+        preview, self._preview = self._preview, None
+        return PromptProgress(min(done, total * _PARTS), total * _PARTS, self._node_id, preview)
+
+    async def _wait(self) -> AsyncGenerator[PromptProgress]:
+        """Yield the progress until the history entry of the prompt is written."""
+        while self._entry is None:
+            pause_s = max(0.0, self._next_look_at - time.monotonic())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), pause_s)
+            if self._is_cancelled:
+                raise PromptInterrupted("the run was cancelled")
+            if self._changed.is_set():
+                self._changed.clear()
+                yield self._progress()
+            if time.monotonic() >= self._next_look_at:
+                await self._look()
+
+    async def _look(self) -> None:
+        """Look for the prompt in the history and in the queue.
+
+        Raises PromptLost, PromptStalled, ServerUnavailable.
+        """
+        try:
+            self._entry = await self._client.history(self._prompt_id)
+            is_known = self._entry is not None or await self._is_known()
+        except ServerUnavailable:
+            self._failures += 1
+            if self._failures >= _MOST_FAILURES:
+                raise
+            is_known = True
+        else:
+            self._failures = 0
+        self._lost = 0 if is_known else self._lost + 1
+        if self._lost >= _MOST_LOST:
+            raise PromptLost("ComfyUI does not know the prompt any more.")
+        if not self.seconds_left:
+            text = f"ComfyUI has reported nothing about the prompt for {self._silence_s:g} s."
+            raise PromptStalled(text)
+        is_soon = self._lost > 0 or time.monotonic() < self._ended_at + self._poll_s
+        self._next_look_at = time.monotonic() + (_ENTRY_S if is_soon else self._poll_s)
+
+    async def _is_known(self) -> bool:
+        """Whether the queue has the prompt. A waiting prompt is not expected to make progress."""
+        running, pending = await self._client.queue()
+        if self._prompt_id in pending:
+            self._heard_at = time.monotonic()
+        return self._prompt_id in running | pending
+
+    async def _files(self, entry: Mapping[str, Any]) -> AsyncGenerator[OutputFile]:
+        outputs = outputs_of(entry)
+        if len(outputs) > MOST_OUTPUTS:
+            text = f"the graph has {len(outputs)} outputs, but at most {MOST_OUTPUTS} are allowed"
+            raise OutputTooLarge(text)
+        left_bytes = MOST_OUTPUT_BYTES
+        for index, output in enumerate(outputs):
+            if isinstance(output.content, FileReference):
+                content = await self._client.file(output.content, max_bytes=left_bytes)
+                media_type = media_type_of(output.content.filename)
+            else:
+                content, media_type = output.content.encode(), "text/plain"
+            left_bytes -= len(content)
+            yield OutputFile(index, output.node_id, content, media_type)
+
+    async def _leave(self) -> None:
+        """Cancel the prompt if it has not ended, and remove it from the history."""
+        with suppress(ServerUnavailable):
+            if self._may_run:
+                await self._client.cancel(self._prompt_id)
+                await self._wait_cancelled()
+            await self._client.forget(self._prompt_id)
+
+    async def _wait_cancelled(self) -> None:
+        """Wait until the server has left the prompt, which it does between two steps or nodes."""
+        give_up_at = time.monotonic() + _CANCEL_S
+        while self._prompt_id in set().union(*await self._client.queue()):
+            if time.monotonic() > give_up_at:
+                self.is_stuck = True
+                return
+            await asyncio.sleep(_CANCEL_POLL_S)
+
+
+def _fraction(data: Mapping[str, Any]) -> float:
+    value, most = data.get("value"), data.get("max")
+    if not isinstance(value, int | float) or not isinstance(most, int | float) or most <= 0:
+        return 0.0
+    return min(1.0, max(0.0, value / most))
+
+
+_KNOWN = {
+    ".flac": "audio/flac",
+    ".glb": "model/gltf-binary",
+    ".latent": "application/x-safetensors",
+    ".m4a": "audio/mp4",
+    ".mkv": "video/x-matroska",
+    ".opus": "audio/ogg",
+    ".safetensors": "application/x-safetensors",
+    ".webp": "image/webp",
+}
+"""Media types that Python's table lacks on some systems."""
+
+
+def media_type_of(filename: str) -> str:
+    """Return the media type of a file by its suffix, or `application/octet-stream`."""
+    suffix = f".{filename.rpartition('.')[2].lower()}"
+    known = _KNOWN.get(suffix) or mimetypes.guess_type(f"file{suffix}", strict=True)[0]
+    return known or "application/octet-stream"

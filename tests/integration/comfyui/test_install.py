@@ -1,0 +1,127 @@
+"""The process of a ComfyUI install: its start, its folders and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from comfyui.errors import StartFailed
+from comfyui.install import Install, ServerProcess
+from tests.support.comfyui.standin_server import FOLDER, install, standin
+from tests.support.polling import eventually
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_a_server_is_ready_after_its_start(tmp_path: Path) -> None:
+    async with standin(tmp_path / "server") as (process, client):
+        stats = await client.system_stats()
+
+        assert "--cpu" in stats["system"]["argv"]
+        assert process.failed_imports == ["broken-pack"]
+        assert not process.has_ended
+
+
+async def test_a_server_has_no_secrets_in_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DARKROOM_ADMIN_KEY", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    async with standin(tmp_path / "server") as (process, _):
+        assert process._process is not None
+        environment = psutil.Process(process._process.pid).environ()
+
+    assert "secret" not in environment.values()
+
+
+async def test_the_files_of_a_job_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "server"
+    async with standin(folder) as (process, client):
+        await client.upload("a.png", b"content")
+        (folder / "output" / "job").mkdir()
+        (folder / "output" / "job" / "b.png").touch()
+
+        await process.empty_folders()
+
+        assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+async def test_a_failed_start_shows_the_last_lines_of_the_log_at_once(tmp_path: Path) -> None:
+    process = ServerProcess(install("--fail-start"), tmp_path / "server", on_cpu=True)
+
+    with pytest.raises(StartFailed, match=r"exit status 1.*the device is not available"):
+        await process.start()
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Install(Path("/nowhere")), "has no main.py"),
+        (Install(FOLDER), "has no interpreter"),
+        (Install(FOLDER, Path("/nowhere/python")), "cannot be started"),
+    ],
+)
+async def test_an_install_that_cannot_run_is_named(
+    tmp_path: Path, broken: Install, message: str
+) -> None:
+    with pytest.raises(StartFailed, match=message):
+        await ServerProcess(broken, tmp_path / "server", on_cpu=True).start()
+
+
+async def test_an_install_uses_the_interpreter_of_its_virtual_environment(tmp_path: Path) -> None:
+    (tmp_path / "main.py").touch()
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+
+    assert Install(tmp_path).interpreter() == python
+
+
+async def test_a_kill_ends_the_server(tmp_path: Path) -> None:
+    async with standin(tmp_path / "server") as (process, _):
+        process.kill()
+
+        await eventually(lambda: process.has_ended, within_s=10)
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from tests.support.comfyui.standin_server import standin
+
+async def main():
+    async with standin(Path(sys.argv[1])) as (process, _):
+        print(process._process.pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        PARENT,
+        str(tmp_path / "server"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    assert is_alive(pid)
+
+    os.kill(parent.pid, signal.SIGKILL)
+
+    await eventually(lambda: not is_alive(pid), within_s=10)
+    await parent.wait()
