@@ -18,7 +18,7 @@ from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from storage.file_names import JPEG, PNG, SAFETENSORS, WEBP, file_name
 from storage.service_secret import is_file_token
 
-_NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})\.[a-z]+")
+_NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})\.[a-z0-9]+")
 _YEAR_S = 31_536_000
 _PATH = "/{request_id}/{name}"
 

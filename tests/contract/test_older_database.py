@@ -12,6 +12,8 @@ import sqlalchemy as sa
 
 from events.errors import OlderData
 from events.store.database import Database
+from events.store.endpoints import Endpoints
+from events.store.records import Endpoint
 from events.store.tables import DATA_FORMAT, OFFSETS
 from settings.stores import SQLITE_FILE
 
@@ -42,6 +44,19 @@ async def test_an_empty_and_a_prepared_database_are_current(database_url: str) -
     await database.prepare()
     await database.require_current()
     await database.prepare()
+    await database.close()
+
+
+async def test_columns_that_an_earlier_version_lacked_are_added(database_url: str) -> None:
+    database = Database(database_url)
+    await database.prepare()
+    await Endpoints(database).put(Endpoint("kept"))
+    for name in ("engine", "comfyui_args"):
+        await database.execute(sa.text(f"ALTER TABLE endpoints DROP COLUMN {name}"))
+    await database.prepare()
+    added = Endpoint("new", engine="comfyui", comfyui_dir="/srv", comfyui_args=("--lowvram",))
+    await Endpoints(database).put(added)
+    assert await Endpoints(database).all() == [Endpoint("kept"), added]
     await database.close()
 
 

@@ -9,10 +9,18 @@ from typing import Any
 from events.job import Job
 from events.result import State, state_of
 from events.types import Cancelled, Completed, Failed, ImageStored
-from storage.file_names import PNG, SAFETENSORS, file_name
+from storage.file_names import PNG, SAFETENSORS, FileKind, file_name, kind_of
 
-_NAME = re.compile(r"darkroom_(?P<number>[0-9]{5,7})_\.(?P<suffix>[a-z]{1,8})")
+_NAME = re.compile(r"darkroom_(?P<number>[0-9]{5,7})_\.(?P<suffix>[a-z0-9]{1,8})")
 _TEMPORARY = "PreviewImage"
+_KEYS: dict[FileKind, str] = {
+    "image": "images",
+    "video": "images",  # as ComfyUI's SaveVideo does
+    "audio": "audio",
+    "model": "3d",
+    "text": "files",
+    "file": "files",
+}
 _STATUS = {
     State.QUEUED: "pending",
     State.RUNNING: "in_progress",
@@ -41,7 +49,7 @@ def outputs_of(
     outputs: dict[str, dict[str, Any]] = {}
     for image in images:
         node = _first_output(prompt) if image.node is None else image.node
-        kind = "latents" if image.media_type == SAFETENSORS else "images"
+        kind = _key_of(image.media_type)
         is_temporary = class_of(node, prompt) == _TEMPORARY
         shown = {
             "filename": shown_name(image),
@@ -50,6 +58,11 @@ def outputs_of(
         }
         outputs.setdefault(node, {}).setdefault(kind, []).append(shown)
     return outputs
+
+
+def _key_of(media_type: str | None) -> str:
+    """Return the key under which ComfyUI's history lists files of this type."""
+    return "latents" if media_type == SAFETENSORS else _KEYS[kind_of(media_type)]
 
 
 def class_of(node: str, prompt: dict[str, Any]) -> str:

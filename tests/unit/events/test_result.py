@@ -96,7 +96,7 @@ def test_a_completed_job() -> None:
                 "seed": 7,
                 "kind": "image",
                 "media_type": "image/png",
-                "size_bytes": 1000,
+                "size_bytes": image(0).size_bytes,
                 "width": 512,
                 "height": 768,
             }

@@ -58,6 +58,7 @@ class TestCreate:
         }
         answer = await admin.post(URL, json={"id": "fast", "owner": "alice", **said})
         assert answer.headers["Location"] == f"{URL}/fast"
+        said |= {"engine": "darkroom"}
         rest = {"id": "fast", "owner": "alice", "revision": 1, "state": "open"}
         assert answer.json() == rest | said
         assert (await admin.get(f"{URL}/fast")).json() == answer.json() | {"queued": 0}
@@ -77,6 +78,41 @@ class TestCreate:
         assert refusal(answer) == (400, "invalid_request")
         fields = answer.json()["error"]["extra_info"]["fields"]
         assert [each["field"] for each in fields] == list(change)
+
+    @pytest.mark.parametrize(
+        ("members", "wrong"),
+        [
+            ({"comfyui_url": "http://host:8188"}, None),
+            ({"comfyui_dir": "/srv/ComfyUI", "comfyui_args": ["--lowvram"]}, None),
+            ({}, {"engine"}),
+            ({"comfyui_url": "http://host:8188", "comfyui_dir": "/srv/ComfyUI"}, {"engine"}),
+            ({"comfyui_url": "file:///etc/passwd"}, {"comfyui_url"}),
+            ({"comfyui_dir": "ComfyUI"}, {"comfyui_dir"}),
+            (
+                {"comfyui_url": "http://host", "comfyui_args": ["-x"], "max_workers": 2, "gpus": 1},
+                {"comfyui_args", "max_workers", "gpus"},
+            ),
+            ({"engine": "darkroom", "comfyui_dir": "/srv/ComfyUI"}, {"comfyui_dir"}),
+        ],
+    )
+    async def test_an_endpoint_with_comfyui_has_one_server(
+        self, admin: Client, members: dict[str, Any], wrong: set[str] | None
+    ) -> None:
+        answer = await admin.post(URL, json={"id": "comfy", "engine": "comfyui"} | members)
+        if wrong is None:
+            assert answer.status_code == 201
+            shown = (await admin.get(f"{URL}/comfy")).json()
+            assert {name: shown[name] for name in members} == members
+        else:
+            assert refusal(answer) == (400, "invalid_request")
+            fields = answer.json()["error"]["extra_info"]["fields"]
+            assert {each["field"].partition(".")[0] for each in fields} == wrong
+
+    async def test_only_administrators_choose_comfyui(self, alice: Client) -> None:
+        body = {"id": "own", "gpus": 0, "engine": "comfyui", "comfyui_dir": "/srv/ComfyUI"}
+        answer = await alice.post(URL, json=body)
+        assert refusal(answer) == (400, "invalid_request")
+        assert "administrators" in answer.text
 
     async def test_an_id_is_given_once(self, admin: Client, alice: Client) -> None:
         await created(admin)
