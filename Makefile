@@ -19,12 +19,12 @@ BENCHMARKS := accept batching suite
 # Tests often wait, so two cores run three processes. The tests of one file run in one process.
 AT_ONCE := --numprocesses=$(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4))) --dist=loadfile
 # Suites with their own targets; and tests with real servers or with a whole service.
-SUITES := tests/browser tests/clients tests/cluster tests/comfyui tests/faults tests/hostile tests/image tests/outside tests/repository tests/skew
+SUITES := tests/browser tests/clients tests/cluster tests/real_comfyui tests/faults tests/hostile tests/image tests/outside tests/repository tests/skew
 LIVE := tests/acceptance tests/integration
 # Tests that compare the images of some hundred graphs, of all samplers, and of the included
 # checkpoint. They take minutes of CPU time.
 FIDELITY := tests/unit/engine/reference tests/unit/engine/diffusion/samplers/test_pictures.py tests/unit/training
-# Long tests with their own services, which run in `hostile` so that `test` stays short.
+# Long tests with their own services. They have a target of their own so that `test` stays short.
 LONG := $(patsubst %,tests/acceptance/test_%.py,documented_calls endpoints placement traces two_endpoints two_instances histories)
 # Manifests of Kubernetes' own kinds. Tests check the kinds of operators, if their schemas are
 # present.
@@ -41,7 +41,7 @@ REPORTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo up test fidelity faults skew hostile clients comfyui outside cluster-test cluster-faults autoscale-test browser screenshots image check docs format bench asyncapi lock audit sbom clean
+.PHONY: help install demo up test acceptance fidelity faults skew hostile clients comfyui outside cluster-test cluster-faults autoscale-test browser screenshots image check docs format bench asyncapi lock audit sbom clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -76,10 +76,13 @@ skew: $(INSTALLED) $(CHECKPOINT) ## run the previous release beside this version
 	$(BIN)/pytest -rs tests/skew $(ARGS)
 
 hostile: $(INSTALLED) $(CHECKPOINT) ## send hostile requests and backlogs to a running service beside a normal caller
-	$(BIN)/pytest -rs tests/hostile $(LONG) $(ARGS)
+	$(BIN)/pytest -rs tests/hostile $(ARGS)
+
+acceptance: $(INSTALLED) $(CHECKPOINT) ## use whole services: endpoints, histories, traces and the calls of the documentation
+	$(BIN)/pytest -rs --numprocesses=2 --dist=loadfile $(LONG) $(ARGS)
 
 comfyui: $(INSTALLED) ## run graphs on a real ComfyUI: COMFYUI_DIR=folder, and COMFYUI_PYTHON=interpreter if it has none of its own
-	COMFYUI_DIR="$(COMFYUI_DIR)" COMFYUI_PYTHON="$(COMFYUI_PYTHON)" $(BIN)/pytest -rs tests/comfyui $(ARGS)
+	COMFYUI_DIR="$(COMFYUI_DIR)" COMFYUI_PYTHON="$(COMFYUI_PYTHON)" $(BIN)/pytest -rs tests/real_comfyui $(ARGS)
 
 # This target has its own environment, because Darkroom does not need generators, node or npm.
 clients: $(INSTALLED) $(CHECKPOINT) ## run jobs with generated clients in Python and TypeScript and with clients of other products; needs a network

@@ -21,7 +21,13 @@ import httpx
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-from comfyui.errors import OutputTooLarge, PromptRefused, ServerUnavailable
+from comfyui.errors import (
+    OutputMissing,
+    OutputTooLarge,
+    PromptRefused,
+    RequestFailed,
+    ServerUnavailable,
+)
 from comfyui.graphs import FileReference
 from settings.constant import constant
 
@@ -60,6 +66,8 @@ class ComfyUIClient:
         self.url = url.rstrip("/")
         self.client_id = uuid.uuid4().hex
         """The id under which the server sends messages about our prompts."""
+        self.is_heard = False
+        """Whether the websocket is open."""
         self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout_s, trust_env=False)
 
     async def system_stats(self) -> dict[str, Any]:
@@ -83,7 +91,8 @@ class ComfyUIClient:
     ) -> str:
         """Add a prompt to the server's queue and return its id, which may differ from `prompt_id`.
 
-        Raises PromptRefused, ServerUnavailable.
+        Raises PromptRefused, also if the server would run only a part of the graph, and
+        ServerUnavailable.
         """
         body = {
             "prompt": graph,
@@ -92,14 +101,21 @@ class ComfyUIClient:
             "extra_data": extra_data,
         }
         response = await self._send("POST", "/prompt", json=body)
-        answer = _object(response)
+        answer = _json_object(response)
         if response.status_code == HTTPStatus.BAD_REQUEST:
             error = answer.get("error")
             if not isinstance(error, dict):
                 error = {"type": "invalid_prompt", "message": str(error or "invalid prompt")}
             raise PromptRefused(error, answer.get("node_errors") or {})
-        _require_success(response)
-        return str(answer.get("prompt_id", prompt_id))
+        if not response.is_success:  # ComfyUI answers 500 to some malformed graphs.
+            message = f"ComfyUI could not check the graph (status {response.status_code})"
+            raise PromptRefused({"type": "invalid_prompt", "message": message}, {})
+        prompt_id = str(answer.get("prompt_id", prompt_id))
+        if node_errors := answer.get("node_errors"):
+            await self.cancel(prompt_id)
+            message = "Some outputs of the prompt are not valid"
+            raise PromptRefused({"type": "invalid_prompt", "message": message}, node_errors)
+        return prompt_id
 
     async def history(self, prompt_id: str) -> dict[str, Any] | None:
         """Return the history entry of a prompt, or None if there is none."""
@@ -123,6 +139,7 @@ class ComfyUIClient:
         No other prompt is interrupted: older servers ignore the id of an interrupt, so it is sent
         only while our prompt runs.
         """
+        # Versions of 2026 have this route, which has no race with the start of the prompt.
         response = await self._send("POST", f"/api/jobs/{prompt_id}/cancel")
         if response.is_success:
             return
@@ -139,8 +156,11 @@ class ComfyUIClient:
         """Request the server to unload all models before its next prompt."""
         await self._send("POST", "/free", json={"unload_models": True, "free_memory": True})
 
-    async def file(self, reference: FileReference, *, max_bytes: int) -> bytes:
-        """Return the content of a file. Raises OutputTooLarge, ServerUnavailable."""
+    async def download(self, reference: FileReference, *, max_bytes: int) -> bytes:
+        """Return the content of a file.
+
+        Raises OutputMissing, OutputTooLarge, ServerUnavailable.
+        """
         query = {
             "filename": reference.filename,
             "subfolder": reference.subfolder,
@@ -149,7 +169,12 @@ class ComfyUIClient:
         content = bytearray()
         try:
             async with self._http.stream("GET", "/view", params=query) as response:
-                _require_success(response)
+                if not response.is_success:
+                    status = response.status_code
+                    text = (
+                        f"ComfyUI does not send the output {reference.filename} (status {status})"
+                    )
+                    raise OutputMissing(text)
                 async for chunk in response.aiter_bytes():
                     content += chunk
                     if len(content) > max_bytes:
@@ -171,14 +196,19 @@ class ComfyUIClient:
         url = urlunsplit((scheme, parts.netloc, f"{parts.path}/ws", query, ""))
         pause_s = 0.1
         while True:
-            with suppress(OSError, TimeoutError, WebSocketException):
+            try:
                 async with connect(url, max_size=_MOST_MESSAGE_BYTES, proxy=None) as websocket:
                     await websocket.send(json.dumps(_FEATURES))
+                    self.is_heard = True
                     while True:
                         content = await asyncio.wait_for(websocket.recv(), _SILENCE_S)
                         pause_s = 0.1
-                        if (message := parsed(content)) is not None:
+                        if (message := message_of(content)) is not None:
                             on_message(message)
+            except (OSError, TimeoutError, WebSocketException) as error:
+                self.is_heard = False
+                fields = {"action": "comfyui_listen", "error": str(error) or type(error).__name__}
+                logger.debug("the websocket of ComfyUI has ended", extra=fields)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_RECONNECT_S)
 
@@ -188,7 +218,7 @@ class ComfyUIClient:
     async def _json(self, method: str, path: str, **more: Any) -> Any:
         response = await self._send(method, path, **more)
         _require_success(response)
-        return _object(response)
+        return _json_object(response)
 
     async def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
         try:
@@ -197,12 +227,12 @@ class ComfyUIClient:
             raise _unavailable(error) from error
 
 
-def _object(response: httpx.Response) -> dict[str, Any]:
+def _json_object(response: httpx.Response) -> dict[str, Any]:
     try:
         content = response.json()
     except ValueError as error:
         if response.is_success:
-            raise ServerUnavailable("The server's answer is not JSON.") from error
+            raise RequestFailed("The server's answer is not JSON.") from error
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -210,14 +240,14 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 def _require_success(response: httpx.Response) -> None:
     if not response.is_success:
         path = response.request.url.path
-        raise ServerUnavailable(f"{path} was answered with status {response.status_code}")
+        raise RequestFailed(f"{path} was answered with status {response.status_code}")
 
 
 def _unavailable(error: httpx.HTTPError) -> ServerUnavailable:
     return ServerUnavailable(f"no answer: {str(error) or type(error).__name__}")
 
 
-def parsed(content: str | bytes) -> Message | None:
+def message_of(content: str | bytes) -> Message | None:
     """Return a message of the websocket, or None if it is of another form."""
     if isinstance(content, bytes):
         return _preview(content)
@@ -230,9 +260,10 @@ def parsed(content: str | bytes) -> Message | None:
 
 
 def _preview(content: bytes) -> Message | None:
-    """Return a preview. It begins with its kind and a number as big-endian integers of 4 bytes.
+    """Return a preview.
 
-    The number is the format of the image, or the length of the JSON metadata before the image.
+    Bytes 0 to 3 are its kind, and bytes 4 to 7 the format of the image, or for the other kind the
+    length of the JSON metadata before the image. Both are big-endian.
     """
     if len(content) < 2 * _INTEGER_BYTES:
         return None

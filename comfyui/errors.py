@@ -1,39 +1,51 @@
 """The exceptions of this package.
 
 ComfyUIError
-├── ServerUnavailable   the server does not answer, or answers with an error of its own
-├── StartFailed         the process of the server ended before it was ready
+├── ServerUnavailable   the server does not answer
+├── RequestFailed       the server answered a request with an error status
+├── StartFailed         the server could not be started
 ├── PromptRefused       the server does not accept the graph
 ├── NodeError           a node of the graph raised an exception
-├── PromptInterrupted   somebody has interrupted the prompt
+├── PromptInterrupted   the prompt was interrupted, by its job or by another user of the server
 ├── PromptLost          the server does not know the prompt any more
 ├── PromptStalled       the server reports no progress
-└── OutputTooLarge      the outputs of the prompt exceed a limit
+├── OutputTooLarge      the outputs of the prompt exceed a limit
+└── OutputMissing       the server does not send a file that its history names
 """
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Mapping
 from typing import Any
 
 _MEMORY = ("out of memory", "outofmemory", "not enough memory", "can't allocate memory")
+_MACHINE = re.compile(
+    rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EMFILE}|{errno.ENFILE}|{errno.EIO})\]"
+    r"|can't start new thread"
+)
 _LOST_DEVICE = ("illegal memory access", "device-side assert", "unspecified launch failure")
 
 
 class ComfyUIError(Exception):
-    """A request to a ComfyUI server failed."""
+    """A prompt or its server failed."""
 
 
 class ServerUnavailable(ComfyUIError):
-    """The server does not answer, or answers with an error of its own."""
+    """The server does not answer."""
+
+
+class RequestFailed(ComfyUIError):
+    """The server answered a request with an error status."""
 
 
 class StartFailed(ComfyUIError):
-    """The process of the server ended before it was ready."""
+    """The server could not be started."""
 
 
 class PromptRefused(ComfyUIError):
-    """The server does not accept the graph (status 400)."""
+    """The server does not accept the graph, or a part of it."""
 
     def __init__(self, error: Mapping[str, Any], node_errors: Mapping[str, Any]) -> None:
         """`error` has `type`, `message`, `details` and `extra_info`. `node_errors` has the errors
@@ -67,13 +79,18 @@ class NodeError(ComfyUIError):
         return any(phrase in text for phrase in _MEMORY)
 
     @property
+    def is_of_machine(self) -> bool:
+        """Whether the machine lacked disk space, files or threads."""
+        return _MACHINE.search(self.message) is not None
+
+    @property
     def has_lost_device(self) -> bool:
         """Whether only a new process can use the device again."""
         return any(phrase in self.message.lower() for phrase in _LOST_DEVICE)
 
 
 class PromptInterrupted(ComfyUIError):
-    """Somebody has interrupted the prompt."""
+    """The prompt was interrupted, by its job or by another user of the server."""
 
 
 class PromptLost(ComfyUIError):
@@ -86,3 +103,7 @@ class PromptStalled(ComfyUIError):
 
 class OutputTooLarge(ComfyUIError):
     """The outputs of the prompt exceed a limit."""
+
+
+class OutputMissing(ComfyUIError):
+    """The server does not send a file that its history names."""

@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from comfyui.errors import ComfyUIError, NodeError, PromptInterrupted
 
+INPUT_SUFFIX = " [input]"
+"""ComfyUI's suffix for the name of a file in the input folder, which is also the default."""
 _PREFIX = "filename_prefix"
+_RUN_ID = "darkroom_run"
 _TEMP = "temp"
 
 
 def with_job_files(
-    graph: Mapping[str, Any], job_id: str, names: Mapping[str, str]
+    graph: Mapping[str, Any], run_id: str, names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the graph of a job with the names of its files on the server.
+    """Return the graph of one attempt with the names of its files on the server.
 
-    Literal values that are keys of `names` are replaced, also with one of ComfyUI's suffixes such
-    as ` [input]`. Each literal `filename_prefix` begins with the job id. So save nodes always run,
-    although the server may have cached the same graph, and files of different jobs have different
-    names.
+    `run_id` is unique. Each literal `filename_prefix` begins with it, so files of different
+    attempts have different names. Literal texts that are keys of `names` are replaced, also with
+    the suffix ` [input]`.
+
+    The server keeps the outputs of nodes, and does not run a node with the same inputs again. The
+    files of these outputs are gone, so each node at the end of the graph must run again. Without a
+    prefix of its own, such a node gets an additional input, which ComfyUI counts as an input and
+    passes to no node.
     """
+    sources = {
+        value[0]
+        for node in graph.values()
+        for value in node["inputs"].values()
+        if isinstance(value, list) and value and isinstance(value[0], str)
+    }
 
     def changed(name: str, value: Any) -> Any:
         if not isinstance(value, str):
             return value
         if name == _PREFIX:
-            return f"{job_id}/{value}"
-        return names.get(value.removesuffix(" [input]"), value)
+            return run_id + posixpath.normpath(f"/{value}")
+        return names.get(value.removesuffix(INPUT_SUFFIX), value)
 
-    return {
-        node_id: {
-            **node,
-            "inputs": {name: changed(name, value) for name, value in node["inputs"].items()},
-        }
-        for node_id, node in graph.items()
-    }
+    result = {}
+    for node_id, node in graph.items():
+        inputs = {name: changed(name, value) for name, value in node["inputs"].items()}
+        if node_id not in sources and not isinstance(inputs.get(_PREFIX), str):
+            inputs[_RUN_ID] = run_id
+        result[node_id] = {**node, "inputs": inputs}
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +84,7 @@ def outputs_of(entry: Mapping[str, Any]) -> list[Output]:
 
 def _outputs(nodes: Mapping[str, Any]) -> Generator[Output]:
     seen: set[Output] = set()
-    for node_id in sorted(nodes, key=_in_order):
+    for node_id in sorted(nodes, key=_sort_key):
         listed = nodes[node_id].values() if isinstance(nodes[node_id], dict) else ()
         for item in (item for items in listed if isinstance(items, list) for item in items):
             if (content := _content(item)) is None:
@@ -94,7 +108,7 @@ def _is_temporary(output: Output) -> bool:
     return isinstance(output.content, FileReference) and output.content.type == _TEMP
 
 
-def _in_order(node_id: str) -> tuple[list[tuple[bool, int, str]], str]:
+def _sort_key(node_id: str) -> tuple[list[tuple[bool, int, str]], str]:
     """Return a sort key with numbers in the order of their values. Ids of nodes in a subgraph have
     several parts, as in `12:3`.
     """

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import mimetypes
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
@@ -20,26 +19,27 @@ from typing import Any
 from comfyui.client import ComfyUIClient, Message
 from comfyui.errors import (
     OutputTooLarge,
-    PromptInterrupted,
     PromptLost,
     PromptRefused,
     PromptStalled,
+    RequestFailed,
     ServerUnavailable,
 )
 from comfyui.graphs import FileReference, error_of, outputs_of
 from settings.constant import constant
+from storage.file_names import media_type_of
 
 _POLL_S = constant("COMFYUI_POLL_S", 1.0)
 """Seconds between two looks into the history."""
-_SILENCE_S = constant("COMFYUI_SILENCE_S", 600.0)
+_STALLED_AFTER_S = constant("COMFYUI_SILENCE_S", 600.0)
 """Seconds without a message about a running prompt after which the server is taken to hang. A node
 may load models for minutes and report nothing.
 """
-_ENTRY_S = 0.05
+_END_POLL_S = 0.05
 """Seconds between two looks into the history after the message about the end of the prompt."""
 _CANCEL_S = constant("COMFYUI_CANCEL_S", 30.0)
 """Seconds that a cancelled prompt may go on. One node or step may take so long."""
-_CANCEL_POLL_S = 0.1
+_CANCEL_POLL_S = 0.2
 _MOST_FAILURES = 3
 """Requests without an answer in succession after which the server is taken to be gone."""
 _MOST_LOST = 2
@@ -47,9 +47,9 @@ _MOST_LOST = 2
 server moves a prompt from its queue to its history in two steps.
 """
 _ENDS = {"execution_success", "execution_error", "execution_interrupted"}
-MOST_OUTPUTS = constant("COMFYUI_OUTPUTS", 256)
-MOST_OUTPUT_BYTES = constant("COMFYUI_OUTPUT_BYTES", 2**30)
-"""Largest size of all outputs of a prompt in bytes."""
+_MOST_OUTPUTS = constant("COMFYUI_OUTPUTS", 256)
+_MOST_OUTPUT_BYTES = constant("COMFYUI_OUTPUT_BYTES", 2**28)
+"""Largest size of all outputs of a prompt in bytes. They are in memory together."""
 _PARTS = 100
 """The progress of one node is counted in this many parts."""
 
@@ -82,7 +82,7 @@ class PromptRun:
         *,
         extra_data: Mapping[str, Any] | None = None,
         poll_s: float = _POLL_S,
-        silence_s: float = _SILENCE_S,
+        silence_s: float = _STALLED_AFTER_S,
     ) -> None:
         """The owner of the websocket calls `note` with every message."""
         self._client = client
@@ -91,6 +91,7 @@ class PromptRun:
         self._extra_data = extra_data or {}
         self._poll_s = poll_s
         self._silence_s = silence_s
+        self._cancel_s = _CANCEL_S
         self._changed = asyncio.Event()
         self._heard_at = time.monotonic()
         self._next_look_at = self._heard_at + poll_s
@@ -101,13 +102,12 @@ class PromptRun:
         self._lost = 0
         self._finished: set[str] = set()
         self._node_id = ""
-        self._part = 0.0
+        self._fraction = 0.0
         self._preview: bytes | None = None
         self._may_run = False
         """Whether the server may have the prompt in its queue."""
-        self._is_cancelled = False
         self.is_stuck = False
-        """Whether the cancelled prompt goes on after `_CANCEL_S` seconds."""
+        """Whether it is not certain that the server has left the cancelled prompt."""
 
     @property
     def seconds_left(self) -> float:
@@ -131,7 +131,11 @@ class PromptRun:
             async with aclosing(self._files(self._entry)) as files:
                 async for file in files:
                     yield file
+        except (ServerUnavailable, PromptStalled):
+            self._cancel_s = 0.0  # One try is enough for a server that does not react.
+            raise
         finally:
+            # A cancelled prompt must leave the server also if the task of this run is cancelled.
             await asyncio.shield(self._leave())
 
     async def _submit(self) -> None:
@@ -144,29 +148,25 @@ class PromptRun:
             self._may_run = False
             raise
 
-    def cancel(self) -> None:
-        """Let `run` cancel the prompt and raise PromptInterrupted."""
-        self._is_cancelled = True
-        self._changed.set()
-
     def note(self, message: Message) -> None:
         """Note a message of the websocket. Messages about other prompts are ignored."""
         data = message.data
-        if message.type == "status" or data.get("prompt_id", self._prompt_id) != self._prompt_id:
+        if data.get("prompt_id") != self._prompt_id:
             return
         self._heard_at = time.monotonic()
         match message.type:
             case "execution_cached":
-                self._finished.update(map(str, data.get("nodes") or ()))
+                nodes = data.get("nodes")
+                self._finished.update(map(str, nodes if isinstance(nodes, list) else ()))
             case "executing" if data.get("node") is None:
                 self._note_end()
             case "executing":
                 self._finish(self._node_id)
-                self._node_id, self._part = str(data["node"]), 0.0
+                self._node_id, self._fraction = str(data.get("node")), 0.0
             case "executed":
                 self._finish(str(data.get("node", "")))
             case "progress":
-                self._part = _fraction(data)
+                self._fraction = _fraction(data)
             case "preview":
                 self._preview = message.image
             case name if name in _ENDS:
@@ -180,12 +180,12 @@ class PromptRun:
         if node_id:
             self._finished.add(node_id)
         if node_id == self._node_id:
-            self._part = 0.0
+            self._fraction = 0.0
 
     def _progress(self) -> PromptProgress:
         total = max(1, len(self._graph))
         finished = len(self._finished & self._graph.keys())
-        done = finished * _PARTS + int(self._part * _PARTS)
+        done = finished * _PARTS + int(self._fraction * _PARTS)
         preview, self._preview = self._preview, None
         return PromptProgress(min(done, total * _PARTS), total * _PARTS, self._node_id, preview)
 
@@ -195,8 +195,6 @@ class PromptRun:
             pause_s = max(0.0, self._next_look_at - time.monotonic())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), pause_s)
-            if self._is_cancelled:
-                raise PromptInterrupted("the run was cancelled")
             if self._changed.is_set():
                 self._changed.clear()
                 yield self._progress()
@@ -210,7 +208,7 @@ class PromptRun:
         """
         try:
             self._entry = await self._client.history(self._prompt_id)
-            is_known = self._entry is not None or await self._is_known()
+            is_known = self._entry is not None or await self._find_in_queue()
         except ServerUnavailable:
             self._failures += 1
             if self._failures >= _MOST_FAILURES:
@@ -221,49 +219,58 @@ class PromptRun:
         self._lost = 0 if is_known else self._lost + 1
         if self._lost >= _MOST_LOST:
             raise PromptLost("ComfyUI does not know the prompt any more.")
-        if not self.seconds_left:
+        if not self.seconds_left and self._client.is_heard:
             text = f"ComfyUI has reported nothing about the prompt for {self._silence_s:g} s."
             raise PromptStalled(text)
         is_soon = self._lost > 0 or time.monotonic() < self._ended_at + self._poll_s
-        self._next_look_at = time.monotonic() + (_ENTRY_S if is_soon else self._poll_s)
+        self._next_look_at = time.monotonic() + (_END_POLL_S if is_soon else self._poll_s)
 
-    async def _is_known(self) -> bool:
-        """Whether the queue has the prompt. A waiting prompt is not expected to make progress."""
+    async def _find_in_queue(self) -> bool:
+        """Return whether the queue has the prompt.
+
+        While another prompt runs, a waiting prompt is not expected to make progress.
+        """
         running, pending = await self._client.queue()
-        if self._prompt_id in pending:
+        if self._prompt_id in pending and running:
             self._heard_at = time.monotonic()
         return self._prompt_id in running | pending
 
     async def _files(self, entry: Mapping[str, Any]) -> AsyncGenerator[OutputFile]:
         outputs = outputs_of(entry)
-        if len(outputs) > MOST_OUTPUTS:
-            text = f"the graph has {len(outputs)} outputs, but at most {MOST_OUTPUTS} are allowed"
+        if len(outputs) > _MOST_OUTPUTS:
+            text = f"the graph has {len(outputs)} outputs, but at most {_MOST_OUTPUTS} are allowed"
             raise OutputTooLarge(text)
-        left_bytes = MOST_OUTPUT_BYTES
+        left_bytes = _MOST_OUTPUT_BYTES
         for index, output in enumerate(outputs):
             if isinstance(output.content, FileReference):
-                content = await self._client.file(output.content, max_bytes=left_bytes)
+                content = await self._client.download(output.content, max_bytes=left_bytes)
                 media_type = media_type_of(output.content.filename)
             else:
-                content, media_type = output.content.encode(), "text/plain"
+                content, media_type = output.content.encode(errors="replace"), "text/plain"
             left_bytes -= len(content)
             yield OutputFile(index, output.node_id, content, media_type)
 
     async def _leave(self) -> None:
         """Cancel the prompt if it has not ended, and remove it from the history."""
+        if self._may_run:
+            self.is_stuck = not await self._cancel()
         with suppress(ServerUnavailable):
-            if self._may_run:
-                await self._client.cancel(self._prompt_id)
-                await self._wait_cancelled()
             await self._client.forget(self._prompt_id)
 
-    async def _wait_cancelled(self) -> None:
-        """Wait until the server has left the prompt, which it does between two steps or nodes."""
-        give_up_at = time.monotonic() + _CANCEL_S
-        while self._prompt_id in set().union(*await self._client.queue()):
-            if time.monotonic() > give_up_at:
-                self.is_stuck = True
-                return
+    async def _cancel(self) -> bool:
+        """Cancel the prompt. Returns whether the server has left it within `_cancel_s` seconds.
+
+        The server leaves a prompt between two steps or nodes.
+        """
+        give_up_at = time.monotonic() + self._cancel_s
+        while True:
+            with suppress(ServerUnavailable, RequestFailed):
+                await self._client.cancel(self._prompt_id)
+                running, pending = await self._client.queue()
+                if self._prompt_id not in running | pending:
+                    return True
+            if time.monotonic() >= give_up_at:
+                return False
             await asyncio.sleep(_CANCEL_POLL_S)
 
 
@@ -272,23 +279,3 @@ def _fraction(data: Mapping[str, Any]) -> float:
     if not isinstance(value, int | float) or not isinstance(most, int | float) or most <= 0:
         return 0.0
     return min(1.0, max(0.0, value / most))
-
-
-_KNOWN = {
-    ".flac": "audio/flac",
-    ".glb": "model/gltf-binary",
-    ".latent": "application/x-safetensors",
-    ".m4a": "audio/mp4",
-    ".mkv": "video/x-matroska",
-    ".opus": "audio/ogg",
-    ".safetensors": "application/x-safetensors",
-    ".webp": "image/webp",
-}
-"""Media types that Python's table lacks on some systems."""
-
-
-def media_type_of(filename: str) -> str:
-    """Return the media type of a file by its suffix, or `application/octet-stream`."""
-    suffix = f".{filename.rpartition('.')[2].lower()}"
-    known = _KNOWN.get(suffix) or mimetypes.guess_type(f"file{suffix}", strict=True)[0]
-    return known or "application/octet-stream"

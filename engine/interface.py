@@ -26,7 +26,7 @@ from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import (
     input_file_refused,
-    unchecked_graph,
+    parse_graph,
     validate,
     with_cost,
 )
@@ -79,11 +79,11 @@ __all__ = [
     "installed_nodes",
     "is_machine_error",
     "is_of_editor",
+    "parse_graph",
     "parse_parameters",
     "pnginfo_of",
     "read_infotext",
     "split_infotext",
-    "unchecked_graph",
     "validate",
     "with_cost",
     "without_waiting",

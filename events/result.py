@@ -147,6 +147,7 @@ class ResultResponse(BaseModel):
 
     request_id: str = Field(description="The id of the job")
     status: Status = Field(description="0: running; 1: completed; 2: failed")
+    endpoint: str | None = Field(default=None, description="The endpoint that runs the job")
     state: State | None = Field(
         default=None, description="Whether the job waits or runs, or how it ended"
     )
@@ -233,6 +234,7 @@ def result_of(job: Job, url_for: UrlFor, *, delivery: Delivery | None = None) ->
     return ResultResponse(
         request_id=job.id,
         status=status_of(job.end),
+        endpoint=job.submitted.endpoint,
         state=state_of(job),
         message=message_of(job.end),
         error=error_of(job.end),

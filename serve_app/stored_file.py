@@ -73,9 +73,10 @@ class StoredFile:
         return cls(upload.storage_key, upload.digest, upload.size_bytes, media_type)
 
     @property
-    def disposition(self) -> dict[str, str]:
-        """The header that makes a browser save a file instead of showing it, if it could contain a
-        program. Browsers show media and plain text only.
+    def disposition_header(self) -> dict[str, str]:
+        """The header that makes a browser save a file that could contain a program.
+
+        Only media and plain text may be shown.
         """
         group = self.media_type.partition("/")[0]
         is_shown = group in _SHOWN_GROUPS or self.media_type == "text/plain"
@@ -152,7 +153,7 @@ async def file_answer(
     """
     headers = {
         "ETag": file.etag,
-        **file.disposition,
+        **file.disposition_header,
         "Accept-Ranges": "bytes",
         "Cache-Control": cache_control,
         "X-Content-Type-Options": "nosniff",

@@ -12,24 +12,40 @@ PNG = "image/png"
 WEBP = "image/webp"
 JPEG = "image/jpeg"
 SAFETENSORS = "application/x-safetensors"
-_SUFFIXES = {
-    PNG: "png",
-    WEBP: "webp",
-    JPEG: "jpg",
-    SAFETENSORS: "latent",
-    "image/gif": "gif",
-    "video/mp4": "mp4",
-    "video/webm": "webm",
-    "video/x-matroska": "mkv",
-    "audio/flac": "flac",
-    "audio/mpeg": "mp3",
-    "audio/mp4": "m4a",
-    "audio/ogg": "ogg",
-    "audio/x-wav": "wav",
-    "model/gltf-binary": "glb",
-    "text/plain": "txt",
-    "application/json": "json",
+_MEDIA_TYPES = {
+    "png": PNG,
+    "webp": WEBP,
+    "jpg": JPEG,
+    "jpeg": JPEG,
+    "gif": "image/gif",
+    "avif": "image/avif",
+    "bmp": "image/bmp",
+    "tif": "image/tiff",
+    "tiff": "image/tiff",
+    "exr": "image/x-exr",
+    "mp4": "video/mp4",
+    "webm": "video/webm",
+    "mkv": "video/x-matroska",
+    "mov": "video/quicktime",
+    "flac": "audio/flac",
+    "mp3": "audio/mpeg",
+    "m4a": "audio/mp4",
+    "ogg": "audio/ogg",
+    "opus": "audio/ogg",
+    "wav": "audio/wav",
+    "glb": "model/gltf-binary",
+    "obj": "model/obj",
+    "ply": "model/ply",
+    "stl": "model/stl",
+    "latent": SAFETENSORS,
+    "safetensors": SAFETENSORS,
+    "txt": "text/plain",
+    "srt": "text/plain",
+    "csv": "text/csv",
+    "json": "application/json",
 }
+"""Media types by the suffix of a file. The first suffix of a type is that of our own files."""
+_SUFFIXES = {media_type: suffix for suffix, media_type in reversed(_MEDIA_TYPES.items())}
 FileKind: TypeAlias = Literal["image", "video", "audio", "model", "text", "file"]
 _KINDS: tuple[FileKind, ...] = ("image", "video", "audio", "model", "text")
 _SUFFIX_OF_OTHERS = "bin"
@@ -59,6 +75,11 @@ def history_name(key: str) -> HistoryName | None:
     """Parse a key. Return None if it is not the key of a history object."""
     found = _HISTORY.fullmatch(key)
     return None if found is None else HistoryName(found[1], int(found[2]), int(found[3]))
+
+
+def media_type_of(filename: str) -> str:
+    """Return the media type of a file by its suffix, or `application/octet-stream`."""
+    return _MEDIA_TYPES.get(filename.rpartition(".")[2].lower(), "application/octet-stream")
 
 
 def kind_of(media_type: str | None) -> FileKind:

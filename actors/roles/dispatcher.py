@@ -23,7 +23,7 @@ from actors.scheduler.endpoint_dispatcher import DISPATCHER_LEASE_S, EndpointDis
 from actors.scheduler.endpoint_removal import DeletedEndpoints, RowlessEndpoints
 from actors.scheduler.fairness import RunningJobs
 from actors.scheduler.names import worker_prefix
-from actors.scheduler.pool import WorkerPool
+from actors.scheduler.pool import PoolLimits, WorkerPool
 from actors.scheduler.ray_cluster import RayCalls, RayCluster
 from actors.scheduler.slots import SlotNumbers
 from actors.scheduler.status import EndRate
@@ -38,6 +38,7 @@ from events.log import JobWriter, RetryingLog
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases, answered, lease_holder
 from events.store.records import ENDPOINTS_PERIOD_S, Endpoint
+from settings.constant import constant
 from settings.settings import Settings
 from telemetry.dispatcher_metrics import DispatchMetrics, EngineMetrics
 from telemetry.exposition import EndpointLabels, ProcessMetrics
@@ -49,6 +50,8 @@ T = TypeVar("T")
 _REAPER_TIMEOUT_S = 10.0
 """Longest wait in seconds for the reaper of workers before the dispatcher starts."""
 _LEASE_NAME = "dispatcher"
+_COMFYUI_START_S = constant("COMFYUI_START_S", 3600.0)
+"""Largest time in seconds until a ComfyUI server is ready. Its packs may compile or download."""
 
 
 class Dispatcher:
@@ -245,14 +248,16 @@ async def run_dispatcher(
 
     def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
         config = worker_config(settings, endpoint)
+        is_comfyui = endpoint.engine == "comfyui"
         pool = WorkerPool(
             endpoint,
             prefix=worker_prefix(config),
             cluster=cluster_for(config),
             idle_s=settings.dispatch.worker_idle_s,
+            limits=PoolLimits(start_s=_COMFYUI_START_S) if is_comfyui else PoolLimits(),
             slots=SlotNumbers(
                 most=endpoint.jobs_per_worker,
-                expected=1 if endpoint.engine == "comfyui" else Engine.suggested_concurrency_for(),
+                expected=1 if is_comfyui else Engine.suggested_concurrency_for(),
                 kept_free=settings.owners.slots_kept_free,
             ),
         )

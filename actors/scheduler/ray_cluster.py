@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray._private.state import state as global_state
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -38,7 +38,7 @@ from actors.scheduler.cluster import (
     JobActor,
 )
 from actors.scheduler.names import engine_name, is_slot_name, slot_number, standby_name
-from actors.worker.comfyui_process import ComfyUIProcessActor
+from actors.worker.comfyui_engine import ComfyUIEngineActor
 from actors.worker.config import WorkerConfig
 from actors.worker.engine_process import (
     NAMESPACE,
@@ -114,7 +114,7 @@ class RayCluster:
         options = self._engine_options(worker, engine_name(worker), cpus=cpus, gpus=gpus)
         device = self._device(worker)
         is_comfyui = self._config.endpoint.engine == "comfyui"
-        process = ComfyUIProcessActor if is_comfyui else EngineProcessActor
+        process = ComfyUIEngineActor if is_comfyui else EngineProcessActor
         make = process.options(**options).remote
         handles = [await self._run(lambda: make(self._config.for_engine(), device=device))]
         with suppress(ActorUnavailable):
@@ -482,7 +482,9 @@ async def answer(
         async with asyncio.timeout(timeout_s):
             return await method.remote(*arguments)
     except (RayError, TimeoutError) as error:
-        raise ActorUnavailable(str(error) or type(error).__name__) from error
+        # The text of a RayTaskError begins with the place of the call. Its cause is our exception.
+        reason = error.cause if isinstance(error, RayTaskError) else error
+        raise ActorUnavailable(str(reason) or type(reason).__name__) from error
 
 
 _RAY_CALLS = constant("RAY_CALLS", 8)

@@ -16,6 +16,7 @@ from typing import Any
 from engine.errors import COST_TOO_HIGH, EngineError, GraphInvalid
 from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
+from engine.graph.cost import Cost
 from engine.graph.declarations import NodeType
 from engine.graph.graph import SEED_INPUTS, Graph, Node, Source
 from engine.graph.inputs import (
@@ -33,6 +34,10 @@ from engine.graph.limits import Limits
 
 _SHOWN_CHARS = 100
 _MAX_TITLE_CHARS = 128
+_MAX_DEPTH = 400
+"""The largest number of nodes on a path of a graph for another engine, which may use recursion."""
+_ASSUMED_RESULT_BYTES = 64 * 2**20
+"""The size of the results of a graph whose outputs are not known."""
 
 
 def validate(
@@ -74,7 +79,7 @@ def validate(
     return graph
 
 
-def unchecked_graph(
+def parse_graph(
     prompt: object,
     catalogue: Catalogue,
     limits: Limits,
@@ -83,8 +88,8 @@ def unchecked_graph(
 ) -> Graph:
     """Return the graph of a prompt whose node types another engine knows. Raises GraphInvalid.
 
-    Only the structure is checked: ids, types, links and sizes. The graph has no cost, and no node
-    is known to be an output. For `draw_seed` see `validate`.
+    Only the structure is checked: ids, types, links and sizes. The cost is an assumption, and no
+    node is known to be an output. For `draw_seed` see `validate`.
     """
     if draw_seed is not None:
         prompt = resolve_seeds(prompt, draw_seed)
@@ -93,16 +98,27 @@ def unchecked_graph(
     if not nodes:
         raise GraphInvalid("prompt_no_outputs", "The prompt has no nodes", "add an output node")
     graph = Graph(
-        tuple(_unchecked_node(node_id, node, nodes, catalogue) for node_id, node in nodes.items())
+        tuple(_parse_node(node_id, node, nodes, catalogue) for node_id, node in nodes.items()),
+        Cost(result_bytes=_ASSUMED_RESULT_BYTES),
     )
-    if cycle := _find_cycle({node.id: node.sources for node in graph.nodes}):
+    sources = {node.id: node.sources for node in graph.nodes}
+    if cycle := _find_cycle(sources):
         raise GraphInvalid("dependency_cycle", "The nodes form a cycle", " → ".join(cycle[:20]))
+    if (depth := _depth(sources)) > _MAX_DEPTH:
+        details = f"a path has {depth} nodes, but at most {_MAX_DEPTH} are allowed"
+        raise GraphInvalid("too_deep", "The graph is too deep", details)
     return graph
 
 
-def _unchecked_node(
-    node_id: str, node: Any, nodes: Mapping[str, Any], catalogue: Catalogue
-) -> Node:
+def _depth(sources: Mapping[str, Sequence[str]]) -> int:
+    """Return the number of nodes on the longest path of a graph without a cycle."""
+    depths: dict[str, int] = {}
+    for node_id in TopologicalSorter(sources).static_order():
+        depths[node_id] = 1 + max((depths[source] for source in sources[node_id]), default=0)
+    return max(depths.values())
+
+
+def _parse_node(node_id: str, node: Any, nodes: Mapping[str, Any], catalogue: Catalogue) -> Node:
     class_type = node.get("class_type") if isinstance(node, dict) else None
     if not isinstance(class_type, str) or not class_type:
         raise GraphInvalid("missing_node_type", "A node has no class_type", f"node {node_id}")
@@ -120,13 +136,17 @@ def _unchecked_node(
     except (ValueError, RecursionError) as error:
         details = f"node {node_id}: {error}"
         raise GraphInvalid("invalid_prompt", "A node is not valid JSON", details) from error
-    images = catalogue.image_inputs(class_type)
+    declared = catalogue.node(class_type)
+    names = declared.file_inputs if declared else ()
+    files = [literals[name] for name in names if name in literals]
+    if not all(isinstance(each, str) for each in files):
+        raise GraphInvalid("invalid_prompt", "A file is not named by a text", f"node {node_id}")
     return Node(
         node_id,
         class_type,
         literals=literals,
-        links={name: Source(*value) for name, value in links.items()},
-        input_files=tuple([literals[each] for each in images if _is_text(literals.get(each))]),
+        links={name: Source(source, int(output)) for name, (source, output) in links.items()},
+        input_files=tuple([each.removesuffix(" [input]") for each in files]),
         title=_title(node),
     )
 
@@ -137,12 +157,8 @@ def _is_link(value: object) -> bool:
         isinstance(value, list)
         and len(value) == 2
         and isinstance(value[0], str)
-        and isinstance(value[1], int)
+        and isinstance(value[1], int | float)
     )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def require_text_budget(prompt: object, max_chars: int) -> None:

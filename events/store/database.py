@@ -139,6 +139,7 @@ def _add_missing_columns(connection: sa.Connection) -> None:
         existing = {column["name"] for column in inspector.get_columns(table.name)}
         for column in table.columns:
             if column.name not in existing:
+                assert column.nullable, f"{table.name}.{column.name} was added and is required"
                 kind = column.type.compile(connection.dialect)
                 statement = f'ALTER TABLE {table.name} ADD COLUMN "{column.name}" {kind}'
                 connection.execute(sa.text(statement))

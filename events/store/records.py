@@ -112,6 +112,9 @@ class Endpoint:
     id: str
     engine: EngineKind = "darkroom"
     """The engine that runs the graphs: Darkroom's own, or a ComfyUI server."""
+    fallback: str | None = None
+    """The id of the endpoint that runs the graphs with node types that this endpoint does not know.
+    """
     comfyui_url: str | None = None
     """The address of a ComfyUI server that runs already. Exactly one of this and `comfyui_dir` is
     set if the engine is `comfyui`.

@@ -187,6 +187,7 @@ ENDPOINTS = _table(
     _required("draining", sa.Boolean),
     sa.Column("ends_at", UtcDateTime),
     sa.Column("engine", sa.String),
+    sa.Column("fallback", sa.String),
     sa.Column("comfyui_url", sa.String),
     sa.Column("comfyui_dir", sa.String),
     sa.Column("comfyui_python", sa.String),

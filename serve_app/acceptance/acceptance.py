@@ -252,14 +252,40 @@ class Acceptance:
         content, presigned_uploads = await self._addresses.presigned_uploads(
             request.content, request.key
         )
-        if endpoint.engine == "comfyui":
-            _require_own_files(request)
-        compiler = self._compiler(endpoint, request.key)
-        compile_body = partial(compiler.compile, excess_bytes=request.excess_bytes)
-        body = await self._run(request, compile_body, request.flavour, content)
+        try:
+            body = await self._compile(request, endpoint, content)
+        except GraphInvalid as error:
+            fallback = await self._fallback(request, endpoint, error)
+            if fallback is None:
+                raise
+            endpoint = fallback
+            body = await self._compile(request, endpoint, content)
         require_images(presigned_uploads, body.images)
         await self._require_room(endpoint)
         return replace(body, presigned_uploads=presigned_uploads)
+
+    async def _compile(
+        self, request: GenerateRequest, endpoint: Endpoint, content: Any
+    ) -> CheckedBody:
+        if endpoint.engine == "comfyui":
+            _refuse_file_options(request)
+        compiler = self._compiler(endpoint, request.key)
+        compile_body = partial(compiler.compile, excess_bytes=request.excess_bytes)
+        return await self._run(request, compile_body, request.flavour, content)
+
+    async def _fallback(
+        self, request: GenerateRequest, endpoint: Endpoint, error: GraphInvalid
+    ) -> Endpoint | None:
+        """Return the endpoint that runs a graph with a node type that `endpoint` does not know.
+
+        The result is None for other errors, and if the key may not use the fallback endpoint now.
+        """
+        if endpoint.fallback is None or error.type != "missing_node_type":
+            return None
+        try:
+            return await self.endpoints.for_job(endpoint.fallback, request.key)
+        except RequestRefused:
+            return None
 
     def _compiler(self, endpoint: Endpoint, key: ApiKey) -> RequestCompiler:
         kind = ComfyUICompiler if endpoint.engine == "comfyui" else RequestCompiler
@@ -483,7 +509,7 @@ async def fingerprint_of(request: GenerateRequest) -> str:
     return digest() if len(request.body) <= _LONG_BYTES else await asyncio.to_thread(digest)
 
 
-def _require_own_files(request: GenerateRequest) -> None:
+def _refuse_file_options(request: GenerateRequest) -> None:
     """Raise ParametersInvalid if a ComfyUI server cannot write the files in the requested form."""
     errors = []
     if request.image_format is not None or request.image_quality is not None:

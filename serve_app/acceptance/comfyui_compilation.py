@@ -15,7 +15,7 @@ from engine.interface import (
     Graph,
     GraphInvalid,
     ParametersInvalid,
-    unchecked_graph,
+    parse_graph,
 )
 from serve_app.acceptance.compilation import CheckedBody, RequestCompiler, draw_seed
 from serve_app.acceptance.inline_images import InlineImage
@@ -27,7 +27,7 @@ class ComfyUICompiler(RequestCompiler):
     """Compiles the request bodies of one key for one endpoint with the engine `comfyui`."""
 
     def _graph(self, prompt: object) -> Graph:
-        return unchecked_graph(prompt, self.catalogue, self.limits, draw_seed=draw_seed)
+        return parse_graph(prompt, self.catalogue, self.limits, draw_seed=draw_seed)
 
     def _body(self, recorded: dict[str, Any], graph: Graph, **more: Any) -> CheckedBody:
         return ComfyUIBody(self, recorded, images=0, graph=graph, **more)

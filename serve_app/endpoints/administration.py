@@ -98,6 +98,8 @@ def _unsound(endpoint: Endpoint, settings: DispatchSettings) -> Iterator[FieldEr
         yield _error("gpus", "must be a whole number if it is above 1")
     if endpoint.checkpoints and endpoint.checkpoint not in {None, *endpoint.checkpoints}:
         yield _error("checkpoint", "must be among `checkpoints`")
+    if endpoint.fallback == endpoint.id:
+        yield _error("fallback", "must be another endpoint")
     yield from _unsound_engine(endpoint)
     longest_s = settings.job_timeout_s
     if (endpoint.job_timeout_s or 0) > longest_s:
@@ -149,7 +151,8 @@ def _too_wide(endpoint: Endpoint, graph: GraphSettings) -> Iterator[FieldError]:
     if endpoint.resources:
         yield _error("resources", "can be set only by administrators")
     if endpoint.engine == "comfyui":
-        yield _error("engine", "`comfyui` can be set only by administrators")
+        for name in ("engine", *_COMFYUI):
+            yield _error(name, "can be set only by administrators")
     if endpoint.jobs_per_worker > _MAX_JOBS_PER_WORKER:
         message = f"must be at most {_MAX_JOBS_PER_WORKER} for endpoints of owners"
         yield _error("jobs_per_worker", message)

@@ -41,7 +41,7 @@ Seconds = Annotated[float, Field(gt=0, le=30 * _DAY_S, allow_inf_nan=False)]
 ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:/-]{0,63}$")]
 Amount = Annotated[float, Field(ge=0.0001, le=1e12, allow_inf_nan=False)]
 ServerUrl = Annotated[str, Field(max_length=255, pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
-FolderPath = Annotated[str, Field(max_length=1024, pattern=r"^/[^\x00-\x1f]*$")]
+AbsolutePath = Annotated[str, Field(max_length=1024, pattern=r"^/[^\x00-\x1f]*$")]
 ServerArgument = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00]*$")]
 LabelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,126}$")]
 LabelValue = Annotated[
@@ -61,16 +61,21 @@ class EndpointMembers(Members):
         description="`darkroom` (the default), or `comfyui`: the graphs run on a ComfyUI server, "
         "with all of its nodes. Only administrators may set it and the members of `comfyui`",
     )
+    fallback: Annotated[str, Field(pattern=ENDPOINT_ID)] | None = Field(
+        default=None,
+        description="The endpoint that runs the workflows with node types that this endpoint does "
+        "not know. Default: such workflows are refused",
+    )
     comfyui_url: ServerUrl | None = Field(
         default=None,
         description="With the engine `comfyui`: the address of a ComfyUI server that runs already",
     )
-    comfyui_dir: FolderPath | None = Field(
+    comfyui_dir: AbsolutePath | None = Field(
         default=None,
         description="With the engine `comfyui`: the folder of a ComfyUI install on the machines of "
         "the workers. Each worker starts a server of its own",
     )
-    comfyui_python: FolderPath | None = Field(
+    comfyui_python: AbsolutePath | None = Field(
         default=None,
         description="The Python interpreter of the install. Default: the one in its virtual "
         "environment",
@@ -279,6 +284,7 @@ class EndpointInfo(BaseModel):
         description="If the endpoint is being deleted: the time at which its waiting jobs fail",
     )
     engine: EngineKind
+    fallback: str | None = None
     comfyui_url: str | None = None
     comfyui_dir: str | None = None
     comfyui_python: str | None = None

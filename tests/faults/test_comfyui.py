@@ -65,9 +65,9 @@ def servers() -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             arguments = process.cmdline()
+            is_server = process.cwd() == str(FOLDER) and "--user-directory" in arguments
         except psutil.Error:
             continue
-        is_server = "main.py" in arguments and "--user-directory" in arguments
         if is_server and process.status() != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
@@ -117,7 +117,7 @@ def _server(_: Service) -> psutil.Process:
 
 
 def _engine(service: Service) -> psutil.Process:
-    [process] = service.processes("ray::ComfyUIProcess")
+    [process] = service.processes("ray::ComfyUIEngine")
     return process
 
 

@@ -19,13 +19,17 @@ from serve_app.error_responses import not_found
 from serve_app.protocols.comfyui.bodies import invalid, twin
 from serve_app.protocols.comfyui.records import index_in, shown_name
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
+from serve_app.refusals import InvalidImage
 from serve_app.replica import JobAccess, JobAccessDep, SubmissionDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from serve_app.upload_store import read_input_image
-from storage.file_names import SAFETENSORS
+from storage.file_names import JPEG, PNG, WEBP
 
 _PREVIEW = re.compile(r"(?P<format>webp|jpeg)(?:;(?P<quality>[0-9]{1,3}))?")
 _QUALITY = 90
+_CONVERTED = {PNG, WEBP, JPEG}
+_MOST_PIXELS = 2**27
+"""The largest image that is converted. A ComfyUI server may make larger ones."""
 _CACHE_CONTROL = "private, no-cache"
 _HEADERS = {
     "Cache-Control": _CACHE_CONTROL,
@@ -65,8 +69,10 @@ _MOST_PX = {Form.PNG: 2**31 - 1, Form.WEBP: 16_383, Form.JPEG: 65_500}
 
 
 def converted(data: bytes, channel: Channel, form: Form, *, quality: int) -> bytes:
-    """Convert an image that Darkroom has written to a format and a channel. Blocks the thread."""
+    """Convert a stored image to a format and a channel. Blocks the thread. Raises InvalidImage."""
     with Image.open(io.BytesIO(data)) as image:
+        if image.width * image.height > _MOST_PIXELS:
+            raise InvalidImage(f"The image has more than {_MOST_PIXELS} pixels.")
         picture = _channels(image, channel)
     if form is Form.JPEG:
         picture = picture.convert("RGB")
@@ -123,7 +129,8 @@ async def view(
     """Serve a stored file, a smaller preview (`preview=webp;90`), or some of its channels."""
     file = await stored_file(access, key, filename, subfolder=subfolder, type=type)
     small = _PREVIEW.fullmatch(preview)
-    if file.media_type == SAFETENSORS or (small is None and channel is Channel.RGBA):
+    is_whole = small is None and channel is Channel.RGBA
+    if is_whole or file.media_type not in _CONVERTED:
         answer = await file_answer(
             file,
             file_request,

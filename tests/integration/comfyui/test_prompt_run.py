@@ -15,7 +15,7 @@ from comfyui.client import ComfyUIClient, Message
 from comfyui.errors import (
     ComfyUIError,
     NodeError,
-    PromptInterrupted,
+    OutputMissing,
     PromptLost,
     PromptRefused,
     PromptStalled,
@@ -82,7 +82,7 @@ async def test_outputs_of_every_kind_are_returned_with_their_media_types(server:
 
 
 async def test_progress_counts_nodes_and_the_part_of_the_present_node(server: Server) -> None:
-    await eventually(lambda: server.client._http.get("/seen"), within_s=5)
+    await eventually(lambda: server.client.is_heard)
     run = server.prompt(node("Wait", seconds=0.5), PICTURE)
 
     progress = [each async for each in run.run() if isinstance(each, PromptProgress)]
@@ -118,13 +118,15 @@ async def test_a_prompt_ends_although_the_websocket_is_cut(server: Server) -> No
     [
         ([node("Forget")], PromptLost),
         ([node("Crash")], ServerUnavailable),
-        ([node("Cut"), node("Wait", seconds=600)], PromptStalled),
+        ([node("Silent", seconds=600)], PromptStalled),
+        ([node("Missing")], OutputMissing),
     ],
-    ids=["forgotten", "crashed", "silent"],
+    ids=["forgotten", "crashed", "silent", "missing"],
 )
 async def test_a_server_that_fails_is_noticed(
     server: Server, nodes: list[dict[str, Any]], expected: type[ComfyUIError]
 ) -> None:
+    await eventually(lambda: server.client.is_heard)
     with pytest.raises(expected):
         await server.outputs(*nodes, silence_s=1.0)
 
@@ -160,11 +162,40 @@ async def test_a_prompt_that_waits_is_removed_without_an_interrupt(server: Serve
     running = server.prompt(node("Wait", seconds=600))
     async with aclosing(running.run()) as events:
         await anext(events)
-        waiting = server.prompt(PICTURE)
+        waiting = asyncio.create_task(anext(server.prompt(PICTURE).run()))
+        await eventually(lambda: is_pending(server, "prompt-2"))
         waiting.cancel()
-        with pytest.raises(PromptInterrupted):
-            await anext(waiting.run())
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not await is_pending(server, "prompt-2")
         assert (await server.seen())["requests"] == []
+
+
+async def is_pending(server: Server, prompt_id: str) -> bool:
+    return prompt_id in (await server.client.queue())[1]
+
+
+async def test_a_graph_of_which_only_a_part_is_valid_does_not_run(server: Server) -> None:
+    with pytest.raises(PromptRefused, match="Some outputs"):
+        await server.outputs(PICTURE, node("Half"))
+
+    await eventually(lambda: is_empty(server))
+
+
+async def is_empty(server: Server) -> bool:
+    return await server.client.queue() == (set(), set())
+
+
+async def test_a_cancel_that_is_not_answered_leaves_the_prompt_stuck(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comfyui.prompt_run, "_CANCEL_S", 0.5)
+    run = server.prompt(node("Wait", seconds=0.2), node("Mute"))
+    server.client._http.timeout = 0.3
+    with pytest.raises(ServerUnavailable):
+        async for _ in run.run():
+            pass
+
+    assert run.is_stuck
 
 
 async def test_a_prompt_that_ignores_the_interrupt_is_stuck(
@@ -191,7 +222,7 @@ async def test_messages_about_other_prompts_are_ignored(server: Server) -> None:
 async def test_outputs_above_the_limit_are_refused(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comfyui.prompt_run, "MOST_OUTPUT_BYTES", 6)
+    monkeypatch.setattr(comfyui.prompt_run, "_MOST_OUTPUT_BYTES", 6)
 
     with pytest.raises(ComfyUIError, match="more than 6 bytes"):
         await server.outputs(node("Video"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from comfyui.client import ComfyUIClient
-from comfyui.install import Install, ServerProcess
+from comfyui.own_server import Install, OwnServer
 
 FOLDER = Path(__file__).parent / "standin"
 
@@ -19,9 +19,9 @@ def install(*arguments: str) -> Install:
 
 
 @asynccontextmanager
-async def standin(folder: Path) -> AsyncIterator[tuple[ServerProcess, ComfyUIClient]]:
+async def standin(folder: Path) -> AsyncIterator[tuple[OwnServer, ComfyUIClient]]:
     """Run a stand-in with its folders in `folder`."""
-    process = ServerProcess(install(), folder, on_cpu=True)
+    process = OwnServer(install(), folder, on_cpu=True)
     client = await process.start()
     try:
         yield process, client

@@ -8,7 +8,7 @@ import pytest
 
 from comfyui.errors import NodeError, PromptInterrupted
 from comfyui.graphs import FileReference, Output, error_of, outputs_of, with_job_files
-from comfyui.prompt_run import media_type_of
+from storage.file_names import media_type_of
 
 
 def file(name: str, *, folder: str = "output", subfolder: str = "") -> dict[str, Any]:
@@ -25,13 +25,13 @@ def test_a_job_has_its_own_names_on_the_server() -> None:
         },
     }
 
-    changed = with_job_files(graph, "job", {"cat.png": "darkroom-1.png"})
+    changed = with_job_files(graph, "job-1", {"cat.png": "darkroom-1.png"})
 
     inputs = [node["inputs"] for node in changed.values()]
     assert inputs == [
         {"image": "darkroom-1.png", "n": 3},
-        {"images": ["1", 0], "filename_prefix": "job/a/b"},
-        {"images": ["1", 0], "filename_prefix": ["4", 0]},
+        {"images": ["1", 0], "filename_prefix": "job-1/a/b"},
+        {"images": ["1", 0], "filename_prefix": ["4", 0], "darkroom_run": "job-1"},
     ]
     assert graph["1"]["inputs"]["image"] == "cat.png [input]"
 

@@ -4,7 +4,8 @@ misbehaves on request.
 It has nodes of its own. `Picture`, `Video`, `Note` and `Preview` write outputs. `Read` reads an
 input file. `Wait` takes `seconds`, and can be interrupted unless it is `deaf`. `Raise` fails with
 `kind` and `text`. `Crash` ends the process, `Forget` loses the prompt, `Cut` closes the websockets
-and sends nothing more, and `Mute` lets no HTTP request be answered.
+and sends nothing more, `Silent` waits without a message, and `Mute` lets no HTTP request be
+answered. `Missing` names a file that does not exist. A graph with `Half` is accepted with errors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-NODES = ("Cut", "Crash", "Forget", "Mute", "Note", "Picture", "Preview", "Raise", "Read", "Video")
+NODES = ("Cut", "Crash", "Forget", "Half", "Missing", "Mute", "Note", "Picture", "Preview")
+NODES += ("Raise", "Read", "Silent", "Video", "Wait")
 
 
 class Interrupted(Exception):
@@ -98,6 +100,8 @@ class Standin:
                 return {"gifs": [self.write("output", f"{prefix}_00001_.mp4", b"a video")]}
             case "Preview":
                 return {"images": [self.write("temp", "preview.png", b"a preview")]}
+            case "Missing":
+                return {"images": [{"filename": "a.png", "subfolder": "", "type": "output"}]}
             case "Note":
                 return {"text": [inputs["text"]]}
             case "Read":
@@ -119,6 +123,8 @@ class Standin:
                 os._exit(1)
             case "Forget":
                 raise Forgotten
+            case "Silent":
+                await asyncio.sleep(inputs["seconds"])
             case "Cut":
                 self.is_cut = True
                 for socket in self.sockets.values():
@@ -156,7 +162,7 @@ class Standin:
     async def submit(self, request: Request) -> Response:
         body = await request.json()
         for node_id, node in body["prompt"].items():
-            if node["class_type"] not in (*NODES, "Wait"):
+            if node["class_type"] not in NODES:
                 message = f"Node {node['class_type']} does not exist."
                 error = {"type": "invalid_prompt", "message": message, "details": f"#{node_id}"}
                 return JSONResponse({"error": error, "node_errors": {}}, 400)
@@ -168,7 +174,9 @@ class Standin:
                 return JSONResponse({"error": error, "node_errors": errors}, 400)
         self.pending.append(body)
         self.added.set()
-        return JSONResponse({"prompt_id": body["prompt_id"], "number": 1, "node_errors": {}})
+        halves = {id for id, node in body["prompt"].items() if node["class_type"] == "Half"}
+        errors = {id: {"errors": [], "class_type": "Half"} for id in halves}
+        return JSONResponse({"prompt_id": body["prompt_id"], "number": 1, "node_errors": errors})
 
     async def queue(self, request: Request) -> Response:
         if request.method == "POST":

@@ -27,6 +27,12 @@ GRAPH = {
 }
 
 
+CHAIN = {
+    str(number): {"class_type": "A", "inputs": {"x": [str(number - 1), 0]} if number else {}}
+    for number in range(500)
+}
+
+
 @pytest.fixture
 def compiler(tmp_path: Path) -> ComfyUICompiler:
     return ComfyUICompiler(
@@ -60,11 +66,14 @@ def test_a_graph_of_unknown_nodes_is_recorded_as_it_is_but_for_its_seeds(
 
 
 def test_image_inputs_are_uploads(compiler: ComfyUICompiler) -> None:
-    prompt = {"1": {"class_type": "LoadImage", "inputs": {"image": "cat.png"}}}
+    prompt = {
+        "1": {"class_type": "LoadImage", "inputs": {"image": "cat.png [input]"}},
+        "2": {"class_type": "LoadLatent", "inputs": {"latent": "cat.latent"}},
+    }
 
     body = compiled(compiler, prompt)
 
-    assert body.input_files == ("cat.png",)
+    assert body.input_files == ("cat.png", "cat.latent")
     with pytest.raises(GraphInvalid, match=r"no upload 'cat\.png'; there are: dog\.png"):
         body.require_files(["dog.png"])
     assert body.with_file_sizes({"cat.png": (64, 64)}) is body
@@ -79,6 +88,9 @@ def test_image_inputs_are_uploads(compiler: ComfyUICompiler) -> None:
         ({"1": {"class_type": 3}}, "no class_type"),
         ({"1": {"class_type": "A", "inputs": []}}, "not an object"),
         ({"1": {"class_type": "A", "inputs": {"x": ["2", 0]}}}, "there is no node 2"),
+        ({"1": {"class_type": "A", "inputs": {"x": ["2", 0.5]}}}, "there is no node 2"),
+        (CHAIN, "too deep"),
+        ({"1": {"class_type": "LoadImage", "inputs": {"image": {"__value__": "/a"}}}}, "a text"),
         ({"1": {"class_type": "A", "inputs": {"x": ["1", 0]}}}, "cycle"),
         ({"1": {"class_type": "A", "inputs": {"x": float("nan")}}}, "not valid JSON"),
         ({"1": {"class_type": "A", "inputs": {"x": "\ud800"}}}, "not valid JSON"),

@@ -114,6 +114,20 @@ class TestCreate:
         assert refusal(answer) == (400, "invalid_request")
         assert "administrators" in answer.text
 
+    async def test_an_owner_does_not_change_the_server_that_an_administrator_chose(
+        self, admin: Client, alice: Client
+    ) -> None:
+        comfyui = {"engine": "comfyui", "comfyui_dir": "/srv/ComfyUI"}
+        await created(admin, owner="alice", **comfyui)
+        for change in (
+            {"comfyui_dir": "/evil"},
+            {"comfyui_python": "/bin/sh"},
+            {"comfyui_args": []},
+        ):
+            answer = await alice.patch(f"{URL}/own", json=change)
+            assert refusal(answer) == (400, "invalid_request")
+        assert (await alice.patch(f"{URL}/own", json={"max_queued": 5})).status_code == 200
+
     async def test_an_id_is_given_once(self, admin: Client, alice: Client) -> None:
         await created(admin)
         answer = await alice.post(URL, json={"id": "own", "gpus": 0})
@@ -281,3 +295,41 @@ class TestShow:
             for method in ("GET", "DELETE"):
                 assert (await admin.request(method, f"{URL}/{id}")).status_code == 404
             assert (await admin.patch(f"{URL}/{id}", json={})).status_code == 404
+
+
+UNKNOWN = {"prompt": {"1": {"class_type": "NodeOfAPack", "inputs": {}}}}
+
+
+class TestFallback:
+    async def post(self, client: Client, body: dict[str, Any]) -> Any:
+        return await client.post(f"{GENERATE}?endpoint=both", json=body)
+
+    async def test_a_graph_with_an_unknown_node_runs_on_the_fallback(
+        self, admin: Client, alice: Client
+    ) -> None:
+        await created(admin, "comfy", engine="comfyui", comfyui_dir="/srv/ComfyUI")
+        await created(admin, "both", fallback="comfy")
+        for body, endpoint in ((workflow_body(), "both"), (UNKNOWN, "comfy")):
+            answer = await self.post(alice, body)
+            assert (answer.status_code, answer.json()["endpoint"]) == (202, endpoint)
+        without_upload = {"1": {"class_type": "LoadImage", "inputs": {"image": "missing.png"}}}
+        invalid = workflow_body()["prompt"] | without_upload
+        invalid["2"] = {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}}
+        answer = await self.post(alice, {"prompt": invalid})
+        assert answer.status_code == 400
+
+    @pytest.mark.parametrize("change", [{"draining": True}, {"owner": "bob"}, None])
+    async def test_a_fallback_that_the_key_may_not_use_now_changes_nothing(
+        self, edge: Edge, admin: Client, alice: Client, change: dict[str, Any] | None
+    ) -> None:
+        await created(admin, "both", fallback="comfy")
+        if change is not None:
+            comfyui = {"engine": "comfyui", "comfyui_dir": "/srv/ComfyUI"}
+            await created(admin, "comfy", **comfyui, owner=change.get("owner"))
+        if change == {"draining": True}:
+            assert (await admin.patch(f"{URL}/comfy", json=change)).status_code == 200
+        assert refusal(await self.post(alice, UNKNOWN)) == (400, "missing_node_type")
+
+    async def test_an_endpoint_is_not_its_own_fallback(self, admin: Client) -> None:
+        answer = await admin.post(URL, json={"id": "both", "fallback": "both"})
+        assert refusal(answer) == (400, "invalid_request")

@@ -1,8 +1,8 @@
-"""Install: a folder with ComfyUI, and the process of its server.
+"""OwnServer: a ComfyUI server that Darkroom starts from an install on this machine.
 
 The server listens on a loopback port of its own and uses folders of its own, which are emptied
-between jobs. It belongs to a new process group and is killed by the kernel if the thread that
-started it ends, so no server outlives its worker and keeps GPU memory.
+between jobs. The kernel kills the server if the thread that started it ends, so no server outlives
+its worker and keeps GPU memory. A kill also ends the processes that the server has started.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from comfyui.client import ComfyUIClient
-from comfyui.errors import ServerUnavailable, StartFailed
+from comfyui.errors import RequestFailed, ServerUnavailable, StartFailed
 
 logger = logging.getLogger(__name__)
 
-_INTERPRETERS = (".venv/bin/python", "venv/bin/python", "python_embeded/python.exe")
-"""The places of an install's own interpreter. ComfyUI spells the last one so."""
-_HIDDEN = re.compile(r"DARKROOM_|RAY_|AWS_|AZURE_|GOOGLE_")
-"""Variables that the server does not get, because the code of its packs could read them."""
+_INTERPRETERS = (".venv/bin/python", "venv/bin/python")
+"""The places of an install's own interpreter."""
+_PASSED_ON = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|LC_.*|TZ|TMPDIR|LD_LIBRARY_PATH|XDG_.*|SSL_CERT_.*"
+    r"|(?i:https?_proxy|no_proxy)"
+    r"|(CUDA|NVIDIA|HIP|HSA|ROCR|ROCM|ZE|ONEAPI|PYTORCH|TORCH|OMP|GOMP|MKL|MALLOC)_.*"
+)
+"""The variables that the server gets. Others may be secrets, which the code of packs could read."""
 _OUTPUT, _INPUT, _TEMP, _USER = "output", "input", "temp", "user"
 _OPTIONAL = {
     "--log-stdout": (),
@@ -39,8 +43,9 @@ _OPTIONAL = {
     "--database-url": ("sqlite:///:memory:",),
     "--max-upload-size": ("1024",),
 }
-"""Arguments that are given only to versions that know them. `--disable-api-nodes` keeps nodes off
-that send data to other companies.
+"""Arguments for those versions that know them, with their values. The database in memory is needed
+because several servers may use one install. `--disable-api-nodes` removes the nodes that send data
+to other companies.
 """
 _HELP_TIMEOUT_S = 60.0
 _READY_POLL_S = 0.25
@@ -68,16 +73,17 @@ class Install:
         found = (self.folder / each for each in _INTERPRETERS)
         if (python := next(filter(Path.exists, found), None)) is None:
             places = ", ".join(_INTERPRETERS)
-            raise StartFailed(f"{self.folder} has no interpreter in {places}: name one")
+            text = f"{self.folder} has no interpreter in {places}: set comfyui_python"
+            raise StartFailed(text)
         return python
 
 
-class ServerProcess:
+class OwnServer:
     """The process of one install. `folder` is removed and made anew at each start."""
 
     def __init__(self, install: Install, folder: Path, *, on_cpu: bool) -> None:
         self._install = install
-        self._folder = folder
+        self.folder = folder
         self._on_cpu = on_cpu
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -88,11 +94,6 @@ class ServerProcess:
     @property
     def has_ended(self) -> bool:
         return self._process is not None and self._process.returncode is not None
-
-    @property
-    def last_line(self) -> str:
-        """The last line of the log that is not empty."""
-        return self._last_lines[-1] if self._last_lines else ""
 
     async def start(self) -> ComfyUIClient:
         """Start the server, and wait until it has declared its nodes. Raises StartFailed.
@@ -106,7 +107,7 @@ class ServerProcess:
         self.failed_imports.clear()
         try:
             arguments = await self._arguments(interpreter, port)
-            self._process = await _started(interpreter, arguments, self._install.folder)
+            self._process = await _spawn(interpreter, arguments, self._install.folder)
         except OSError as error:
             raise StartFailed(f"{interpreter} cannot be started: {error}") from error
         self._reading = asyncio.create_task(self._read_log(self._process))
@@ -125,13 +126,14 @@ class ServerProcess:
             if self.has_ended:
                 if self._reading is not None:
                     await asyncio.wait({self._reading}, timeout=_END_TIMEOUT_S)
-                lines = " | ".join(list(self._last_lines)[-3:])
-                code = self._process.returncode
-                raise StartFailed(f"ComfyUI ended with exit status {code}. Its last lines: {lines}")
-            with suppress(ServerUnavailable):
+                fields = {"action": "comfyui_start", "lines": list(self._last_lines)}
+                logger.error("the log of a ComfyUI that ended at its start", extra=fields)
+                last = self._last_lines[-1] if self._last_lines else "it wrote nothing"
+                raise StartFailed(f"{last} (exit status {self._process.returncode})")
+            with suppress(ServerUnavailable, RequestFailed):
                 # Another server may have taken the port. Only ours has our folder as an argument.
                 stats = await client.system_stats()
-                if str(self._folder / _USER) in stats.get("system", {}).get("argv", ()):
+                if str(self.folder / _USER) in stats.get("system", {}).get("argv", ()):
                     await client.object_info()
                     return
             await asyncio.sleep(_READY_POLL_S)
@@ -142,7 +144,8 @@ class ServerProcess:
 
     def kill(self) -> None:
         """Kill the process and all processes that it started."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
+            # The group may have members after its first process has ended.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -150,16 +153,17 @@ class ServerProcess:
         """Kill the process, and wait for its end."""
         self.kill()
         if self._reading is not None:
-            await self._reading
+            await asyncio.wait({self._reading}, timeout=_END_TIMEOUT_S)
+            self._reading.cancel()
 
     def _make_folders(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         for name in (_OUTPUT, _INPUT, _TEMP, _USER):
-            (self._folder / name).mkdir(parents=True, mode=0o700)
+            (self.folder / name).mkdir(parents=True, mode=0o700)
 
     def _empty_folders(self) -> None:
         # ComfyUI makes a folder `temp` inside of the folder that its argument names.
-        for folder in (self._folder / each for each in (_OUTPUT, _INPUT, _TEMP)):
+        for folder in (self.folder / each for each in (_OUTPUT, _INPUT, _TEMP)):
             for path in folder.iterdir():
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
@@ -170,14 +174,15 @@ class ServerProcess:
 
     async def _arguments(self, interpreter: Path, port: int) -> list[str]:
         known = await _help(interpreter, self._install.folder)
-        arguments = ["--listen", "127.0.0.1", "--port", str(port), "--disable-auto-launch"]
+        # If an argument is given twice, the last one is used, so the operator's come first.
+        arguments = list(self._install.arguments)
+        arguments += ["--listen", "127.0.0.1", "--port", str(port), "--disable-auto-launch"]
         for name in (_OUTPUT, _INPUT, _TEMP, _USER):
-            arguments += [f"--{name}-directory", str(self._folder / name)]
+            arguments += [f"--{name}-directory", str(self.folder / name)]
         for name, values in _OPTIONAL.items():
             if name in known:
                 arguments += [name, *values]
-        arguments += ["--cpu"] if self._on_cpu else []
-        return [*arguments, *self._install.arguments]
+        return [*arguments, "--cpu"] if self._on_cpu else arguments
 
     async def _read_log(self, process: asyncio.subprocess.Process) -> None:
         """Keep the last lines of the log, and log all of them at debug level."""
@@ -201,7 +206,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncGenerator[str]:
         rest = rest[-_LONGEST_LINE:]
 
 
-async def _started(
+async def _spawn(
     interpreter: Path, arguments: Sequence[str], folder: Path
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
@@ -218,6 +223,8 @@ async def _started(
     )
 
 
+# The library is loaded before the fork, because a child may only make system calls before it runs
+# another program.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -227,12 +234,15 @@ def _die_with_parent() -> None:
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in variables.items() if not _HIDDEN.match(name)}
+    kept = {name: value for name, value in variables.items() if _PASSED_ON.fullmatch(name)}
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 async def _help(interpreter: Path, folder: Path) -> str:
-    """Return the help text of `main.py`, which lists the arguments of this version."""
+    """Return the help text of `main.py`, which lists the arguments of this version.
+
+    Raises StartFailed, OSError.
+    """
     process = await asyncio.create_subprocess_exec(
         interpreter,
         "main.py",
@@ -247,7 +257,10 @@ async def _help(interpreter: Path, folder: Path) -> str:
         text, _ = await asyncio.wait_for(process.communicate(), _HELP_TIMEOUT_S)
     except TimeoutError:
         process.kill()
-        return ""
+        await process.wait()
+        raise StartFailed(f"main.py --help did not end within {_HELP_TIMEOUT_S:g} s") from None
+    if process.returncode != 0:
+        raise StartFailed(f"main.py --help ended with exit status {process.returncode}")
     return text.decode(errors="replace")
 
 

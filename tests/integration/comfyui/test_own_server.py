@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from comfyui.errors import StartFailed
-from comfyui.install import Install, ServerProcess
+from comfyui.own_server import Install, OwnServer
 from tests.support.comfyui.standin_server import FOLDER, install, standin
 from tests.support.polling import eventually
 
@@ -38,11 +38,14 @@ async def test_a_server_has_no_secrets_in_its_environment(
 ) -> None:
     monkeypatch.setenv("DARKROOM_ADMIN_KEY", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     async with standin(tmp_path / "server") as (process, _):
         assert process._process is not None
         environment = psutil.Process(process._process.pid).environ()
 
     assert "secret" not in environment.values()
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 async def test_the_files_of_a_job_are_removed(tmp_path: Path) -> None:
@@ -58,9 +61,9 @@ async def test_the_files_of_a_job_are_removed(tmp_path: Path) -> None:
 
 
 async def test_a_failed_start_shows_the_last_lines_of_the_log_at_once(tmp_path: Path) -> None:
-    process = ServerProcess(install("--fail-start"), tmp_path / "server", on_cpu=True)
+    process = OwnServer(install("--fail-start"), tmp_path / "server", on_cpu=True)
 
-    with pytest.raises(StartFailed, match=r"exit status 1.*the device is not available"):
+    with pytest.raises(StartFailed, match=r"the device is not available \(exit status 1\)"):
         await process.start()
 
 
@@ -76,7 +79,7 @@ async def test_an_install_that_cannot_run_is_named(
     tmp_path: Path, broken: Install, message: str
 ) -> None:
     with pytest.raises(StartFailed, match=message):
-        await ServerProcess(broken, tmp_path / "server", on_cpu=True).start()
+        await OwnServer(broken, tmp_path / "server", on_cpu=True).start()
 
 
 async def test_an_install_uses_the_interpreter_of_its_virtual_environment(tmp_path: Path) -> None:
@@ -86,6 +89,17 @@ async def test_an_install_uses_the_interpreter_of_its_virtual_environment(tmp_pa
     python.touch()
 
     assert Install(tmp_path).interpreter() == python
+
+
+async def test_arguments_of_the_operator_do_not_replace_ours(tmp_path: Path) -> None:
+    server = OwnServer(install("--listen=0.0.0.0", "--port=1"), tmp_path / "server", on_cpu=True)
+    client = await server.start()
+    try:
+        assert "127.0.0.1" in client.url
+        assert not client.url.endswith(":1")
+    finally:
+        await client.close()
+        await server.close()
 
 
 async def test_a_kill_ends_the_server(tmp_path: Path) -> None:
