@@ -70,6 +70,7 @@ def test_a_job_that_was_accepted_shows_an_item_per_image_asked_for() -> None:
     assert body(submitted(images=2)) == {
         "request_id": JOB_ID,
         "status": 0,
+        "endpoint": "default",
         "state": "queued",
         "results": [{"status": 0}, {"status": 0}],
         "created_at": "2026-03-01T08:30:00Z",
@@ -88,6 +89,7 @@ def test_a_completed_job() -> None:
     assert answer == {
         "request_id": JOB_ID,
         "status": 1,
+        "endpoint": "default",
         "state": "completed",
         "results": [
             {

@@ -87,7 +87,7 @@ def test_what_another_sealed_or_what_is_damaged_is_told_apart(closed: str) -> No
         (WEBP, "3.webp"),
         (JPEG, "3.jpg"),
         (SAFETENSORS, "3.latent"),
-        ("image/avif", "3.bin"),  # a later version's
+        ("image/new", "3.bin"),  # a later version's
     ],
 )
 def test_a_url_names_the_file_by_its_kind_and_carries_its_token(
