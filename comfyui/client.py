@@ -91,8 +91,8 @@ class ComfyUIClient:
     ) -> str:
         """Add a prompt to the server's queue and return its id, which may differ from `prompt_id`.
 
-        Raises PromptRefused, also if the server would run only a part of the graph, and
-        ServerUnavailable.
+        Raises ServerUnavailable, and PromptRefused if the server refuses the graph. If the server
+        accepts only a part of the graph, the prompt is cancelled and PromptRefused is raised.
         """
         body = {
             "prompt": graph,

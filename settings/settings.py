@@ -1,4 +1,4 @@
-"""Settings: all groups together. Only the code that creates the service uses this class."""
+"""Settings: all groups together. Entry points read this class, and pass on single groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the rule for callback addresses. It contains the addresses of this service."""
+"""Makes the rule for callback addresses, which denies the addresses of this service."""
 
 from __future__ import annotations
 

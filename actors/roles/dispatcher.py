@@ -160,8 +160,8 @@ class Dispatcher:
 
     async def _reconcile_rows(self, rows: Mapping[str, Endpoint]) -> None:
         try:
-            # The ids are noted before workers are made, so that `RowlessEndpoints` can distinguish
-            # a removed row from a lost database.
+            # The ids are recorded before workers are made. If an endpoint has workers, but neither
+            # a row nor a record, `RowlessEndpoints` knows that the database was lost.
             await self._query(self._endpoints.note(rows.keys() - self._running.keys()))
         except DatabaseUnavailable:
             return

@@ -138,7 +138,7 @@ class Prefetch:
         )
 
     async def run(self) -> None:
-        """Prefetch until cancelled. At the end all entries are put back on the queue."""
+        """Prefetch until cancelled. Then put the entries back that were not given to a slot."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._renew_holds())

@@ -38,8 +38,8 @@ class WorkerReaper:
     def __init__(
         self, cluster: Cluster, *, kept_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Without a dispatcher, workers are kept for `kept_s` seconds. `cluster` may be the cluster
-        of any endpoint.
+        """Without a dispatcher, workers are kept for `kept_s` seconds. The workers of all endpoints
+        are removed, so `cluster` may be made for any of them.
         """
         self._cluster = cluster
         self._kept_s = kept_s

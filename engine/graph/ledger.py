@@ -109,7 +109,7 @@ class Ledger:
         )
 
     def excess(self, limits: Limits) -> Excess | None:
-        """Return the first limit that the nodes so far exceed, or None."""
+        """Return the first limit that the nodes added so far exceed, or None."""
         for name, peak in self._peaks.items():
             value = self._work if name == "max_cost" else peak.value
             most = getattr(limits, name)

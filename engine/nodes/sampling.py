@@ -1,4 +1,4 @@
-"""The nodes that sample in one step: KSampler and KSamplerAdvanced."""
+"""KSampler and KSamplerAdvanced, which make noise and sigmas themselves and sample with them."""
 
 from __future__ import annotations
 

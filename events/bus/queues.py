@@ -319,7 +319,10 @@ class CallbackQueue:
             after = page[-1].sequence
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
-        """Return those of `job_ids` whose delivery is due or parked. Raises LogUnavailable."""
+        """Return those of `job_ids` whose delivery has an entry, which is due or scheduled (parked).
+
+        Raises LogUnavailable.
+        """
         subjects = list(map(any_callback_subject, job_ids))
         found: set[str] = set()
         for begin in range(0, len(subjects), _MOST_JOBS):

@@ -48,8 +48,8 @@ class PointReads:
     async def value(self, query: str, key: str) -> Any | None:
         """Return the first value that the query finds with the parameter `key`, or None.
 
-        Raises sqlite3.Error, and TimeoutError if the read takes longer than the busy time-out, for
-        example because both threads wait for the disk.
+        Raises sqlite3.Error. Raises TimeoutError if the read takes longer than the busy time-out,
+        for example because all threads of this class wait for the disk.
         """
         if self._is_closed:
             raise sqlite3.ProgrammingError("the connections were closed")

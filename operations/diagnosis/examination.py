@@ -133,7 +133,10 @@ async def _run(check: Check, patience_s: float) -> list[Finding]:
 
 
 def _ray_address(settings: Settings, *, runs_here: bool) -> str | None:
-    """Return the address of the Ray of `darkroom up`, or of this machine's cluster, or None."""
+    """Return the address of the Ray cluster to check: that of `darkroom up`, or else `RAY_ADDRESS`.
+
+    The result is None if `darkroom up` has written no address and no URL of NATS is set.
+    """
     file: Path = settings.stores.data_dir / RAY_ADDRESS_FILE
     if runs_here and file.exists():
         return file.read_text().strip()

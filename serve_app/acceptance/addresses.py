@@ -114,7 +114,10 @@ class Addresses:
 
 
 def require_images(addresses: tuple[str, ...] | None, images: int) -> None:
-    """Raise ParametersInvalid if there are more URLs than images. 0 `images` means unknown."""
+    """Raise ParametersInvalid if there are more URLs than images.
+
+    `images` is 0 if the number of images is not known. Then nothing is raised.
+    """
     if addresses is not None and 0 < images < len(addresses):
         raise _invalid(f"has {len(addresses)} URLs, but the request makes only {images} images")
 

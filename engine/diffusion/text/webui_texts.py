@@ -212,7 +212,10 @@ def _with_names(tokens: Sequence[int], names: _NamesByToken) -> Iterator[int | _
 
 @lru_cache(maxsize=8)
 def _names_by_token(names: tuple[str, ...]) -> _NamesByToken:
-    """Return the names by the first token of their stems, the longest names first."""
+    """Return names of embeddings by the first token of the name without its file extension.
+
+    The names with the most tokens come first.
+    """
     tokenizer = load_tokenizer()
     found: _NamesByToken = defaultdict(list)
     for name in names:
