@@ -21,7 +21,7 @@ def tiled_area(width: int, height: int, *, tile: tuple[int, int], overlap: int) 
 def tilings(tile: int) -> tuple[tuple[int, int], ...]:
     """Return three shapes (width, height) of a tile.
 
-    A VAE works once with each shape, and the mean of the three results hides the seams of the tiles.
+    A VAE works once with each shape. The mean of the three results hides the seams of the tiles.
     """
     return (tile // 2, tile * 2), (tile * 2, tile // 2), (tile, tile)
 

@@ -319,7 +319,7 @@ class CallbackQueue:
             after = page[-1].sequence
 
     async def waiting(self, job_ids: Collection[str]) -> set[str]:
-        """Return those of `job_ids` whose delivery has an entry, which is due or scheduled (parked).
+        """Return those of `job_ids` whose delivery has an entry, due or scheduled (parked).
 
         Raises LogUnavailable.
         """
