@@ -17,6 +17,7 @@ BOARD: dict[str, Any] = json.loads((DEPLOY / "monitoring/dashboard.json").read_t
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 METRIC = re.compile(r"\bdarkroom_\w+")
+WHOLE_ROW = 24
 UNITS = {"_seconds": "s", "_bytes": "bytes", "_ratio": "percentunit"}
 
 
@@ -38,6 +39,18 @@ async def test_every_metric_is_one_that_there_is_and_is_shown(tmp_path: Path) ->
         "darkroom_models_loaded_bytes",
         "darkroom_projection_lag_events",  # their age is
     }
+
+
+def test_panels_have_ids_and_places_of_their_own() -> None:
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+    taken: set[tuple[int, int]] = set()
+    for panel in BOARD["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= WHOLE_ROW
+        columns, rows = range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])
+        cells = {(x, y) for x in columns for y in rows}
+        assert cells.isdisjoint(taken)
+        taken |= cells
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])

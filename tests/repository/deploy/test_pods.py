@@ -103,6 +103,29 @@ def test_a_drain_takes_one_of_several_at_a_time(path: str) -> None:
     assert len(selected) == 1
 
 
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name.startswith("Ray")])
+def test_a_ray_node_is_replaced_and_never_restarted_or_moved(name: str) -> None:
+    template = TEMPLATES[name]
+    assert template["spec"]["restartPolicy"] == "Never"
+    assert template["spec"]["terminationGracePeriodSeconds"] == 60
+    if name.startswith("RayService"):
+        annotations = template["metadata"]["annotations"]
+        assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+
+
+def test_the_service_starts_before_its_workers_and_has_the_account_of_the_image_store() -> None:
+    classes = {each["metadata"]["name"]: each for each in read("base/priority-classes.yaml")}
+    assert classes["darkroom-service"]["value"] > classes["darkroom-gpu"]["value"]
+    account = one("base/service-account.yaml", "ServiceAccount")["metadata"]["name"]
+    services = {name: each["spec"] for name, each in TEMPLATES.items() if "RayService" in name}
+    assert services
+    for name, spec in services.items():
+        priority = "darkroom-gpu" if "gpu" in name else "darkroom-service"
+        assert spec["priorityClassName"] == priority
+        if "head" not in name:
+            assert spec["serviceAccountName"] == account
+
+
 def test_the_namespace_refuses_pods_with_more_rights() -> None:
     labels = one("base/namespace.yaml", "Namespace")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"

@@ -158,3 +158,9 @@ async def test_an_option_that_no_request_may_have_is_not_kept(client: Client) ->
         answer = await client.post("/sdapi/v1/options", json={name: value})
         assert answer.status_code == status, answer.text
         assert await got(client, "options") == before
+
+
+async def test_a_call_without_a_key_is_refused_in_the_form_of_the_webui(anyone: Client) -> None:
+    answer = await anyone.get("/sdapi/v1/samplers")
+    assert answer.status_code == 401
+    assert isinstance(answer.json()["detail"], str)
