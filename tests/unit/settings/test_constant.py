@@ -13,7 +13,7 @@ from settings.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 PRODUCT = ("actors", "cli", "engine", "events", "local", "operations", "serve_app", "storage")
-PRODUCT += ("settings", "telemetry")
+PRODUCT += ("comfyui", "settings", "telemetry")
 USERS = ("tests", "benchmarks")
 
 
