@@ -22,7 +22,17 @@ from tests.support.failing_log import FailingLog
 from tests.support.generate_bodies import diffusion_body, workflow_body
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("actors", "cli", "events", "local", "operations", "serve_app", "settings", "storage")
+PACKAGES = (
+    "actors",
+    "cli",
+    "comfyui",
+    "events",
+    "local",
+    "operations",
+    "serve_app",
+    "settings",
+    "storage",
+)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 GENERATE = "/workflow/v1/generate"
 CALLBACK = "https://hooks.example.com/done"
