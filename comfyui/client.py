@@ -201,7 +201,8 @@ class ComfyUIClient:
                     await websocket.send(json.dumps(_FEATURES))
                     self.is_heard = True
                     while True:
-                        content = await asyncio.wait_for(websocket.recv(), _SILENCE_S)
+                        async with asyncio.timeout(_SILENCE_S):
+                            content = await websocket.recv()
                         pause_s = 0.1
                         if (message := message_of(content)) is not None:
                             on_message(message)

@@ -138,10 +138,6 @@ class OwnServer:
                     return
             await asyncio.sleep(_READY_POLL_S)
 
-    async def empty_folders(self) -> None:
-        """Remove the files of the last job."""
-        await asyncio.to_thread(self._empty_folders)
-
     def kill(self) -> None:
         """Kill the process and all processes that it started."""
         if self._process is not None:
@@ -161,7 +157,8 @@ class OwnServer:
         for name in (_OUTPUT, _INPUT, _TEMP, _USER):
             (self.folder / name).mkdir(parents=True, mode=0o700)
 
-    def _empty_folders(self) -> None:
+    def empty_folders(self) -> None:
+        """Remove the files of the last job. Blocks, so that no other job begins meanwhile."""
         # ComfyUI makes a folder `temp` inside of the folder that its argument names.
         for folder in (self.folder / each for each in (_OUTPUT, _INPUT, _TEMP)):
             for path in folder.iterdir():
@@ -254,7 +251,8 @@ async def _help(interpreter: Path, folder: Path) -> str:
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        text, _ = await asyncio.wait_for(process.communicate(), _HELP_TIMEOUT_S)
+        async with asyncio.timeout(_HELP_TIMEOUT_S):
+            text, _ = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()

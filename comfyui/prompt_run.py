@@ -194,7 +194,9 @@ class PromptRun:
         while self._entry is None:
             pause_s = max(0.0, self._next_look_at - time.monotonic())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), pause_s)
+                # Before Python 3.12, `wait_for` loses a cancel that comes together with a message.
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
             if self._changed.is_set():
                 self._changed.clear()
                 yield self._progress()

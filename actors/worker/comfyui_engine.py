@@ -285,23 +285,24 @@ class ComfyUIHost:
         with closing(RunMarkWriter(request.mark)) as mark:
             mark.set_active(False)
             async with self._turn:
+                end: Finished | Errored | EngineDied
                 try:
-                    count = await self._run(request, mark, report)
-                    report(Finished(count))
+                    end = Finished(await self._run(request, mark, report))
                 except EngineDied as error:
-                    report(error)
+                    end = error
                 except ComfyUIError as error:
-                    report(await self._end_of(error, request))
+                    end = await self._end_of(error, request)
                 except Exception as error:
                     logger.exception("a run on ComfyUI failed", extra={"action": "comfyui_run"})
-                    report(Errored(EngineError(f"ComfyUI's answer cannot be used: {error}")))
+                    end = Errored(EngineError(f"ComfyUI's answer cannot be used: {error}"))
                 finally:
                     # The mark stays if the server is replaced, because the job may be the reason.
                     if not self.is_broken:
                         mark.set_active(False)
                     if self._own_server is not None and not self._own_server.has_ended:
                         with suppress(OSError):
-                            await self._own_server.empty_folders()
+                            self._own_server.empty_folders()
+        report(end)
 
     async def _run(
         self,

@@ -55,7 +55,7 @@ async def test_the_files_of_a_job_are_removed(tmp_path: Path) -> None:
         (folder / "output" / "job").mkdir()
         (folder / "output" / "job" / "b.png").touch()
 
-        await process.empty_folders()
+        process.empty_folders()
 
         assert [path for path in folder.rglob("*") if path.is_file()] == []
 

@@ -209,6 +209,19 @@ async def test_a_prompt_that_ignores_the_interrupt_is_stuck(
     assert run.is_stuck
 
 
+async def test_a_cancel_that_comes_together_with_a_message_is_not_lost(server: Server) -> None:
+    run = server.prompt(node("Wait", seconds=600))
+    events = run.run()
+    await anext(events)
+    waiting = asyncio.create_task(anext(events))
+    await asyncio.sleep(0)
+    run.note(Message("progress", {"prompt_id": "prompt-1", "value": 1, "max": 2}))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await events.aclose()
+
+
 async def test_messages_about_other_prompts_are_ignored(server: Server) -> None:
     run = server.prompt(node("Wait", seconds=0.3), PICTURE)
     events = run.run()
