@@ -79,7 +79,7 @@ class Install:
 
 
 class OwnServer:
-    """The process of one install. `folder` is removed and made anew at each start."""
+    """The process of one install. Each start removes and creates its `folder`."""
 
     def __init__(self, install: Install, folder: Path, *, on_cpu: bool) -> None:
         self._install = install
@@ -159,7 +159,7 @@ class OwnServer:
 
     def empty_folders(self) -> None:
         """Remove the files of the last job. Blocks, so that no other job begins meanwhile."""
-        # ComfyUI makes a folder `temp` inside of the folder that its argument names.
+        # ComfyUI creates a folder `temp` in the folder that its argument names.
         for folder in (self.folder / each for each in (_OUTPUT, _INPUT, _TEMP)):
             for path in folder.iterdir():
                 if path.is_dir() and not path.is_symlink():
@@ -206,6 +206,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncGenerator[str]:
 async def _spawn(
     interpreter: Path, arguments: Sequence[str], folder: Path
 ) -> asyncio.subprocess.Process:
+    """Start `main.py` in a session of its own. Its output and errors go to one pipe."""
     return await asyncio.create_subprocess_exec(
         interpreter,
         "main.py",
@@ -240,16 +241,7 @@ async def _help(interpreter: Path, folder: Path) -> str:
 
     Raises StartFailed, OSError.
     """
-    process = await asyncio.create_subprocess_exec(
-        interpreter,
-        "main.py",
-        "--help",
-        cwd=folder,
-        env=_environment(os.environ),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    process = await _spawn(interpreter, ["--help"], folder)
     try:
         async with asyncio.timeout(_HELP_TIMEOUT_S):
             text, _ = await process.communicate()
