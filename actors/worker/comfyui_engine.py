@@ -376,8 +376,8 @@ class ComfyUIHost:
         stalled, or no answer               suspect                      is replaced
         lost, interrupted, error status     without blame
 
-        On a server that Darkroom did not start, nobody is blamed for a lost device, a stall, or a
-        missing answer, because other users of the server may be the reason.
+        On an attached server, no job is blamed for a lost device, a stall or a missing answer,
+        because other users of the server may be the cause.
         """
         match error:
             case PromptRefused():

@@ -80,7 +80,7 @@ class Edge(MemoryParts):
         return await job_in(self.log, job_id)
 
     async def submitted(self, answer: httpx.Response) -> Submitted:
-        """What is recorded of the request that was answered so."""
+        """Return the recorded `Submitted` of the job in this answer."""
         assert answer.is_success, answer.text
         return (await self.job(answer.json()["request_id"])).submitted
 

@@ -209,7 +209,7 @@ def many_images() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What is told of both, which run in one process, as its start takes most of the time."""
+    """Return the measurements of both jobs. One process runs them, because its start is slow."""
     jobs = {"large": ([large()] * 5, 300 * MIB), "many": ([many_images()], 0)}
     done = subprocess.run(
         [sys.executable, "-c", RUN_TOGETHER],

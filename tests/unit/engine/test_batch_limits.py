@@ -170,7 +170,7 @@ def test_a_device_that_cannot_be_asked_gets_calls_that_were_seen_to_fit() -> Non
 
 
 def measured_memory() -> tuple[int, int, int]:
-    """What is available, what 64 MiB add, and what is added where they are given back."""
+    """Return the available bytes, the growth by 64 MiB, and the growth while they are released."""
     probe = HostMemoryProbe()
     available = probe.available_bytes()
     probe.start()

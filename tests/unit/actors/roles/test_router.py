@@ -1,4 +1,4 @@
-"""What the router puts on which queue, and what it reads for that, over a log in memory."""
+"""The router puts entries on its queues. The log and the queues are in memory."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ async def test_jobs_are_queued_and_callbacks_due_whoever_sees_what(bench: Bench,
         for each in (one, two):
             await asyncio.wait_for(each.all_handled.wait(), 30)
     queued = await bench.queue.job_ids()
-    # An ended job may have an entry, which whoever takes it takes off the queue.
+    # An ended job may have an entry. The dispatcher that fetches it acknowledges it.
     assert open_jobs <= queued <= open_jobs | ended | called
     assert await bench.queue.depth("default") == len(queued)
     assert await bench.callbacks.job_ids() == called

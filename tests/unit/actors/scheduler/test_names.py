@@ -60,7 +60,7 @@ def test_a_setting_replaces_workers_if_they_are_made_from_it(
 
 
 MAKE = {"gpus", "cpus", "resources", "labels", "precision", "channels_last", "compiler"}
-"""What workers of an endpoint are made from."""
+"""Members of `Endpoint` whose change replaces the workers."""
 OTHER_VALUES: dict[str, Any] = {
     "resources": {"disk": 1.0},
     "labels": {"zone": "a"},

@@ -144,7 +144,7 @@ async def test_an_engine_that_takes_fewer_gets_no_further_job(bench: Bench) -> N
     bench.slots.fit(2)
     assert bench.changes == changes
     bench.slots.fit(8)
-    assert bench.changes > changes, "whoever waits hears of it"
+    assert bench.changes > changes, "the change was not reported"
     assert bench.slots.idle() is not None
 
 

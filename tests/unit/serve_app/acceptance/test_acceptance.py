@@ -63,7 +63,7 @@ def log() -> SlowLog:
 
 @pytest.fixture
 async def acceptance(edge: Edge) -> AsyncGenerator[Acceptance]:
-    """Of another replica, whose abandoned jobs are looked for soon."""
+    """Acceptance of another replica, which looks for abandoned jobs after a short time."""
     services = edge.services
     acceptance = services.replica().submission.acceptance
     acceptance._abandoned_jobs = AbandonedJobs(

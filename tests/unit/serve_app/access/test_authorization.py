@@ -239,7 +239,7 @@ def test_the_table_has_every_route_of_the_document_and_no_other(edge: Edge) -> N
 
 @pytest.fixture
 async def places(edge: Edge) -> dict[str, str]:
-    """What Alice has."""
+    """The ids and names of the resources that belong to Alice."""
     async with await edge.client("alice") as alice:
         ids = {}
         for name, path, request in (

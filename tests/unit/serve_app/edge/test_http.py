@@ -1,4 +1,4 @@
-"""What HTTP asks of every route: methods, slashes, compression, queries, hostile texts."""
+"""Rules of HTTP for every route: methods, slashes, compression, queries, hostile texts."""
 
 from __future__ import annotations
 

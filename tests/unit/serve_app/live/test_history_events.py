@@ -15,7 +15,7 @@ from tests.support.polling import eventually
 
 
 class Histories:
-    """Of jobs and of their events, both at once; each owner has one job, or two if one fails."""
+    """A fake of both sources. An owner has one job, or two if the read of one fails."""
 
     def __init__(self) -> None:
         self.reading: list[str] = []
