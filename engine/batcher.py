@@ -272,11 +272,11 @@ def _queued(member: BatchedRun, request: Request) -> _QueuedRequest:
 
 
 def _call_device(requests: Sequence[Request]) -> Sequence[Any]:
-    """Return the results of a call. Raises EngineError if their number is wrong."""
+    """Return the results of a call. Raises ValueError if their number is wrong."""
     kind = type(requests[0])
     results = kind.run_batch(requests)
     if len(results) != len(requests):
-        raise EngineError(f"{kind.__name__}: {len(results)} results of {len(requests)} requests")
+        raise ValueError(f"{kind.__name__}: {len(results)} results of {len(requests)} requests")
     return results
 
 
@@ -284,7 +284,7 @@ def _as_exception(error: BaseException) -> Exception:
     """Return the error as an Exception, because any other error would end the device thread."""
     if isinstance(error, Exception):
         return error
-    return EngineError(f"{type(error).__name__}: {error}")
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _round_robin(candidates: Iterable[_QueuedRequest]) -> list[_QueuedRequest]:

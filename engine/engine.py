@@ -33,10 +33,10 @@ from engine.options import DeviceOptions, RunOptions
 from engine.reports import (
     EngineEvent,
     Errored,
+    ErroredNode,
     Finished,
     ImageReady,
     LatentReady,
-    Note,
     Progress,
     SavedLatent,
 )
@@ -51,6 +51,7 @@ OnEvent: TypeAlias = Callable[[EngineEvent], None]
 _STOP_TIMEOUT_S = 60.0
 _ADMIT_PERIOD_S = 1.0
 _MAX_ROWS = 32
+_MOST_NOTES = 50
 _ROWS_OF_A_JOB = 2
 """The rows that an image with guidance takes in a UNet call."""
 _FEWEST_JOBS = 4
@@ -359,7 +360,7 @@ class Run:
         self._steps_done = 0
         self._total_steps = graph.total_steps
         self._images_reported = 0
-        self._notes: dict[Note, None] = {}
+        self._notes: dict[str, None] = {}
         self._ended = False
 
     @property
@@ -387,9 +388,10 @@ class Run:
         if self._progress_period_s and (now := self._now()) >= self._next_node_at:
             self._report_progress(now)
 
-    def note(self, note: Note) -> None:
-        """Add a note to the report at the end of the run."""
-        self._notes[note] = None
+    def note(self, note: str) -> None:
+        """Add a note to the report at the end of the run, unless there are many already."""
+        if len(self._notes) < _MOST_NOTES:
+            self._notes[note] = None
 
     def report_preview(self, jpeg: bytes) -> None:
         self._report(self._progress(jpeg))
@@ -410,7 +412,7 @@ class Run:
         )
 
     def report_images(self, node_id: str, images: Sequence[Any]) -> None:
-        """Report the images of an output node, each (height, width, 3) uint8, or its latents."""
+        """Report the images of an output node, (height, width, 3 or 4) uint8, or its latents."""
         for ready in self._images.add(node_id, images):
             self._images_reported += 1
             self.untaken += 1
@@ -420,11 +422,21 @@ class Run:
         if error is None:
             last: EngineEvent = self._finished()
         elif isinstance(error, EngineError):
-            last = Errored(error)
+            last = Errored(error, self._errored_node(error))
         else:
             last = Errored(EngineError(f"{type(error).__name__}: {error}"))
         self._report(last)
         self._ended = True
+
+    def _errored_node(self, error: EngineError) -> ErroredNode | None:
+        """Return the node that ran when the error was raised; None if no node was the cause."""
+        if self._node is None or isinstance(error, Cancelled):
+            return None
+        # A node's exception is the cause of the error. An error of the engine is its own cause.
+        kind = type(error.__cause__ or error)
+        is_plain = kind.__module__ == "builtins" or issubclass(kind, EngineError)
+        name = kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
+        return ErroredNode(self._node.id, self._node.class_type, name)
 
     def _finished(self) -> Finished:
         stage_s = {str(stage): round(s, 4) for stage, s in self.stages.seconds.items()}

@@ -9,6 +9,7 @@ EngineError                engine_failed       the engine could not run the requ
 ├── ModelsUnavailable      models_unreadable   the models folder cannot be read now
 ├── OutOfMemory            out_of_memory       the device has too little memory for the work
 ├── NodeFailed             node_failed         the body of a node raised
+│   └── InputsInvalid      invalid_input       a node refuses its inputs
 ├── DeviceFailed           device_failed       the device failed; the request is not the cause
 ├── MachineFailed          machine_failed      the machine lacked files, threads or disk space
 ├── ExtensionInvalid       extension_invalid   an installed package of nodes cannot be used
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -43,6 +45,14 @@ _MAX_TEXT_CHARS = 500
 _INT_LIMIT = 2**64
 COST_TOO_HIGH = "cost_too_high"
 """The `type` of a GraphInvalid for a graph that exceeds a limit."""
+MODEL_NOT_SUPPORTED = "model_not_supported"
+"""The `type` of the error of a node that names a model file which cannot be used."""
+_FIELD_OF_MODEL = {
+    "ckpt_name": "sd_model_checkpoint",
+    "vae_name": "override_settings.sd_vae",
+    "model_name": "hr_upscaler",
+}
+"""The field of a diffusion request for each input of a node that names a model."""
 _FIELD_OF_LIMIT = {
     "max_cost": "steps",
     "max_live_bytes": "width",
@@ -93,6 +103,19 @@ class GraphInvalid(EngineError):
     def __str__(self) -> str:
         return _encodable_text(f"{self.message}: {self.details}" if self.details else self.message)
 
+    @classmethod
+    def of_comfyui(cls, error: Mapping[str, Any], node_errors: Mapping[str, Any]) -> GraphInvalid:
+        """Return the error that a ComfyUI server has answered, which may have any form."""
+        text = {name: str(error.get(name) or "") for name in ("type", "message", "details")}
+        extra_info = error.get("extra_info")
+        return cls(
+            text["type"],
+            text["message"] or "ComfyUI refused the graph",
+            text["details"],
+            extra_info=extra_info if isinstance(extra_info, dict) else None,
+            node_errors=node_errors,
+        )
+
     def body(self) -> dict[str, Any]:
         """Return the body of the error response. It is valid JSON for every request."""
         error = {
@@ -105,11 +128,22 @@ class GraphInvalid(EngineError):
         return safe
 
     def of_parameters(self) -> EngineError:
-        """Return a limit error as ParametersInvalid, and any other error unchanged."""
-        if self.type != COST_TOO_HIGH:
+        """Return an error of a limit or of a model file as ParametersInvalid, and any other error
+        unchanged.
+        """
+        if self.type == COST_TOO_HIGH:
+            field = _FIELD_OF_LIMIT[self.extra_info["limit"]]
+            return ParametersInvalid((FieldError(self.type, self.details, field),))
+        errors = [each for node in self.node_errors.values() for each in node["errors"]]
+        if not errors or any(each["type"] != MODEL_NOT_SUPPORTED for each in errors):
             return self
-        field = _FIELD_OF_LIMIT[self.extra_info["limit"]]
-        return ParametersInvalid((FieldError(self.type, self.details, field),))
+        fields = {
+            _FIELD_OF_MODEL.get(each["extra_info"]["input_name"], "prompt"): each["details"]
+            for each in errors
+        }
+        return ParametersInvalid(
+            tuple(FieldError(MODEL_NOT_SUPPORTED, text, name) for name, text in fields.items())
+        )
 
 
 class ParametersInvalid(EngineError):
@@ -178,6 +212,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, OutOfMemory | MemoryError)
 
 
+_UNEQUAL_SHAPES = re.compile(
+    "shapes cannot be multiplied"
+    r"|The size of tensor a \(\d+\) must match the size of tensor b"
+    "|The expanded size of the tensor"
+    "|Sizes of tensors must match"
+    r"|expected input\[.*\] to have \d+ channels"
+    "|is invalid for input of size"
+)
+
+
+def is_shape_error(error: BaseException) -> bool:
+    """Whether an error of torch reports tensors whose shapes do not fit together."""
+    return isinstance(error, RuntimeError) and bool(_UNEQUAL_SHAPES.search(str(error)))
+
+
 def is_caused_by(error: BaseException | None, is_one: Callable[[BaseException], bool]) -> bool:
     """Whether `is_one` is true for the error itself or for an error in its chain of causes."""
     seen: set[int] = set()
@@ -192,7 +241,7 @@ def is_caused_by(error: BaseException | None, is_one: Callable[[BaseException], 
 class NodeFailed(EngineError):
     """The body of a node raised. In the same process, `__cause__` is the original exception."""
 
-    code = "node_failed"
+    code: ClassVar[ErrorCode] = "node_failed"
 
     def __init__(self, node_id: str, class_type: str, message: str) -> None:
         self.node_id = node_id
@@ -202,6 +251,12 @@ class NodeFailed(EngineError):
 
     def __str__(self) -> str:
         return _encodable_text(f"node {self.node_id} ({self.class_type}): {self.message}")
+
+
+class InputsInvalid(NodeFailed):
+    """A node refuses its inputs, for example a VAE of another family."""
+
+    code = "invalid_input"
 
 
 class DeviceFailed(EngineError):

@@ -19,7 +19,14 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.batcher import Answer, Execution, Request, Work, YieldRequest
-from engine.errors import EngineError, NodeFailed, OutOfMemory, is_out_of_memory
+from engine.errors import (
+    EngineError,
+    InputsInvalid,
+    NodeFailed,
+    OutOfMemory,
+    is_out_of_memory,
+    is_shape_error,
+)
 from engine.graph.declarations import Body
 from engine.graph.graph import Graph, Node, run_order
 from engine.meter import Meter
@@ -90,8 +97,8 @@ class Executor:
         Closing the generator closes the nodes. If `is_full` is true and no node is running, the
         generator yields an empty list and waits for an empty list of answers.
 
-        Raises NodeFailed, the EngineError with which a node failed, or TooLarge if a node exceeds a
-        limit of the `meter`.
+        Raises NodeFailed, InputsInvalid, another EngineError with which a node failed, or TooLarge
+        if a node exceeds a limit of the `meter`.
         """
         try:
             requests = self._start_ready()
@@ -145,7 +152,10 @@ class Executor:
         self._on_node()
         self._on_turn(node)
         if self._meter is not None:
-            self._meter.start(node)
+            try:
+                self._meter.start(node)
+            except Exception as error:
+                raise _failure(node, error) from error
         links = {name: self._outputs[at.node_id][at.output] for name, at in node.links.items()}
         result = self._call(node, links)
         if isinstance(result, Generator):
@@ -243,10 +253,17 @@ def _next_turn() -> Generator[list[Request], list[Answer], list[Answer]]:
 def _failure(node: Node, error: BaseException) -> EngineError:
     """Return the error of a run whose node raised `error`.
 
-    An exception such as SystemExit, which would end the device thread, becomes NodeFailed.
+    A plain EngineError of a body and an error about the shapes of tensors mean that the inputs of
+    the node are wrong. An exception such as SystemExit, which would end the device thread, becomes
+    NodeFailed.
     """
+    if type(error) is EngineError:
+        return InputsInvalid(node.id, node.class_type, str(error))
     if isinstance(error, EngineError):
         return error
+    if is_shape_error(error):
+        message = f"its inputs do not fit together: {error}"
+        return InputsInvalid(node.id, node.class_type, message)
     if is_out_of_memory(error):
         return OutOfMemory(f"node {node.id} ({node.class_type}): {OutOfMemory.__doc__}")
     return NodeFailed(node.id, node.class_type, f"{type(error).__name__}: {error}")

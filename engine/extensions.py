@@ -34,7 +34,7 @@ from engine.graph.cost import (
     bytes_of,
     default_shape,
 )
-from engine.graph.declarations import VALUE_TYPES, Body, NodeType, gather_nodes, is_value
+from engine.graph.declarations import VALUE_TYPES, Body, Link, NodeType, gather_nodes, is_value
 from engine.nodes import NODE_TYPES
 
 SHAPES: dict[str, type] = {
@@ -178,7 +178,7 @@ def _estimate_fault(declared: NodeType, estimate: Estimate) -> str:
 
 
 GROUP = "darkroom.nodes"
-API_VERSION = (1, 1)
+API_VERSION = (1, 2)
 """The version of the interface for packages of nodes. A removal or a changed meaning raises the
 first number, and an addition raises the second.
 """
@@ -309,6 +309,9 @@ def _declaration_fault(declared: NodeType) -> str:
         return f"the node needs an estimate, because it has outputs with sizes: {', '.join(sized)}"
     if declared.is_pure and not VALUE_TYPES.keys() >= set(declared.outputs):
         return f"a pure node may only have outputs of the types {', '.join(VALUE_TYPES)}"
+    for name in filter(None, (declared.type_follows, declared.passed_input)):
+        if not isinstance(declared.inputs.get(name), Link):
+            return f"{name}, which `type_follows` or `passed_input` names, is no input of type Link"
     if declared.is_output == bool(declared.outputs):
         return "the node must either have outputs or be an output node, not both"
     return ""

@@ -6,6 +6,7 @@ from engine.activity import Activity, ActivityKind, ModelUse
 from engine.container_memory import container_memory
 from engine.engine import Engine, Run
 from engine.errors import (
+    MODEL_NOT_SUPPORTED,
     DeviceFailed,
     EngineError,
     FieldError,
@@ -32,14 +33,34 @@ from engine.graph.validation import (
 )
 from engine.graph.workflow_file import is_of_editor, workflow_members
 from engine.options import DeviceOptions, RunOptions
-from engine.reports import EngineEvent, Errored, Finished, ImageReady, LatentReady, Progress
+from engine.reports import (
+    EngineEvent,
+    Errored,
+    ErroredNode,
+    Finished,
+    ImageReady,
+    LatentReady,
+    Progress,
+)
 from engine.timed_reads import without_waiting
-from engine.webui.diffusion_request import CompiledDiffusion, compile_diffusion
+from engine.webui.diffusion_request import (
+    CompiledDiffusion,
+    compile_diffusion,
+    compile_with_core_nodes,
+)
+from engine.webui.generation_texts import GenerationText, generation_text, image_texts
 from engine.webui.infotext import ImageSettings, read_infotext, split_infotext
-from engine.webui.parameters import DiffusionParameters, OverrideSettings, parse_parameters
+from engine.webui.model_names import ServerModels
+from engine.webui.parameters import (
+    DiffusionParameters,
+    OverrideSettings,
+    parse_parameters,
+    requests_nothing,
+)
 from engine.webui.upscalers import Upscaler
 
 __all__ = [
+    "MODEL_NOT_SUPPORTED",
     "Activity",
     "ActivityKind",
     "Catalogue",
@@ -51,9 +72,11 @@ __all__ = [
     "EngineError",
     "EngineEvent",
     "Errored",
+    "ErroredNode",
     "Family",
     "FieldError",
     "Finished",
+    "GenerationText",
     "Graph",
     "GraphInvalid",
     "ImageReady",
@@ -71,9 +94,13 @@ __all__ = [
     "Progress",
     "Run",
     "RunOptions",
+    "ServerModels",
     "Upscaler",
     "compile_diffusion",
+    "compile_with_core_nodes",
     "container_memory",
+    "generation_text",
+    "image_texts",
     "input_file_refused",
     "installed_extensions",
     "installed_nodes",
@@ -83,6 +110,7 @@ __all__ = [
     "parse_parameters",
     "pnginfo_of",
     "read_infotext",
+    "requests_nothing",
     "split_infotext",
     "validate",
     "with_cost",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.errors import NodeFailed, TooLarge
+from engine.errors import InputsInvalid, TooLarge
 from engine.graph.cost import (
     CHANNELS,
     SIZED_TYPES,
@@ -45,7 +45,7 @@ class Meter:
         self._limits = replace(limits, max_live_bytes=most)
 
     def start(self, node: Node) -> None:
-        """Count a node before its body is called. Raises NodeFailed for values out of range."""
+        """Count a node before its body is called. Raises InputsInvalid for values out of range."""
         self._require_ranges(node)
         self._ledger.start(node)
         self._require_limits()
@@ -54,7 +54,7 @@ class Meter:
         """Add the measured sizes of the outputs of a node."""
         pairs = zip(self._types[node.class_type].outputs, self._ledger.shapes_of(node), strict=True)
         found = [
-            measured(value, shape) if name in SIZED_TYPES else shape
+            measured(value, shape) if SIZED_TYPES.issuperset(name.split(",")) else shape
             for value, (name, shape) in zip(outputs, pairs, strict=False)
         ]
         self._ledger.end(node, found)
@@ -69,7 +69,7 @@ class Meter:
             if values and declared.check is not None:
                 declared.check({**node.literals, **values})
         except ValueError as error:
-            raise NodeFailed(node.id, node.class_type, str(error)) from error
+            raise InputsInvalid(node.id, node.class_type, str(error)) from error
 
     def _require_limits(self) -> None:
         if excess := self._ledger.excess(self._limits):

@@ -43,8 +43,8 @@ class DeviceOptions(UnetOptions):
     gpu_share: float = 1.0
     """The share of a GPU that the engine may use, 0 to 1."""
     step_seed_offset: int = 0
-    """The number that is added to the seed for the noise of a sampler's steps. With 0, the noise of
-    the first step equals the noise at the start, as in ComfyUI up to 0.3 on a CPU."""
+    """The number that is added to the seed for the noise of steps, on a CPU only. With 0, the noise
+    of the first step equals the noise at the start, as in ComfyUI up to 0.3.75; 1 is as in 0.12."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_LONGEST_NAME = 100
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """The progress of a run: `done` of the `total` sampler steps of its graph have ended."""
@@ -32,7 +35,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageReady:
-    """An image is ready. `pixels` is (height, width, 3); `seed` is as in `Graph.seed_of`."""
+    """An image is ready. `pixels` is (height, width, 3 or 4); `seed` is as in `Graph.seed_of`."""
 
     index: int
     node_id: str
@@ -51,10 +54,23 @@ class LatentReady:
 
 
 class Note(StrEnum):
-    """A deviation from the request in a run that succeeded."""
+    """The kind of a deviation from the request in a run that succeeded."""
 
     VAE_TILED = "vae_tiled"
     """Memory ran out, so the VAE worked tile by tile, which changes the result a little."""
+    LORA_LEFT_OUT = "lora_left_out"
+    """There is no LoRA of that name."""
+    NETWORK_LEFT_OUT = "network_left_out"
+    """A prompt names an extra network of another kind, such as a hypernetwork."""
+    EMBEDDING_LEFT_OUT = "embedding_left_out"
+    """The embedding does not exist, or lacks vectors for a text encoder. That encoder does not use
+    it, or reads its name as a word.
+    """
+
+    def about(self, name: str) -> str:
+        """Return the note about the model of that name."""
+        shown = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+        return f"{self}: {shown}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +86,24 @@ class Finished:
     steps: int = field(default=0, compare=False)
     runs_in_shared_calls: tuple[str, ...] = field(default=(), compare=False)
     """The span links of the runs that shared device calls with this run."""
-    notes: tuple[Note, ...] = field(default=(), compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ErroredNode:
+    """The node that raised an exception."""
+
+    node_id: str
+    class_type: str
+    exception: str
+    """The name of the exception's class, with its module unless it is a builtin one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Errored:
     error: EngineError
+    node: ErroredNode | None = field(default=None, compare=False)
+    """None if no node has caused the error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

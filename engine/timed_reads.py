@@ -144,7 +144,7 @@ class TimedReads:
             value, error = None, None
             try:
                 value = read.function()
-            except Exception as raised:  # noqa: BLE001 - it is raised again in the caller
+            except BaseException as raised:  # noqa: BLE001 - it is raised again in the caller
                 error = raised
             with self._lock:
                 del self._reads[read.key]

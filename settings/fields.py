@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any
 
@@ -18,6 +19,11 @@ def _split_list(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return [part.strip().strip("\"'") for part in value.strip(" []").split(",") if part.strip()]
+
+
+def _split_arguments(value: Any) -> Any:
+    """Split a text as a shell does."""
+    return shlex.split(value) if isinstance(value, str) else value
 
 
 def _require_proxy(url: SecretStr | None) -> SecretStr | None:
@@ -53,6 +59,7 @@ HostPattern = Annotated[
 """
 HostPatterns = Annotated[tuple[HostPattern, ...], NoDecode, BeforeValidator(_split_list)]
 Seconds = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_split_list)]
+Arguments = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_arguments)]
 ProxyUrl = Annotated[SecretStr | None, AfterValidator(_require_proxy)]
 
 _NUMBER, _WHOLE = "a number is required", "a whole number is required"

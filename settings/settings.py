@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Mapping, MutableMapping
 from difflib import get_close_matches
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from settings.callbacks import CallbackSettings
+from settings.comfyui import ComfyUISettings
 from settings.dispatch import DispatchSettings, RaySettings
 from settings.endpoint import EndpointSettings
 from settings.engine import EngineSettings
@@ -24,6 +25,8 @@ from settings.retention import RetentionSettings
 from settings.stores import StoreSettings
 from settings.workers import WorkerSettings
 
+G = TypeVar("G", bound=Group)
+
 
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -36,6 +39,7 @@ class Settings(BaseModel):
     owners: OwnerSettings
     graph: GraphSettings
     default_endpoint: EndpointSettings
+    comfyui: ComfyUISettings
     workers: WorkerSettings
     engine: EngineSettings
     dispatch: DispatchSettings
@@ -99,13 +103,11 @@ class Settings(BaseModel):
 
     def with_absolute_folders(self) -> Settings:
         """Return the settings with absolute paths, for processes with another working directory."""
-        folders = {name: getattr(self.stores, name).absolute() for name in _FOLDERS}
-        endpoint = self.default_endpoint
-        file = endpoint.file and endpoint.file.absolute()
         return self.model_copy(
             update={
-                "stores": self.stores.model_copy(update=folders),
-                "default_endpoint": endpoint.model_copy(update={"file": file}),
+                "stores": _with_absolute(self.stores, "data_dir", "models_dir"),
+                "default_endpoint": _with_absolute(self.default_endpoint, "file"),
+                "comfyui": _with_absolute(self.comfyui, "dir", "python"),
             }
         )
 
@@ -129,14 +131,17 @@ class Settings(BaseModel):
                 wrong += _by_argument(error, {field: each for each, field in fields.items()})
         if wrong:
             raise ValidationError.from_exception_data(cls.__name__, wrong, hide_input=True)
-        return cls.model_validate(groups)
+        settings = cls.model_validate(groups)
+        if settings.comfyui.dir is None or "models_dir" in settings.stores.model_fields_set:
+            return settings
+        models = {"models_dir": settings.comfyui.dir / "models"}
+        return settings.model_copy(update={"stores": settings.stores.model_copy(update=models)})
 
 
 _OTHER_VARIABLES = {"DARKROOM_URL", "DARKROOM_API_KEY"}
 """Variables that the command line reads beside settings."""
 _KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
 _SHOWN_CHARS = 100
-_FOLDERS = ("data_dir", "models_dir")
 
 
 def forget_secrets(environment: MutableMapping[str, str]) -> None:
@@ -149,6 +154,12 @@ def forget_secrets(environment: MutableMapping[str, str]) -> None:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
+def _with_absolute(group: G, *names: str) -> G:
+    """Return the group with absolute paths in these fields."""
+    paths = {name: getattr(group, name) for name in names}
+    return group.model_copy(update={name: path and path.absolute() for name, path in paths.items()})
 
 
 def _argument(variable: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batcher import Work
-from engine.diffusion.conditioning.condition import Conditioning
+from engine.diffusion.conditioning.condition import ConcatImage, Conditioning
 from engine.diffusion.conditioning.guidance import ThirdConditioning
 from engine.diffusion.images import latents
 from engine.diffusion.images.input_files import read_images, read_latent, read_mask
@@ -25,14 +25,22 @@ from engine.diffusion.images.vae import (
     Vae,
     decoded_within_memory,
     encoded_within_memory,
+    greyed,
     prepared_for_inpainting,
 )
-from engine.diffusion.loading.checkpoints import Checkpoint, load_checkpoint, load_vae
+from engine.diffusion.loading.checkpoints import (
+    Checkpoint,
+    UnusablePart,
+    load_checkpoint,
+    load_vae,
+)
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.store import Load, ModelStore, Read
 from engine.diffusion.model import Model
+from engine.diffusion.output_check import require_numbers
 from engine.diffusion.previews import RunPreviews, show_estimate
 from engine.diffusion.samplers import schedules
+from engine.diffusion.samplers.noise_sources import comfyui_sources, offset_on
 from engine.diffusion.text import webui_texts
 from engine.diffusion.text.encoding import Clip, encode_pair
 from engine.diffusion.text.webui_texts import Clips, Parts, TextOptions
@@ -69,7 +77,7 @@ class Context:
         limits: Limits,
         step_seed_offset: int = 0,
         previews: RunPreviews | None = None,
-        on_note: Callable[[Note], None] = lambda _note: None,
+        on_note: Callable[[str], None] = lambda _note: None,
     ) -> None:
         self._store = store
         self._on_steps = on_steps
@@ -145,6 +153,11 @@ class Context:
     ) -> Work[tuple[Model, Clips | None]]:
         if not model_strength and not clip_strength:
             return model, clip
+        if isinstance(cast("object", clip), UnusablePart):
+            model, _ = yield from self.lora(
+                name, model, None, model_strength=model_strength, clip_strength=0.0
+            )
+            return model, clip
         encoders = clip.networks if clip is not None else ()
         networks = Networks(model.unet, model.family, encoders, model.adapters)
         changed: Networks = yield Load(
@@ -162,19 +175,33 @@ class Context:
         return replace(model, unet=changed.unet, adapters=changed.adapters), clip
 
     def encode(self, clip: Clips, text: str) -> Work[Conditioning]:
+        self._note_left_out(clip.embeddings_left_out(text))
         return clip.encode(text)
 
     def encode_pair(
         self, clip: Clip, first: str, second: str, *, size_conditioning: Sequence[float]
     ) -> Work[Conditioning]:
         """Return the conditioning of two prompts, one for each text encoder of SDXL."""
+        for text in (first, second):
+            self._note_left_out(clip.embeddings_left_out(text))
         return encode_pair(clip, first, second, size_conditioning)
 
     def encode_webui(
         self, clip: Clips, positive: Parts, negative: Parts, *, sigmas: Tensor, options: TextOptions
     ) -> Work[tuple[Conditioning, Conditioning]]:
         """Return the conditionings of two prompts in the WebUI's syntax for a schedule."""
-        return webui_texts.encode(clip, positive, negative, sigmas=sigmas, options=options)
+        return webui_texts.encode(
+            clip,
+            positive,
+            negative,
+            sigmas=sigmas,
+            options=options,
+            on_left_out=lambda name: self._note_left_out([name]),
+        )
+
+    def _note_left_out(self, embeddings: Iterable[str]) -> None:
+        for name in embeddings:
+            self._on_note(Note.EMBEDDING_LEFT_OUT.about(name))
 
     def sigmas(
         self,
@@ -220,7 +247,12 @@ class Context:
                 SamplerSchedule(sampler, sigmas),
                 steps=steps,
                 guidance=Guidance(positive, negative, cfg, third_conditioning=third),
-                noise=NoiseConfig(seed, adds_noise, self._step_seed_offset),
+                noise=NoiseConfig(
+                    seed,
+                    adds_noise,
+                    offset_on(self.device, self._step_seed_offset),
+                    comfyui_sources(SAMPLER_OF[sampler]),
+                ),
             )
         )
 
@@ -251,6 +283,7 @@ class Context:
             refiner=refiner,
         )
         progress.end()
+        require_numbers("The sampler", found[0].samples)
         return found
 
     def _on_estimate(self, model: Model) -> Callable[[Tensor], None]:
@@ -260,10 +293,15 @@ class Context:
 
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
         """Decode a latent. If memory runs out, decode tile by tile and add a note to the run."""
-        return decoded_within_memory(vae, latent, lambda: self._on_note(Note.VAE_TILED))
+        images = yield from decoded_within_memory(
+            vae, latent, lambda: self._on_note(Note.VAE_TILED)
+        )
+        require_numbers("The VAE", images)
+        return images
 
     def encode_images(self, vae: Vae, images: Images) -> Work[Latent]:
         """Encode images, cropped to multiples of 8 pixels. Memory is handled as in `decode`."""
+        images = images[..., : latents.COLOURS]
         return encoded_within_memory(vae, images, lambda: self._on_note(Note.VAE_TILED))
 
     def encode_for_inpainting(
@@ -274,15 +312,28 @@ class Context:
         latent = yield from self.encode_images(vae, images)
         return replace(latent, noise_mask=mask)
 
+    def encode_for_inpainting_model(
+        self, vae: Vae, images: Images, mask: Mask
+    ) -> Work[tuple[Latent, ConcatImage]]:
+        """Encode images whole, and once more grey under the mask, for an inpainting model."""
+        hidden, mask = greyed(images, mask)
+        concat = yield from self.encode_images(vae, hidden)
+        latent = yield from self.encode_images(vae, images)
+        return replace(latent, noise_mask=mask), ConcatImage(concat.samples, mask)
+
     def upscale_model(self, name: str) -> Work[UpscaleNetwork]:
         return self.model(UPSCALE_MODELS, name, read_upscale_model)
 
     def upscaled(self, network: UpscaleNetwork, images: Images) -> Work[Images]:
-        return upscaled(network, images, self._limits)
+        larger = yield from upscaled(network, images, self._limits)
+        require_numbers("The upscaler", larger)
+        return larger
 
     def saved(self, latent: Latent) -> SavedLatent:
+        require_numbers("The graph", latent.samples)
         return SavedLatent(latent.samples.float().cpu().numpy())
 
     def pixels(self, images: Images) -> list[NDArray[np.uint8]]:
-        """Return each image as an array (height, width, 3) of values 0..255."""
+        """Return each image as an array (height, width, 3 or 4) of values 0..255."""
+        require_numbers("The graph", images)
         return latents.to_pixels(images)

@@ -18,7 +18,7 @@ from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.conditioning.fitting import FittedCondition, FittedConditioning
 from engine.diffusion.conditioning.guidance import Rule, rescaled_cfg
 from engine.diffusion.device_error import memory_checked
-from engine.diffusion.families.model_family import Call, CallRows
+from engine.diffusion.families.model_family import Call, CallRows, ModelFamily
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.vision.row_prompts import fitted_prompts
@@ -46,8 +46,6 @@ class Denoise(Request):
     """If true, the result is (2, batch, channels, h, w): the guided x0, then the x0 of `uncond`."""
     needs_parts: bool = False
     """If true, the result is (n, batch, ...): the guided x0, then the x0 of each conditioning."""
-    concat_latent: Tensor | None = None
-    """(batch, n, h, w): the channels that an inpainting model gets after the channels of `x`."""
     rule: Rule | None = None
     """A rule of guidance that also uses `third_conditioning`."""
     third_conditioning: FittedConditioning = ()
@@ -80,12 +78,13 @@ class Denoise(Request):
 
     @property
     def key(self) -> Hashable:
-        conditions = (each.condition for one in self.conditionings for each in one)
+        conditions = [each.condition for one in self.conditionings for each in one]
         longest = max((each.tokens.shape[1] for each in conditions), default=0)
         model = self.model
         means = model.prediction, model.sigma_data
         shared = model.family.sharing(model.levels, longest)
-        return "denoise", id(model.unet), means, self.x.shape[1:], shared
+        kinds = frozenset(map(model.family.row_sharing, conditions))
+        return "denoise", id(model.unet), means, self.x.shape[1:], shared, kinds
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
@@ -173,7 +172,7 @@ class _Row:
 
     @property
     def concat_latent(self) -> Tensor | None:
-        whole = self.request.concat_latent
+        whole = self.condition.concat_latent
         return None if whole is None else self.fitted.window(whole)
 
     @property
@@ -207,16 +206,16 @@ class _Row:
 def _predict(model: Model, rows: Sequence[_Row]) -> list[Tensor]:
     """Return x0 of each row. Rows share calls as far as the sizes and text lengths allow."""
     found: dict[int, Tensor] = {}
-    for indices, length in _calls(rows, by_length=model.family.repeats_texts):
+    for indices, length in _calls(rows, model.family):
         x0s = _call(model, [rows[index] for index in indices], length)
         found.update(zip(indices, x0s, strict=True))
     return [found[index] for index in range(len(rows))]
 
 
-def _calls(rows: Sequence[_Row], *, by_length: bool) -> Iterator[tuple[list[int], int]]:
+def _calls(rows: Sequence[_Row], family: ModelFamily) -> Iterator[tuple[list[int], int]]:
     """Yield the indices of the rows of each call, and the length to which their texts are repeated.
 
-    Without `by_length`, texts are not repeated, and texts of any length share calls.
+    If the family does not repeat texts, texts of any length share calls.
     """
     # Rows with equal adapters are sorted together to share one product: see `RowUpdates.applied`.
     by_adapters: defaultdict[Adapters, list[int]] = defaultdict(list)
@@ -224,11 +223,12 @@ def _calls(rows: Sequence[_Row], *, by_length: bool) -> Iterator[tuple[list[int]
         by_adapters[row.adapters].append(index)
     by_size: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index in chain.from_iterable(by_adapters.values()):
-        by_size[rows[index].x.shape[1:]].append(index)
+        kind = family.row_sharing(rows[index].condition)
+        by_size[rows[index].x.shape[1:], kind].append(index)
     for indices in by_size.values():
         # Texts are repeated to the least common multiple of their lengths. The repetition does not
         # change the result of attention. If the multiple is too large, separate calls cost less.
-        lengths = {rows[index].length if by_length else 1 for index in indices}
+        lengths = {rows[index].length if family.repeats_texts else 1 for index in indices}
         common = math.lcm(*lengths)
         if common <= _MAX_REPEATS * min(lengths):
             yield indices, common

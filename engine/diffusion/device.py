@@ -18,7 +18,6 @@ from engine.errors import Cancelled, DeviceFailed, TooLarge
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions
-from engine.reports import Note
 from engine.stages import Stage
 
 _CPU_CACHE_BYTES = 8 * 2**30
@@ -90,7 +89,7 @@ class Device:
         input_files: Mapping[str, bytes],
         *,
         on_preview: Callable[[bytes], None] | None = None,
-        on_note: Callable[[Note], None] = lambda _note: None,
+        on_note: Callable[[str], None] = lambda _note: None,
     ) -> Context:
         """Return the context of one run.
 

@@ -1,15 +1,23 @@
-"""Inpainting: a part of a latent is denoised, and the rest is kept."""
+"""Inpainting: a part of a latent is denoised, and the rest is kept.
+
+Some networks get a picture and a mask in further input channels.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.diffusion.conditioning.condition import ConcatImage
+from engine.diffusion.images.latents import Mask
+from engine.diffusion.images.resampling import resampled
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
 from engine.diffusion.samplers.runge_kutta import Sampling
+from engine.errors import EngineError
 
 _GREY = (0.8223, -0.6876, 0.6364, 0.1380)
 """The channels of a grey image's latent in Stable Diffusion 1, scaled for the network."""
@@ -27,17 +35,62 @@ def fitted_mask(mask: Tensor, like: Tensor) -> Tensor:
     return planes.repeat(repeats, 1, 1, 1)[: len(like)]
 
 
-def concat_latent(mask: Tensor | None, clean: Tensor) -> Tensor:
-    """Return the additional input channels of an inpainting model, (batch, 5, h, w).
+def fitted_image(samples: Tensor, like: Tensor) -> Tensor:
+    """Return latents in the size and number of the latents `like` (batch, channels, h, w).
+
+    Parts that do not fit the proportions of `like` are cut off, as in ComfyUI.
+    """
+    samples = samples.to(like)
+    height, width = like.shape[2:]
+    if samples.shape[2:] != like.shape[2:]:
+        samples = resampled(samples, width, height, method="bilinear", crop="center")
+    return spread(samples, len(like))
+
+
+def spread(samples: Tensor, count: int) -> Tensor:
+    """Return `count` samples of a batch at equal distances, or each sample several times."""
+    own = len(samples)
+    if count == 1:
+        return samples[:1]
+    if count < own:
+        at = [round(index * (own - 1) / (count - 1)) for index in range(count)]
+    else:
+        at = [int((index + 0.5) * own / count) for index in range(count)]
+    return samples[at]
+
+
+def require_channels(image: ConcatImage | None, channels: int, title: str) -> None:
+    """Raise EngineError if a picture was not encoded for the family called `title`."""
+    if image is not None and (own := image.samples.shape[1]) != channels:
+        raise EngineError(
+            f"the picture of the conditioning was encoded for another model: its latent has {own} "
+            f"channels, but {title} needs {channels}; use the VAE of the model"
+        )
+
+
+def inpainting_channels(
+    image: ConcatImage | None,
+    *,
+    clean: Tensor,
+    mask: Mask | None,
+    scaled: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return the further input channels of an inpainting UNet, (batch, 5, h, w).
 
     The channels are in section 4.5 of Rombach et al. 2022 (arXiv:2112.10752). The first channel is
-    the mask, which is 1 where the model paints. The other four are the clean latent. Without a
-    mask, the model paints everywhere, and the clean latent is that of a grey image.
+    the mask, which is 1 where the model paints. The other four are the picture. If the conditioning
+    has none, they are the latent `clean` with its `mask`. Without a mask, the model paints
+    everywhere, and the picture is grey. `scaled` scales a latent of the VAE for the network.
     """
-    if mask is None:
+    if image is not None and image.mask is not None:
+        planes = fitted_image(image.mask.reshape(-1, 1, *image.mask.shape[-2:]), clean)
+    elif mask is not None:
+        planes = fitted_mask(mask, clean)
+    else:
         grey = torch.tensor(_GREY, device=clean.device, dtype=clean.dtype)[:, None, None]
         return torch.cat([torch.ones_like(clean[:, :1]), grey.expand_as(clean)], dim=1)
-    return torch.cat([fitted_mask(mask, clean).round(), clean], dim=1)
+    picture = clean if image is None else scaled(fitted_image(image.samples, clean))
+    return torch.cat([planes.round(), picture], dim=1)
 
 
 @dataclass(frozen=True, slots=True)

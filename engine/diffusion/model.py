@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.diffusion.adapters import Adapters
-from engine.diffusion.conditioning.condition import Conditioning
+from engine.diffusion.conditioning.condition import Conditioning, controlled
+from engine.diffusion.conditioning.control_net import Control
 from engine.diffusion.conditioning.guidance import ThirdConditioning
 from engine.diffusion.families.model_family import ModelFamily
+from engine.diffusion.images.latents import Mask
 from engine.diffusion.loading.streaming import device_of
 from engine.diffusion.patches.attention_reduction import CallDraws, HyperTile, TokenMerging
 from engine.diffusion.patches.deep_shrink import DeepShrink
@@ -73,15 +75,12 @@ class Model:
     soft_mask: float | None = None
     """The `strength` of `TimedMask`, or None if the mask is the same in all steps."""
     image_prompts: tuple[ImagePrompt, ...] = ()
+    controls: tuple[Control, ...] = ()
+    """The ControlNets that apply to every conditioning."""
 
     @property
     def device(self) -> torch.device:
         return device_of(self.unet)
-
-    @property
-    def inpaints(self) -> bool:
-        """Whether the network has the input channels of `inpainting.concat_latent`."""
-        return self.family.inpaints(self.unet)
 
     @property
     def latent_channels(self) -> int:
@@ -104,6 +103,10 @@ class Model:
         """Scale latents of the VAE for the network. Latents of zeros are not shifted."""
         if not self.latent_shift or not samples.any():
             return samples * self.latent_scale
+        return self.scaled_latent(samples)
+
+    def scaled_latent(self, samples: Tensor) -> Tensor:
+        """Scale latents of the VAE for the network, also latents of zeros."""
         return (samples - self.latent_shift) * self.latent_scale
 
     def from_latent(self, x: Tensor) -> Tensor:
@@ -157,15 +160,29 @@ class Model:
         return x * _SIGMA_DATA**2 / spread + x0 * time / spread.sqrt()
 
     def with_size_conditioning(
-        self, conditioning: Conditioning, latent: Tensor, *, negative: bool, seed: int
+        self,
+        conditioning: Conditioning,
+        latent: Tensor,
+        *,
+        negative: bool,
+        seed: int,
+        mask: Mask | None = None,
     ) -> Conditioning:
-        """Return `conditioning` with the inputs that depend on the latent and the seed.
+        """Return `conditioning` with the inputs that depend on the latent, its mask and the seed.
 
         If the family has size conditioning, texts without it get the size of `latent` and no crop.
         Inputs that are computed from images get noise of `seed`. Raises EngineError for a text that
         was encoded for another model.
         """
+        for control in self.controls:
+            conditioning = controlled(conditioning, control)
         for each in conditioning:
             self.family.require_own(self.unet, each)
-        own = tuple(self.family.with_images(self.unet, each, seed) for each in conditioning)
-        return self.family.with_size_conditioning(own, latent, negative=negative)
+        own = (self.family.with_images(self.unet, each, seed) for each in conditioning)
+        pictured = tuple(
+            self.family.with_pictures(
+                self.unet, each, clean=latent, mask=mask, scaled=self.scaled_latent
+            )
+            for each in own
+        )
+        return self.family.with_size_conditioning(pictured, latent, negative=negative)

@@ -1,4 +1,4 @@
-"""Checks that nodes of other packages return values of their declared types."""
+"""Checks the values that nodes make: their types, if the nodes are of other packages, and NaN."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from engine.diffusion.conditioning.condition import Condition
-from engine.diffusion.images.latents import CHANNELS, FLUX_CHANNELS, Latent
+from engine.diffusion.images.latents import CHANNELS, COLOURS, FLUX_CHANNELS, Latent
 from engine.diffusion.samplers.sigmas import Sigmas
 from engine.graph.declarations import VALUE_TYPES, is_value
 from engine.reports import SavedLatent
-
-_COLOURS = 3
 
 
 def require_output(type_name: str, value: Any) -> None:
@@ -22,8 +20,8 @@ def require_output(type_name: str, value: Any) -> None:
     match type_name:
         case "IMAGE":
             _require_planes(value, 4)
-            if value.shape[-1] != _COLOURS:
-                raise ValueError(f"must have {_COLOURS} channels, not {value.shape[-1]}")
+            if value.shape[-1] not in {COLOURS, COLOURS + 1}:
+                raise ValueError(f"must have 3 or 4 channels, not {value.shape[-1]}")
         case "MASK":
             _require_planes(value, 3)
         case "LATENT":
@@ -36,6 +34,15 @@ def require_output(type_name: str, value: Any) -> None:
                 raise ValueError(f"must be Sigmas, not {_name(value)}")
         case _ if type_name in VALUE_TYPES and not is_value(type_name, value):
             raise ValueError(f"must be {VALUE_TYPES[type_name].__name__}, not {_name(value)}")
+
+
+def require_numbers(maker: str, values: Tensor) -> None:
+    """Raise ValueError for NaN, which would become black pixels."""
+    if bool(values.isnan().any()):
+        raise ValueError(
+            f"{maker} has made values that are not numbers (NaN), so there is no picture: a model, "
+            "a LoRA or an embedding is damaged or does not fit, or a setting is too extreme"
+        )
 
 
 def require_results(results: Any) -> None:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Literal, TypeAlias
 
 import torch
@@ -18,11 +18,10 @@ from engine.diffusion.conditioning.fitting import fitted_conditionings
 from engine.diffusion.conditioning.guidance import ThirdConditioning
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.families.flow_sampling import require_flow_sigmas
-from engine.diffusion.images.latents import Latent, Mask, noise_like
+from engine.diffusion.images.latents import Latent, Mask
 from engine.diffusion.inpainting import (
     KeptNoise,
     TimedMask,
-    concat_latent,
     fitted_mask,
     inpainting,
 )
@@ -34,12 +33,19 @@ from engine.diffusion.samplers.noise import (
     UNVARIED,
     Variation,
     drawn_noise,
-    independent_noise,
     shifted_seed,
     start_noise,
     varied,
 )
 from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.samplers.noise_sources import (
+    ON_CPU,
+    NoiseSources,
+    Randn,
+    cpu_randn,
+    randn_of,
+    seeded_randn,
+)
 from engine.diffusion.samplers.runge_kutta import Sampling
 from engine.diffusion.samplers.sampler_lookup import DEFAULT, SamplerOptions, sampling_of
 from engine.errors import EngineError
@@ -162,6 +168,7 @@ def is_self_guided(model: Model) -> bool:
 
 def guided_x0(request: Denoise) -> Work[Tensor]:
     """Return the result of a model call, with the model's self-guidance added."""
+    yield from _encode_hints(request)
     result: Tensor = yield request
     if not request.needs_parts:
         return result
@@ -171,6 +178,15 @@ def guided_x0(request: Denoise) -> Work[Tensor]:
     if request.model.self_attention is not None and request.conditionings[1]:
         x0 = x0 + (yield from _from_blurred(request, parts[1]))
     return torch.stack([x0, parts[1]]) if request.needs_uncond else x0
+
+
+def _encode_hints(request: Denoise) -> Work[None]:
+    """Encode the hints of ControlNets that get latents, before the first call that needs them."""
+    for fitted in chain.from_iterable(request.conditionings):
+        window = fitted.window(request.x)
+        for control in fitted.condition.controls:
+            if control.applies_at(request.level, request.model.levels):
+                yield from control.encode_hint(window)
 
 
 def _from_perturbed(request: Denoise, x0_cond: Tensor) -> Work[Tensor]:
@@ -266,9 +282,10 @@ class NoiseConfig:
     adds_noise: bool = True
     """If false, no noise is added at the start, because the latent already contains noise."""
     step_seed_offset: int | None = 0
-    """The offset that is added to `seed` for the noise of the steps. None: the noise of the steps
+    """The offset that is added to `seed` for the independent noise of the steps. None: that noise
     is drawn from the same generator as the noise at the start.
     """
+    sources: NoiseSources = ON_CPU
     scale: NoiseScale = "comfyui"
     variation: Variation = UNVARIED
     multiplier: float = 1.0
@@ -298,11 +315,12 @@ def trajectory(
         return latent, latent
     latent = own_latent(latent, model, schedule.sigmas, schedule.row)
     clean = model.to_latent(latent.samples.to(model.device))
-    noise, generator = _start_noise(latent, noise_config, like=clean)
+    generator = torch.Generator().manual_seed(noise_config.seed)
+    noise, draw = _start_noise(latent, noise_config, generator, like=clean)
     start = noised(clean, noise, schedule.sigmas[0], levels=model.levels, scale=noise_config.scale)
     if len(schedule.sigmas) == 1:
         return (one := replace(latent, samples=model.from_latent(start))), one
-    sampling = _sampling(schedule, start, noise_config, generator, is_flow=model.levels.is_flow)
+    sampling = _sampling(schedule, start, noise_config, draw, levels=model.levels)
     if (mask := latent.noise_mask) is not None:
         kept_noise, fitted = _mask_noise(schedule, noise, noise_config), fitted_mask(mask, clean)
         timed_mask = TimedMask.of(schedule.sigmas, model.levels, model.soft_mask)
@@ -337,7 +355,10 @@ class _Calls:
         model, guidance, clean = self.model, self.guidance, self.clean
         third_conditioning = guidance.third_conditioning or model.third_conditioning
         sized = partial(
-            model.with_size_conditioning, latent=clean, seed=self.generator.initial_seed()
+            model.with_size_conditioning,
+            latent=clean,
+            seed=self.generator.initial_seed(),
+            mask=self.mask,
         )
         cond, uncond, *more = fitted_conditionings(
             sized(guidance.positive, negative=False),
@@ -356,7 +377,6 @@ class _Calls:
             rule=third_conditioning.rule if third_conditioning else None,
             third_conditioning=more[0] if more else (),
             needs_uncond=self.needs_uncond,
-            concat_latent=concat_latent(self.mask, clean) if model.inpaints else None,
             needs_parts=is_self_guided(model),
         )
         counted = count()
@@ -397,13 +417,16 @@ def _sampled(
 ) -> Work[tuple[Tensor, Tensor]]:
     """Run `sampling`. Returns its end, and the last estimate of x0 at the beginning of a step."""
     estimate, steps = start, _Steps(schedule)
+    is_first = True
     try:
         x, sigma = next(sampling)
         while True:
             request = denoise(x, sigma)
             x0 = yield from guided_x0(request)
             on_sigmas_passed(steps.passed(request.level))
-            if steps.begins_at(request.level):
+            # Some samplers of flow models begin slightly below a first sigma of 1.
+            if is_first or steps.begins_at(request.level):
+                is_first = False
                 estimate = x0[0] if schedule.row.needs_uncond else x0
                 on_estimate(estimate)
             x, sigma = sampling.send(x0)
@@ -412,39 +435,45 @@ def _sampled(
 
 
 def _start_noise(
-    latent: Latent, config: NoiseConfig, *, like: Tensor
-) -> tuple[Tensor, torch.Generator]:
-    generator = torch.Generator().manual_seed(config.seed)
+    latent: Latent, config: NoiseConfig, cpu_generator: torch.Generator, *, like: Tensor
+) -> tuple[Tensor, Randn]:
+    """Return the noise, and the function that continues its generator.
+
+    `cpu_generator` is used if noise is drawn on the CPU. The patches of attention continue it.
+    """
+    draws = seeded_randn(config.sources.start, like.device)
+    draw = randn_of(cpu_generator) if config.sources.start == "cpu" else draws(config.seed)
     if not config.adds_noise:
-        return torch.zeros_like(like), generator
-    noise = varied(start_noise(latent, generator), config.seed, config.variation)
-    return noise.to(like) * config.multiplier, generator
+        return torch.zeros_like(like), draw
+    noise = varied(start_noise(latent, draw), config.seed, config.variation, draws)
+    return noise.to(like) * config.multiplier, draw
 
 
 def _sampling(
     schedule: SamplerSchedule,
     start: Tensor,
     config: NoiseConfig,
-    generator: torch.Generator,
+    draw: Randn,
     *,
-    is_flow: bool,
+    levels: NoiseLevels,
 ) -> Sampling:
-    offset = config.step_seed_offset
+    if config.step_seed_offset is not None:
+        seed = shifted_seed(config.seed, config.step_seed_offset)
+        draw = seeded_randn(config.sources.step, start.device)(seed)
     return sampling_of(
         schedule.sampler,
         start,
         schedule.sigmas,
         seed=config.seed,
-        step_noise=drawn_noise(start, generator)
-        if offset is None
-        else independent_noise(start, shifted_seed(config.seed, offset)),
+        step_noise=drawn_noise(start, draw),
+        path_draws=seeded_randn(config.sources.path, start.device),
         path=schedule.whole,
         options=schedule.options,
-        is_flow=is_flow,
+        levels=levels,
     )
 
 
 def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -> KeptNoise:
     if schedule.row.own_mask_noise:
-        noise = noise_like(noise, shifted_seed(config.seed, 1)).to(noise)
+        noise = cpu_randn(shifted_seed(config.seed, 1))(noise.shape).to(noise)
     return KeptNoise(noise, config.renews_kept)

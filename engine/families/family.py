@@ -29,6 +29,16 @@ class Family(StrEnum):
     FLUX = "flux"
 
 
+class EncoderKind(StrEnum):
+    """The text encoders that can be loaded from a file of their own."""
+
+    CLIP_L = "clip_l"
+    CLIP_H = "clip_h"
+    CLIP_G = "clip_g"
+    T5 = "t5xxl"
+    QWEN3 = "qwen3"
+
+
 class ModelName(str):
     """The name of a model with its family. The family is None if it is not known."""
 
@@ -91,17 +101,15 @@ class Traits:
     header of a file and the prefix of the network's weights. It raises CheckpointUnavailable for a
     variant that is not supported.
 
-    None means that the network is a UNet. A UNet is recognized by the text encoders in its file,
-    and is loaded only together with them.
+    None means that the network is a UNet. It is recognized by the text encoders in its file, or
+    without them by the width of the text embeddings in its attention layers.
     """
     pipeline: str | None = None
     """Text in the class names of diffusers that identifies the family, if there is such text."""
     lora_text_width: int | None = None
     """The width of the text embeddings in the attention layers of the family's LoRAs."""
-    clip_type: str | None = None
-    """The name of the family in the nodes that load text encoders."""
-    clip_files: int = 0
-    """The number of files of text encoders that these nodes need."""
+    encoders: frozenset[EncoderKind]
+    """The text encoders of the family. No other family has the same."""
     latent_channels: int = 4
     text_width: int = 2048
     """The width of an encoded token."""

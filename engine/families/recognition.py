@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
-from engine.families.family import UNET, VAE, Family, Traits
+from engine.families.control_nets import control_traits, require_model_patch
+from engine.families.family import UNET, VAE, EncoderKind, Family, Traits
 from engine.families.table import FAMILIES, TRAITS
+from engine.families.tokenizer_files import T5_SIGN, has_t5_without_tokenizer, tokenizer_file
 from engine.graph.models_folder import (
     CHECKPOINTS,
+    CONTROL_NETS,
     DIFFUSION_MODELS,
     FOLDER_MARK,
+    GLIGENS,
     LORAS,
+    MODEL_PATCHES,
+    MODEL_SUFFIX,
+    STYLE_MODELS,
+    TEXT_ENCODERS,
     ModelsFolder,
 )
 from engine.graph.safetensors_header import Header, read_header
 
 _FIRST_CONVOLUTION = f"{UNET}input_blocks.0.0.weight"
-_OTHER_KINDS = {
-    "model.diffusion_model.double_blocks.": "Flux of another kind than Flux.1",
-    "double_blocks.": "Flux of another kind than Flux.1",
-    "model.diffusion_model.joint_blocks.": "Stable Diffusion 3",
+_TEXT_ATTENTION = "attn2.to_k.weight"
+_OTHER_FAMILIES = {
+    "double_stream_modulation_img.": "Flux.2",
+    "distilled_guidance_layer.": "Chroma",
+    "txt_in.individual_token_refiner.": "HunyuanVideo",
     "joint_blocks.": "Stable Diffusion 3",
+    "double_layers.": "AuraFlow",
+    "mlp_t5.": "HunyuanDiT",
+    "cap_embedder.": "Lumina 2",
+    "txt_norm.": "Qwen-Image",
+    "head.modulation": "Wan",
+    "clf.1.": "Stable Cascade",
+    "double_blocks.": "Flux of another kind than Flux.1",
+}
+"""Families that are not supported, by a prefix of the names of their networks' tensors."""
+_OTHER_KINDS = {
     "text_encoders.": "a model with other text encoders than CLIP",
     "control_model.": "a ControlNet, which belongs into controlnet/",
     "lora_": "a LoRA, which belongs into loras/",
     "emb_params": "an embedding, which belongs into embeddings/",
 }
 _OTHER_NETWORKS = {
-    "double_stream_modulation_img.": "Flux.2",
-    "distilled_guidance_layer.": "Chroma",
-    "txt_in.individual_token_refiner.": "HunyuanVideo",
-    "joint_blocks.": "Stable Diffusion 3",
-    "cap_embedder.": "Lumina 2",
-    "txt_norm.": "Qwen-Image",
-    "head.modulation": "Wan",
-    "input_blocks.": "a UNet without text encoders, which can only be loaded as a whole checkpoint",
+    **_OTHER_FAMILIES,
+    "input_blocks.": "a UNet of Stable Diffusion, which belongs into checkpoints/",
     "lora_": "a LoRA, which belongs into loras/",
     "text_model.": "a text encoder, which belongs into text_encoders/",
     "model.embed_tokens.": "a text encoder, which belongs into text_encoders/",
@@ -49,49 +64,83 @@ _OTHER_NETWORKS = {
 _UNSUPPORTED_CHANNELS = {
     5: "a depth model",
     7: "an upscaling model",
-    8: "an instruction model",
 }
-_SUPPORTED_CHANNELS = {4, 9}
-"""A latent has 4 channels. A model for inpainting also has a mask and a second latent as inputs."""
+_INSTRUCTION_CHANNELS = 8
+EDM = "edm_vpred."
+"""The prefix of the largest and the smallest sigma in files of CosXL."""
+_PLAYGROUND = "edm_mean"
+_INSTRUCTION_FAMILIES = {Family.SD1, Family.SDXL}
+_SUPPORTED_CHANNELS = {4, _INSTRUCTION_CHANNELS, 9}
+"""A latent has 4 channels. A model that changes a picture by an instruction also has the latent of
+the picture as an input, and a model for inpainting a mask and a second latent."""
 _LORA_INFIXES = (".lora_down.", ".lora_A.", ".lora.down.")
 _CACHED_FAMILIES = 4096
 
 
 def checkpoint_family(header: Header) -> Family:
-    """Return the family of a checkpoint. Raises CheckpointUnavailable if it is not supported."""
-    if whole := _whole_transformer(header):
-        return whole
-    for prefix, kind in _OTHER_KINDS.items():
+    """Return the family of a checkpoint. Raises CheckpointUnavailable if it is not supported.
+
+    The text encoders and the VAE may be missing; see `missing_parts`.
+    """
+    for prefix in (UNET, ""):
+        if network := _network_family(header, prefix):
+            return network.family
+    others = {f"{at}{key}": kind for at in (UNET, "") for key, kind in _OTHER_FAMILIES.items()}
+    for prefix, kind in (others | _OTHER_KINDS).items():
         if header.has(prefix):
             raise CheckpointUnavailable(f"{header.name} is not a known checkpoint: it is {kind}")
     if any(infix in key for key in header.shapes for infix in _LORA_INFIXES):
         raise CheckpointUnavailable(f"{header.name} is a LoRA, which belongs into loras/")
-    for prefix in (UNET, VAE):
-        if not header.has(prefix):
-            raise CheckpointUnavailable(
-                f"{header.name} is not a Stable Diffusion checkpoint: it has no {prefix}*"
-            )
-    input_channels(header)
+    if not header.has(UNET):
+        raise CheckpointUnavailable(
+            f"{header.name} is not a Stable Diffusion checkpoint: it has no {UNET}*"
+        )
+    channels, family = input_channels(header), _unet_family(header)
+    if family is not Family.SDXL and header.has(EDM):
+        raise CheckpointUnavailable(
+            f"{header.name} has the noise levels of EDM, which are supported only for Stable "
+            "Diffusion XL"
+        )
+    if _PLAYGROUND in header.shapes:
+        raise CheckpointUnavailable(f"{header.name} is Playground 2.5, which is not supported yet")
+    if channels == _INSTRUCTION_CHANNELS and family not in _INSTRUCTION_FAMILIES:
+        raise CheckpointUnavailable(
+            f"{header.name} is a model with {_INSTRUCTION_CHANNELS} input channels of another kind "
+            "than InstructPix2Pix, which is not supported yet"
+        )
+    return family
+
+
+def _unet_family(header: Header) -> Family:
+    """Return the family of a UNet from the text encoders in its file.
+
+    Without them, the width of the text embeddings that the UNet reads decides. A UNet of another
+    width is taken for Stable Diffusion 1, or for XL if it has size conditioning.
+    """
     for each in FAMILIES:
         if each.is_network is None and all(map(header.has, each.text_encoders)):
             return each.family
-    raise CheckpointUnavailable(f"{header.name} has no known text encoder")
+    if _FIRST_CONVOLUTION not in header.shapes:
+        raise CheckpointUnavailable(f"{header.name} has no known text encoder")
+    widths = {one.lora_text_width: one.family for one in FAMILIES if one.lora_text_width}
+    own = (
+        shape
+        for key, shape in header.shapes.items()
+        if key.startswith(UNET) and key.endswith(_TEXT_ATTENTION)
+    )
+    has_sizes = f"{UNET}label_emb.0.0.weight" in header.shapes
+    width = next((shape[1] for shape in own if len(shape) > 1), 0)
+    return widths.get(width, Family.SDXL if has_sizes else Family.SD1)
 
 
-def _whole_transformer(header: Header) -> Family | None:
-    """Return the family of a checkpoint with a transformer, or None for another checkpoint.
-
-    Raises CheckpointUnavailable if the file has a transformer without its text encoders.
-    """
-    found = _network_family(header, UNET)
-    if found and all(map(header.has, found.text_encoders)):
-        return found.family
-    if found := found or _network_family(header):
-        raise CheckpointUnavailable(
-            f"{header.name} contains only the network of a {found.family} model: put it into "
-            "diffusion_models/"
-        )
-    return None
+def missing_parts(header: Header, family: Family) -> dict[str, str]:
+    """Return the parts that a checkpoint lacks: what to do, by the type of the loader's output."""
+    found: dict[str, str] = {}
+    if not all(map(header.has, TRAITS[family].text_encoders)):
+        found["CLIP"] = f"{header.name} has no known text encoder: load one with another node"
+    if not any(map(header.has, (VAE, "vae.") if TRAITS[family].is_network else (VAE,))):
+        found["VAE"] = f"{header.name} has no VAE: load one with VAELoader"
+    return found
 
 
 def diffusion_model_family(header: Header) -> Family:
@@ -141,6 +190,233 @@ def lora_family(header: Header) -> Family | None:
             widths = {one.lora_text_width: one.family for one in FAMILIES if one.lora_text_width}
             return widths.get(shape[1]) if len(shape) > 1 else None
     return None
+
+
+_GLIGEN_PARTS = {
+    "position_net.null_positive_feature": 1,
+    "position_net.linears.0.weight": 2,
+    ".fuser.linear.weight": 2,
+}
+"""The number of axes of a GLIGEN's tensors, by the ends of their names."""
+_GLIGEN_OF_PICTURES = "position_net.null_image_feature"
+
+
+def require_gligen(name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointUnavailable unless the file is a GLIGEN for texts in boxes."""
+    if _GLIGEN_OF_PICTURES in shapes:
+        raise CheckpointUnavailable(
+            f"{name} is a GLIGEN for texts and pictures; only a GLIGEN for texts is supported"
+        )
+    for end, axes in _GLIGEN_PARTS.items():
+        found = [len(shape) for key, shape in shapes.items() if key.endswith(end)]
+        if not found or any(each != axes for each in found):
+            raise CheckpointUnavailable(f"{name} is not a GLIGEN for texts in boxes")
+
+
+def require_style_model(header: Header) -> None:
+    """Raise CheckpointUnavailable unless the file is a Redux of Flux.1."""
+    if header.shapes.keys() >= {"redux_down.weight", "redux_up.weight"}:
+        return
+    kind = "a style adapter of T2I-Adapter" if header.has("style_embedding") else "no style model"
+    raise CheckpointUnavailable(f"{header.name} is {kind}; only Flux.1 Redux is supported")
+
+
+_ENCODER_SIGNS = {
+    "layers.0.self_attn.q_norm.weight": EncoderKind.QWEN3,
+    T5_SIGN: EncoderKind.T5,
+    "encoder.layers.30.layer_norm1.weight": EncoderKind.CLIP_G,
+    "encoder.layers.22.layer_norm1.weight": EncoderKind.CLIP_H,
+    "encoder.layers.0.layer_norm1.weight": EncoderKind.CLIP_L,
+    "transformer.resblocks.30.ln_1.weight": EncoderKind.CLIP_G,
+    "transformer.resblocks.22.ln_1.weight": EncoderKind.CLIP_H,
+    "transformer.resblocks.0.ln_1.weight": EncoderKind.CLIP_L,
+}
+"""The kind of a text encoder by a name of its tensors. The first name that a file has decides."""
+_ENCODER_PREFIXES = ("", "model.", "text_model.")
+_GEMMA_SIGN = "model.layers.0.post_feedforward_layernorm.weight"
+
+
+def encoder_kind(name: str, shapes: Mapping[str, tuple[int, ...]]) -> EncoderKind:
+    """Return the kind of a text encoder. Raises CheckpointUnavailable if it is not known."""
+    for sign, kind in _ENCODER_SIGNS.items():
+        if any(f"{prefix}{sign}" in shapes for prefix in _ENCODER_PREFIXES):
+            if _GEMMA_SIGN not in shapes:
+                return kind
+            break
+    known = ", ".join(EncoderKind)
+    raise CheckpointUnavailable(f"{name} is not a known text encoder; known are {known}")
+
+
+def family_of_encoders(kinds: Sequence[EncoderKind]) -> Family:
+    """Return the family with text encoders of exactly these kinds.
+
+    Raises CheckpointUnavailable if there is no such family.
+    """
+    for each in FAMILIES:
+        if each.encoders == set(kinds) and len(each.encoders) == len(kinds):
+            return each.family
+    known = ", ".join(f"{' and '.join(sorted(each.encoders))} ({each.title})" for each in FAMILIES)
+    raise CheckpointUnavailable(
+        f"no supported model has the text encoders {' and '.join(kinds)}; known are {known}"
+    )
+
+
+def _encoder_family(header: Header) -> Family:
+    """Return the family whose cost is used for a text encoder alone: the one with the fewest
+    encoders.
+    """
+    kind = encoder_kind(header.name, header.shapes)
+    having = (each for each in FAMILIES if kind in each.encoders)
+    return min(having, key=lambda each: len(each.encoders)).family
+
+
+_FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
+_SCALES = (".scale_weight", ".weight_scale")
+
+
+def require_precision(header: Header, prefix: str = "") -> None:
+    """Raise CheckpointUnavailable unless all weights whose names begin with `prefix` are floats,
+    with at most one scale each.
+    """
+    for key, shape in header.shapes.items():
+        if not key.startswith(prefix):
+            continue
+        if key.endswith(".weight") and header.types.get(key, "F32") not in _FLOATS:
+            raise CheckpointUnavailable(
+                f"{header.name}: {key} is stored as {header.types[key]}, but only floating-point "
+                "numbers of 8 to 64 bits are supported"
+            )
+        if key.endswith(_SCALES) and math.prod(shape) != 1:
+            raise CheckpointUnavailable(
+                f"{header.name}: {key} has {math.prod(shape)} scales, but only fp8 with one scale "
+                "is supported"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Problems:
+    """Why a model file cannot be used, as far as its header shows this."""
+
+    whole: str | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Why a part of a checkpoint cannot be used, by the type of the loader's output."""
+    needs_tokenizer: bool = False
+    """Whether the file has a T5 without its tokenizer, which must be in another file."""
+
+    def of(self, outputs: Collection[str]) -> str | None:
+        """Return the problem of a loader whose outputs of these types are used, or None."""
+        return self.whole or next(
+            (self.parts[each] for each in outputs if each in self.parts), None
+        )
+
+
+_NONE = Problems()
+
+
+def problems_of(models: ModelsFolder, kind: str, name: str) -> Problems:
+    """Return the problems of a listed model. Of an empty file or an unreadable models folder, no
+    problems are known, and of a folder only a missing tokenizer.
+    """
+    try:
+        path = models.path(kind, name)
+        return models.reads.read(
+            ("problems", kind, path), partial(_problems_at, models, kind, path)
+        )
+    except (CheckpointUnavailable, ModelsUnavailable):
+        return _NONE
+
+
+def encoders_problem(models: ModelsFolder, inputs: Mapping[str, str]) -> dict[str, str]:
+    """Return why a node cannot use its text encoders together, by its first input, or nothing.
+
+    `inputs` are the names of the files by input. If a kind is not known, no problem is known.
+    """
+    kinds: list[EncoderKind] = []
+    for name in inputs.values():
+        try:
+            path = models.path(TEXT_ENCODERS, name)
+            found = models.reads.read(("kind", path), partial(_kind_at, path))
+        except (CheckpointUnavailable, ModelsUnavailable):
+            return {}
+        if found is None:
+            return {}
+        kinds.append(found)
+    try:
+        if kinds:
+            family_of_encoders(kinds)
+    except CheckpointUnavailable as error:
+        return {next(iter(inputs)): str(error)}
+    return {}
+
+
+def _kind_at(path: Path) -> EncoderKind | None:
+    try:
+        state = path.stat()
+        if path.is_dir() or not state.st_size:
+            return None
+        return _kind_in(path, state.st_size, state.st_mtime_ns)
+    except (OSError, CheckpointUnavailable):
+        return None
+
+
+@lru_cache(maxsize=_CACHED_FAMILIES)
+def _kind_in(path: Path, _size_bytes: int, _changed_ns: int) -> EncoderKind:
+    return encoder_kind(path.name, read_header(path).shapes)
+
+
+def _problems_at(models: ModelsFolder, kind: str, path: Path) -> Problems:
+    try:
+        if path.is_dir():
+            file = path / "text_encoder_2"
+            has_t5 = family_at(kind, path) is Family.FLUX and file.is_dir()
+            found = Problems(needs_tokenizer=has_t5)
+        else:
+            state = path.stat()
+            if path.suffix != MODEL_SUFFIX or not state.st_size:
+                return _NONE
+            found, file = _problems_in(kind, path, state.st_size, state.st_mtime_ns), path
+    except (OSError, CheckpointUnavailable):
+        return _NONE  # The file cannot be read now.
+    if found.needs_tokenizer:
+        try:
+            tokenizer_file(models, file, EncoderKind.T5, ())
+        except CheckpointUnavailable as error:
+            return replace(found, parts={"CLIP": str(error), **found.parts})
+    return found
+
+
+@lru_cache(maxsize=_CACHED_FAMILIES)
+def _problems_in(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Problems:
+    try:
+        header = read_header(path)
+        if kind == CHECKPOINTS:
+            family = checkpoint_family(header)
+            require_precision(header, UNET if header.has(UNET) else "")
+            needs_tokenizer = has_t5_without_tokenizer(header.shapes)
+            return Problems(None, missing_parts(header, family), needs_tokenizer)
+        if kind == DIFFUSION_MODELS:
+            diffusion_model_family(header)
+            require_precision(header)
+        elif kind == TEXT_ENCODERS:
+            encoder_kind(header.name, header.shapes)
+            require_precision(header)
+            return Problems(needs_tokenizer=has_t5_without_tokenizer(header.shapes))
+        elif kind == STYLE_MODELS:
+            require_style_model(header)
+        elif kind == GLIGENS:
+            require_gligen(header.name, header.shapes)
+            require_precision(header)
+        elif kind == CONTROL_NETS:
+            control_traits(header.name, header.shapes)
+            require_precision(header)
+        elif kind == MODEL_PATCHES:
+            require_model_patch(header.name, header.shapes)
+            require_precision(header)
+    except CheckpointUnavailable as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        return Problems(str(error))
+    return _NONE
 
 
 def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
@@ -200,4 +476,5 @@ _FAMILY_BY_KIND: dict[str, Callable[[Header], Family | None]] = {
     CHECKPOINTS: checkpoint_family,
     LORAS: lora_family,
     DIFFUSION_MODELS: diffusion_model_family,
+    TEXT_ENCODERS: _encoder_family,
 }

@@ -10,7 +10,7 @@ those of Z-Image-Turbo and Flux.1 dev.
 from __future__ import annotations
 
 from engine.errors import CheckpointUnavailable
-from engine.families.family import Defaults, Family, Preview, Traits, Work
+from engine.families.family import Defaults, EncoderKind, Family, Preview, Traits, Work
 from engine.graph.safetensors_header import Header
 
 _SD_PREVIEW = Preview(
@@ -26,6 +26,7 @@ SD1 = Traits(
     family=Family.SD1,
     title="Stable Diffusion 1",
     implementation="stable_diffusion:SD1",
+    encoders=frozenset({EncoderKind.CLIP_L}),
     text_encoders=("cond_stage_model.transformer.",),
     lora_text_width=768,
     side=512,
@@ -35,6 +36,7 @@ SD2 = Traits(
     family=Family.SD2,
     title="Stable Diffusion 2",
     implementation="stable_diffusion:SD2",
+    encoders=frozenset({EncoderKind.CLIP_H}),
     text_encoders=("cond_stage_model.model.",),
     lora_text_width=1024,
     side=512,
@@ -55,6 +57,7 @@ SDXL = Traits(
     family=Family.SDXL,
     title="Stable Diffusion XL",
     implementation="stable_diffusion:SDXL",
+    encoders=frozenset({EncoderKind.CLIP_L, EncoderKind.CLIP_G}),
     text_encoders=("conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."),
     pipeline="XL",
     lora_text_width=2048,
@@ -66,6 +69,7 @@ SDXL_REFINER = Traits(
     family=Family.SDXL_REFINER,
     title="the refiner of Stable Diffusion XL",
     implementation="stable_diffusion:Refiner",
+    encoders=frozenset({EncoderKind.CLIP_G}),
     text_encoders=("conditioner.embedders.0.model.",),
     lora_text_width=1280,
     side=1024,
@@ -85,11 +89,10 @@ Z_IMAGE = Traits(
     family=Family.Z_IMAGE,
     title="Z-Image",
     implementation="z_image:ZImage",
+    encoders=frozenset({EncoderKind.QWEN3}),
     text_encoders=("text_encoders.",),
     is_network=_is_z_image,
     pipeline="ZImage",
-    clip_type="lumina2",
-    clip_files=1,
     latent_channels=16,
     text_width=2560,
     work=Work(call=8.0, text=6.0, load=2.0, text_load=1.5),
@@ -102,8 +105,10 @@ _FLUX_SIGNS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks
 _OTHER_FLUX_SIGNS = ("double_stream_modulation_img.", "distilled_guidance_layer.")
 """Prefixes of names that only the networks of Flux.2 and Chroma have."""
 _FLUX_INPUTS = ("img_in.weight", "x_embedder.weight")
-_FLUX_INPUT_WIDTH = 64
-"""The number of values in a patch: 2 x 2 cells of a latent with 16 channels."""
+_FLUX_INPUT_WIDTHS = {64, 128, 384}
+"""The number of values in a patch: 2 x 2 cells of a latent with 16 channels. The models for edges
+and depth also have the latent of a picture, and Fill has this latent and a mask.
+"""
 
 
 def _is_flux(header: Header, prefix: str) -> bool:
@@ -113,9 +118,9 @@ def _is_flux(header: Header, prefix: str) -> bool:
         return False
     shapes = (header.shapes.get(f"{prefix}{name}", ()) for name in _FLUX_INPUTS)
     shape = next(filter(None, shapes), ())
-    if len(shape) == 2 and shape[1] != _FLUX_INPUT_WIDTH:
+    if len(shape) == 2 and shape[1] not in _FLUX_INPUT_WIDTHS:
         raise CheckpointUnavailable(
-            f"{header.name} is a Flux for filling, edges or depth, which is not supported yet"
+            f"{header.name} is a Flux with patches of {shape[1]} values, which is not supported yet"
         )
     return True
 
@@ -124,11 +129,10 @@ FLUX = Traits(
     family=Family.FLUX,
     title="Flux.1",
     implementation="flux:Flux",
+    encoders=frozenset({EncoderKind.CLIP_L, EncoderKind.T5}),
     text_encoders=("text_encoders.",),
     is_network=_is_flux,
     pipeline="Flux",
-    clip_type="flux",
-    clip_files=2,
     latent_channels=16,
     text_width=4096,
     least_tokens=256,

@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
+from engine.families.control_nets import control_problems
 from engine.families.family import Family
-from engine.families.recognition import family_of, traits_of
+from engine.families.recognition import (
+    encoders_problem,
+    family_of,
+    problems_of,
+    traits_of,
+)
 from engine.graph.declarations import (
     Boolean,
     Choice,
+    DynamicChoice,
     Float,
     Input,
     InputFile,
@@ -22,6 +29,7 @@ from engine.graph.declarations import (
     String,
     type_name,
 )
+from engine.graph.graph import Graph
 from engine.graph.models_folder import (
     CHECKPOINTS,
     CONTROL_NETS,
@@ -42,7 +50,7 @@ from engine.webui.sampler_names import ALL_SAMPLERS, ALL_SCHEDULERS
 from engine.webui.styles import Style, styles_of
 from engine.webui.upscalers import UPSCALERS, Upscaler, upscaler_named
 
-_OF_FAMILIES = {CHECKPOINTS, DIFFUSION_MODELS}
+_OF_FAMILIES = {CHECKPOINTS, DIFFUSION_MODELS, TEXT_ENCODERS}
 """The folders of models whose cost depends on their family."""
 
 
@@ -109,7 +117,8 @@ class Catalogue:
         return [self._listed(kind, name) for kind in self.MODEL_KINDS for name in names(kind)]
 
     def _listed(self, kind: str, name: str) -> ListedModel:
-        traits = traits_of(self.models, kind, name)
+        # Several families share the kinds of their text encoders.
+        traits = None if kind == TEXT_ENCODERS else traits_of(self.models, kind, name)
         defaults = request_defaults(traits) if traits and kind == CHECKPOINTS else None
         return ListedModel(kind, name, traits.family if traits else None, defaults)
 
@@ -148,6 +157,31 @@ class Catalogue:
         }
         return {name: family for name, family in found.items() if family}
 
+    def model_problems(
+        self, declared: NodeType, literals: Mapping[str, Any], outputs: Collection[str]
+    ) -> dict[str, str]:
+        """Return why a node cannot use a model that it names, by input.
+
+        `outputs` are the types of the node's outputs that are used.
+        """
+        found = {
+            name: problems_of(self.models, folder, literals[name]).of(outputs)
+            for name, folder in declared.model_inputs.items()
+            if name in literals
+        }
+        if not any(found.values()):
+            encoders = {
+                name: literals[name]
+                for name, folder in declared.model_inputs.items()
+                if folder == TEXT_ENCODERS and name in literals
+            }
+            found |= encoders_problem(self.models, encoders)
+        return {name: problem for name, problem in found.items() if problem}
+
+    def control_problems(self, graph: Graph) -> dict[str, tuple[str, str]]:
+        """See `control_nets.control_problems`."""
+        return control_problems(graph, self.models)
+
     def object_info(self, input_files: Collection[str] = ()) -> dict[str, Any]:
         """Return every node type in the shape of ComfyUI's `GET /object_info`.
 
@@ -155,10 +189,24 @@ class Catalogue:
         """
         return {name: self._info(each, input_files) for name, each in self._node_types.items()}
 
+    def declaration(self, class_type: str) -> dict[str, Any] | None:
+        """Return a node type as in `object_info`, but without the names of models and files."""
+        if (declared := self.node(class_type)) is None:
+            return None
+        without_models = copy(self)
+        without_models._names = lambda _: ()
+        return without_models._info(declared, ())
+
     def input_config(self, declared: Input, input_files: Collection[str] = ()) -> list[Any]:
         """Return an input in ComfyUI's shape: its type (or its choices) and its options."""
         options = _options(declared)
         match declared:
+            case DynamicChoice():
+                options["options"] = [
+                    {"key": value, "inputs": {"required": self._configs(parts, input_files)}}
+                    for value, parts in declared.options.items()
+                ]
+                return [type_name(declared), options]
             case Choice():
                 return [list(self.choices(declared)), options]
             case InputFile(is_text=True):
@@ -168,19 +216,25 @@ class Catalogue:
             case _:
                 return [type_name(declared), options]
 
+    def _configs(
+        self, inputs: Mapping[str, Input], input_files: Collection[str]
+    ) -> dict[str, list[Any]]:
+        return {name: self.input_config(each, input_files) for name, each in inputs.items()}
+
     def _info(self, declared: NodeType, input_files: Collection[str]) -> dict[str, Any]:
         inputs = {"required": declared.inputs}
         if declared.optional:
             inputs["optional"] = declared.optional
+        outputs, names = declared.outputs, declared.output_names
+        if declared.passed_input:
+            outputs = (type_name(declared.inputs[declared.passed_input]),)
+            names = (declared.passed_input,)
         return {
-            "input": {
-                kind: {name: self.input_config(each, input_files) for name, each in some.items()}
-                for kind, some in inputs.items()
-            },
+            "input": {kind: self._configs(some, input_files) for kind, some in inputs.items()},
             "input_order": {kind: list(some) for kind, some in inputs.items()},
-            "output": list(declared.outputs),
-            "output_is_list": [False] * len(declared.outputs),
-            "output_name": list(declared.output_names or declared.outputs),
+            "output": list(outputs),
+            "output_is_list": [False] * len(outputs),
+            "output_name": list(names or outputs),
             "name": declared.class_type,
             "display_name": declared.display_name or declared.class_type,
             "description": declared.description,
@@ -205,6 +259,8 @@ def _options(declared: Input) -> dict[str, Any]:
         case InputFile(kind="image"):
             # With this option, ComfyUI's front end offers an upload.
             options = {"image_upload": True}
+        case Choice(default=str() as default):
+            options = {"default": default}
         case Choice() | Link() | InputFile():
             pass
     return {**options, "tooltip": declared.tooltip} if declared.tooltip else options

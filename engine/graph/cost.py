@@ -60,13 +60,15 @@ class BatchShape:
     def megapixels(self) -> float:
         return self._pixels / 1e6
 
-    def attended_megapixels(self, tokens: int = 0) -> float:
+    def attended_megapixels(self, tokens: int = 0, more_pixels: int = 0) -> float:
         """Return the megapixels of the whole batch, increased by the cost of attention.
 
-        Attention has two parts: within each image, and to `tokens` tokens of text.
+        Attention has two parts: within each image, and to `tokens` tokens of text. Each image has
+        `more_pixels` pixels of pictures beside it.
         """
-        compared = self.width * self.height / 1e6 + tokens * TOKEN_MEGAPIXELS
-        return self.megapixels * (1.0 + compared / ATTENTION_MEGAPIXELS)
+        pixels = self.width * self.height + more_pixels
+        compared = pixels / 1e6 + tokens * TOKEN_MEGAPIXELS
+        return saturated(self.count * pixels) / 1e6 * (1.0 + compared / ATTENTION_MEGAPIXELS)
 
     @property
     def size_bytes(self) -> int:
@@ -140,12 +142,16 @@ class ConditioningShape:
     """The number of rows with an area. Each of them adds a row to the other conditioning."""
     controls: int = 0
     """The number of ControlNets that apply to a row."""
+    has_boxes: bool = False
+    """Whether a GLIGEN applies to a row."""
     held_bytes: int = 0
     """The size of the masks and of the images for ControlNets."""
     merged: int = 0
     """The number of ControlNets with merged weights; see `ModelShape.is_merged`."""
     token_bytes: int = _TOKEN_BYTES
     """The size of an encoded token."""
+    reference_pixels: int = 0
+    """The largest number of pixels of the reference latents of a text."""
 
     @property
     def size_bytes(self) -> int:
@@ -161,9 +167,11 @@ class ConditioningShape:
             texts=saturated(self.texts + other.texts),
             areas=saturated(self.areas + other.areas),
             controls=max(self.controls, other.controls),
+            has_boxes=self.has_boxes or other.has_boxes,
             held_bytes=saturated(self.held_bytes + other.held_bytes),
             merged=saturated(self.merged + other.merged),
             token_bytes=max(self.token_bytes, other.token_bytes),
+            reference_pixels=max(self.reference_pixels, other.reference_pixels),
         )
 
 
@@ -192,6 +200,8 @@ class ModelShape:
     """The number of filters on the outputs of layers. Each filter is a copy of all layers."""
     held_bytes: int = 0
     """The size of the data to which the model attends in addition to texts."""
+    controls: int = 0
+    """The number of ControlNets that apply to every row."""
     image_prompts: int = 0
     """The number of image prompts to which each call attends in addition to the texts."""
     image_tokens: int = 0

@@ -69,18 +69,33 @@ class Choice:
     """One of `values`, or the name of a model in `folder`.
 
     `resolve` converts another spelling into one of `values`. It raises ValueError for an unknown
-    spelling.
+    spelling. The default is the first value unless `default` names another one.
     """
 
     values: tuple[str, ...] = ()
     folder: str | None = None
     resolve: Callable[[str], str] | None = None
     tooltip: str = ""
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicChoice(Choice):
+    """A choice whose values bring further inputs, called parts (ComfyUI's dynamic combo).
+
+    The width of the choice `resize_type` is the input `resize_type.width`. A part that is not given
+    has its default. `options` has the parts of each value, by the name after the dot.
+    """
+
+    options: Mapping[str, Mapping[str, Input]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.options))
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An output of another node; `type` is the type of that output."""
+    """An output of another node. `type` is the type of that output, or several with commas."""
 
     type: str
     tooltip: str = ""
@@ -106,6 +121,16 @@ generator function: it yields `Request`s, receives their results and then return
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a `DynamicChoice`."""
+
+    choice: str
+    """The name of the choice."""
+    by_value: dict[str, Input]
+    """The declaration of the part for each value of the choice that has it."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeType:
     class_type: str
     body: Body
@@ -115,6 +140,14 @@ class NodeType:
     outputs: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     """The names of the outputs. By default, the name of an output is its type."""
+    type_follows: str = ""
+    """The input whose linked type is the type of the only output. `outputs` then lists the possible
+    types with commas.
+    """
+    passed_input: str = ""
+    """The input that a link to this output node gets. ComfyUI's nodes that save or preview have it
+    as their output.
+    """
     category: str = ""
     description: str = ""
     display_name: str = ""
@@ -137,17 +170,34 @@ class NodeType:
     package: str = ""
     """The installed package that declares the node; empty for the nodes of Darkroom."""
     all_inputs: Mapping[str, Input] = field(init=False, repr=False, compare=False)
+    """All inputs, with each part of a `DynamicChoice` after it."""
+    parts: Mapping[str, Part] = field(init=False, repr=False, compare=False)
     file_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
     model_inputs: Mapping[str, str] = field(init=False, repr=False, compare=False)
     """The folder of models for each input that takes the name of a model."""
 
     def __post_init__(self) -> None:
-        inputs = {**self.inputs, **self.optional}
+        inputs: dict[str, Input] = {}
+        parts: dict[str, Part] = {}
+        for name, declared in {**self.inputs, **self.optional}.items():
+            inputs[name] = declared
+            for value, own in getattr(declared, "options", {}).items():
+                for end, each in own.items():
+                    part = parts.setdefault(f"{name}.{end}", Part(name, {}))
+                    part.by_value[value] = inputs[f"{name}.{end}"] = each
+        object.__setattr__(self, "parts", parts)
         files = tuple(name for name, each in inputs.items() if isinstance(each, InputFile))
         object.__setattr__(self, "all_inputs", inputs)
         object.__setattr__(self, "file_inputs", files)
         folders = {n: each.folder for n, each in inputs.items() if isinstance(each, Choice)}
         object.__setattr__(self, "model_inputs", {n: f for n, f in folders.items() if f})
+
+    def chosen_input(self, name: str, literals: Mapping[str, Any]) -> Input | None:
+        """Return an input, or None if it is a part of a value that the literals do not choose."""
+        part = self.parts.get(name)
+        if part is None:
+            return self.all_inputs[name]
+        return part.by_value.get(literals.get(part.choice, ""))
 
     def has_values(self, links: Iterable[str]) -> bool:
         """Whether one of the linked inputs takes a number, a text or a truth value."""
@@ -198,6 +248,13 @@ def node(class_type: str, **declaration: Any) -> Callable[[Body], NodeType]:
     return declare
 
 
+def default_of(declared: Input) -> Any:
+    """Return the value of an input that is not given, or None if it has no default."""
+    if isinstance(declared, Choice):
+        return declared.default or next(iter(declared.values), None)
+    return getattr(declared, "default", None)
+
+
 def gather_nodes(*modules: ModuleType) -> tuple[NodeType, ...]:
     """Return every node that the modules declare, in the order of the declarations.
 
@@ -227,6 +284,8 @@ def type_name(declared: Input) -> str:
             return "STRING"
         case Boolean():
             return "BOOLEAN"
+        case DynamicChoice():
+            return "COMFY_DYNAMICCOMBO_V3"
         case Choice() | InputFile():
             return "COMBO"
         case Link():

@@ -25,11 +25,14 @@ from engine.graph.declarations import (
     Link,
     NodeType,
     String,
+    default_of,
     type_name,
 )
 from engine.graph.graph import Source
 from engine.graph.limits import Limits, TextBudget
 
+_INPUT_SUFFIX = " [input]"
+"""ComfyUI's suffix for the name of an upload. ComfyUI's names may also have a folder."""
 _LISTED_CHOICES = 20
 _SHOWN_CHARS = 100
 
@@ -269,6 +272,7 @@ def _input_file(given: GivenInput, input_files: Collection[str] | None) -> str:
     name = given.value
     if not isinstance(name, str) or not is_unicode(name):
         raise given.wrong_type()
+    name = name.removesuffix(_INPUT_SUFFIX).rpartition("/")[2]
     if input_files is not None and name not in input_files:
         raise given.not_in_list(tuple(input_files))
     return name
@@ -344,10 +348,12 @@ def check_inputs(
     `InputFile` may have; None allows any name. Links to values in `constants` become literals.
     """
     checked = CheckedInputs()
-    for name, each in declared.all_inputs.items():
+    for name in declared.all_inputs:
+        each = declared.chosen_input(name, checked.literals)
+        if each is None:
+            continue
         if name not in inputs:
-            if name not in declared.optional:
-                checked.errors.append(missing_input(name))
+            _use_default(name, each, declared, checked)
             continue
         given = GivenInput(name, each, inputs[name], catalogue)
         try:
@@ -366,6 +372,14 @@ def check_inputs(
     if not checked.errors:
         checked.errors += _own_errors(declared, checked)
     return checked
+
+
+def _use_default(name: str, each: Input, declared: NodeType, checked: CheckedInputs) -> None:
+    """Use the default of a part that is not given. Any other required input must be given."""
+    if name in declared.parts and (default := default_of(each)) is not None:
+        checked.literals[name] = default
+    elif name not in declared.optional:
+        checked.errors.append(missing_input(name))
 
 
 def _check_link(given: GivenInput, types: Mapping[str, NodeType], checked: CheckedInputs) -> None:

@@ -35,10 +35,13 @@ HYPERNETWORKS = "hypernetworks"
 DIFFUSION_MODELS = "diffusion_models"
 TEXT_ENCODERS = "text_encoders"
 CLIP_VISIONS = "clip_vision"
+STYLE_MODELS = "style_models"
+MODEL_PATCHES = "model_patches"
+GLIGENS = "gligen"
 _OLD_FOLDERS = {DIFFUSION_MODELS: "unet", TEXT_ENCODERS: "clip"}
 """Earlier names of ComfyUI for the folders of some kinds. These folders are read as well."""
 CONFIG_SUFFIX = ".config"
-_MODEL_SUFFIX = ".safetensors"
+MODEL_SUFFIX = ".safetensors"
 _OTHER_SUFFIXES = {HYPERNETWORKS: ".pt"}
 """The suffixes of kinds that have no safetensors files. The readers of these files run no code."""
 _PICKLED = (".ckpt", ".pt", ".pth", ".bin")
@@ -56,11 +59,14 @@ class ModelsFolder:
         self,
         root: Path,
         *,
+        comfyui_dir: Path | None = None,
         ttl_s: float = 2.0,
         timeout_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.root = Path(root)
+        self.comfyui_dir = comfyui_dir or self.root.parent
+        """The configured ComfyUI install, or the parent of the models folder, which may be one."""
         self.reads = TimedReads(ttl_s=ttl_s, timeout_s=timeout_s, clock=clock)
         """Reads files of the folder in a separate thread, so that its callers cannot hang."""
         self.hashes = TimedReads(
@@ -153,7 +159,7 @@ def _models_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
     if not _is_kind(kind):
         return
     for folder in _folders(root, kind):
-        for path in _models_below(folder, _OTHER_SUFFIXES.get(kind, _MODEL_SUFFIX)):
+        for path in _models_below(folder, _OTHER_SUFFIXES.get(kind, MODEL_SUFFIX)):
             yield path.relative_to(folder).as_posix(), path
 
 
@@ -215,7 +221,7 @@ def _raise_unless_absent(error: OSError) -> None:
         raise error
 
 
-def _is_model_file(name: str, suffix: str = _MODEL_SUFFIX) -> bool:
+def _is_model_file(name: str, suffix: str = MODEL_SUFFIX) -> bool:
     return name.endswith(suffix) and not name.startswith(".")
 
 

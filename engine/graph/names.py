@@ -6,11 +6,14 @@ imports the function.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 AUTOMATIC = "Automatic"
 """The WebUI's name for the scheduler that is the default of a sampler."""
+
+
+_GPU = "_gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Sampler:
     """The number of steps that the sampler may take even if the schedule has fewer steps."""
     noise: Literal["none", "independent", "brownian"] = "none"
     """The noise that the steps add: independent draws, or increments of one Brownian path."""
+    draws_path_on_device: bool = False
+    """Whether ComfyUI draws the Brownian path on the device. Other paths are drawn on the CPU."""
     discards_penultimate_sigma: bool = False
     """Whether the schedules of the sampler omit their last sigma above 0."""
     own_schedule: bool = False
@@ -53,28 +58,37 @@ class Sampler:
     """Whether the part that a mask keeps has other noise than the rest of the latent."""
     eta: float | None = None
     """The default of eta, the amount of noise of an ancestral step. None: eta has no effect."""
+    noise_interval: tuple[float, float] | None = None
+    """The fractions of the timesteps between which noise is added. None: in every step."""
     churns: bool = False
     """Whether noise may be added before each step, as no step uses the x0 of an earlier step."""
     needs_uncond: bool = False
     """Whether the sampler needs the unconditional x0 in addition to the guided x0. CFG++ samplers
     need both."""
 
+    @property
+    def cpu_name(self) -> str:
+        """The name of the sampler with the same steps whose path is drawn on the CPU."""
+        return self.name.removesuffix(_GPU)
 
+
+# In ComfyUI's order, because the first choice is the default of a new node.
 SCHEDULERS = (
-    Scheduler("normal", "Normal", "schedules:normal", aliases=("Uniform",)),
+    Scheduler("simple", "Simple", "schedules:simple"),
+    Scheduler("sgm_uniform", "SGM Uniform", "schedules:sgm_uniform", aliases=("SGMUniform",)),
     Scheduler("karras", "Karras", "schedules:karras"),
     Scheduler("exponential", "Exponential", "schedules:exponential"),
-    Scheduler("sgm_uniform", "SGM Uniform", "schedules:sgm_uniform", aliases=("SGMUniform",)),
-    Scheduler("simple", "Simple", "schedules:simple"),
     Scheduler("ddim_uniform", "DDIM", "schedules:ddim_uniform", aliases=("DDIM Uniform",)),
     Scheduler("beta", "Beta", "schedules:beta"),
+    Scheduler("normal", "Normal", "schedules:normal", aliases=("Uniform",)),
     Scheduler("linear_quadratic", "Linear Quadratic", "schedules:linear_quadratic"),
     Scheduler("kl_optimal", "KL Optimal", "schedules:kl_optimal"),
 )
 ADAPTIVE_STEPS = 64
 """The number of steps that an adaptive sampler may take if its schedule has fewer steps."""
-SAMPLERS = (
+_SAMPLERS = (
     Sampler("euler", "Euler", "runge_kutta:euler", aliases=("k_euler",)),
+    Sampler("euler_cfg_pp", "Euler CFG++", "runge_kutta:euler_cfg_pp", needs_uncond=True),
     Sampler(
         "euler_ancestral",
         "Euler a",
@@ -82,7 +96,6 @@ SAMPLERS = (
         aliases=("k_euler_a", "k_euler_ancestral"),
         noise="independent",
     ),
-    Sampler("euler_cfg_pp", "Euler CFG++", "runge_kutta:euler_cfg_pp", needs_uncond=True),
     Sampler(
         "euler_ancestral_cfg_pp",
         "Euler a CFG++",
@@ -92,6 +105,14 @@ SAMPLERS = (
     ),
     Sampler("heun", "Heun", "runge_kutta:heun", aliases=("k_heun",), calls=2),
     Sampler("heunpp2", "Heun++ 2", "runge_kutta:heunpp2", calls=3),
+    Sampler("exp_heun_2_x0", "Exp Heun 2 x0", "sde:exp_heun_2_x0", calls=2),
+    Sampler(
+        "exp_heun_2_x0_sde",
+        "Exp Heun 2 x0 SDE",
+        "sde:exp_heun_2_x0_sde",
+        calls=2,
+        noise="independent",
+    ),
     Sampler(
         "dpm_2",
         "DPM2",
@@ -148,7 +169,7 @@ SAMPLERS = (
         "sde:dpmpp_sde",
         calls=2,
         automatic="karras",
-        aliases=("k_dpmpp_sde", "dpmpp_sde_gpu"),
+        aliases=("k_dpmpp_sde",),
         noise="brownian",
     ),
     Sampler(
@@ -166,7 +187,7 @@ SAMPLERS = (
         "DPM++ 2M SDE",
         "sde:dpmpp_2m_sde",
         automatic="exponential",
-        aliases=("k_dpmpp_2m_sde", "dpmpp_2m_sde_gpu"),
+        aliases=("k_dpmpp_2m_sde",),
         noise="brownian",
     ),
     Sampler(
@@ -174,7 +195,7 @@ SAMPLERS = (
         "DPM++ 2M SDE Heun",
         "sde:dpmpp_2m_sde_heun",
         automatic="exponential",
-        aliases=("k_dpmpp_2m_sde_heun", "dpmpp_2m_sde_heun_gpu"),
+        aliases=("k_dpmpp_2m_sde_heun",),
         noise="brownian",
     ),
     Sampler(
@@ -182,7 +203,7 @@ SAMPLERS = (
         "DPM++ 3M SDE",
         "sde:dpmpp_3m_sde",
         automatic="exponential",
-        aliases=("k_dpmpp_3m_sde", "dpmpp_3m_sde_gpu"),
+        aliases=("k_dpmpp_3m_sde",),
         noise="brownian",
     ),
     Sampler("ddpm", "DDPM", "ancestral:ddpm", noise="independent"),
@@ -190,9 +211,6 @@ SAMPLERS = (
     Sampler("ipndm", "iPNDM", "multistep:ipndm"),
     Sampler("ipndm_v", "iPNDM V", "multistep:ipndm_v"),
     Sampler("deis", "DEIS", "multistep:deis"),
-    Sampler("ddim", "DDIM", "runge_kutta:ddim", own_mask_noise=True),
-    Sampler("uni_pc", "UniPC", "uni_pc:uni_pc", discards_penultimate_sigma=True),
-    Sampler("uni_pc_bh2", "UniPC BH2", "uni_pc:uni_pc_bh2", discards_penultimate_sigma=True),
     Sampler("res_multistep", "RES Multistep", "multistep:res_multistep"),
     Sampler(
         "res_multistep_cfg_pp",
@@ -223,11 +241,36 @@ SAMPLERS = (
     Sampler("er_sde", "ER SDE", "sde:er_sde", noise="independent"),
     Sampler("seeds_2", "SEEDS 2", "sde:seeds_2", calls=2, noise="independent"),
     Sampler("seeds_3", "SEEDS 3", "sde:seeds_3", calls=3, noise="independent"),
-    Sampler("sa_solver", "SA Solver", "multistep:sa_solver", noise="independent"),
     Sampler(
-        "sa_solver_pece", "SA Solver PECE", "multistep:sa_solver_pece", calls=2, noise="independent"
+        "sa_solver",
+        "SA Solver",
+        "multistep:sa_solver",
+        noise="independent",
+        noise_interval=(0.2, 0.8),
     ),
+    Sampler(
+        "sa_solver_pece",
+        "SA Solver PECE",
+        "multistep:sa_solver_pece",
+        calls=2,
+        noise="independent",
+        noise_interval=(0.2, 0.8),
+    ),
+    Sampler("ddim", "DDIM", "runge_kutta:ddim", own_mask_noise=True),
+    Sampler("uni_pc", "UniPC", "uni_pc:uni_pc", discards_penultimate_sigma=True),
+    Sampler("uni_pc_bh2", "UniPC BH2", "uni_pc:uni_pc_bh2", discards_penultimate_sigma=True),
 )
+
+
+def _with_gpu_variant(row: Sampler) -> tuple[Sampler, ...]:
+    """Return the sampler and, if it has a Brownian path, its `_gpu` variant."""
+    if row.noise != "brownian":
+        return (row,)
+    name, label = f"{row.name}{_GPU}", f"{row.label} GPU"
+    return row, replace(row, name=name, label=label, aliases=(), draws_path_on_device=True)
+
+
+SAMPLERS = tuple(each for row in _SAMPLERS for each in _with_gpu_variant(row))
 SCHEDULER_OF = {each.name: each for each in SCHEDULERS}
 SAMPLER_OF = {each.name: each for each in SAMPLERS}
 

@@ -1,4 +1,4 @@
-"""Reads the header of a safetensors file: the names and shapes of its tensors.
+"""Reads the header of a safetensors file: the names, shapes and types of its tensors.
 
 The header is read without torch, so that any process can read it.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
+from sys import intern
 
 from safetensors import SafetensorError, safe_open
 
@@ -25,6 +26,8 @@ class Header:
     name: str
     shapes: Mapping[str, tuple[int, ...]]
     metadata: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+    """The data type of each tensor by its name, such as `F16`."""
 
     def has(self, prefix: str) -> bool:
         return any(key.startswith(prefix) for key in self.shapes)
@@ -55,6 +58,8 @@ def read_header(path: Path) -> Header:
 @lru_cache(maxsize=_CACHED_HEADERS)
 def _read(path: Path, _size_bytes: int, _changed_ns: int) -> Header:
     with safe_open(path, framework="np") as file:
-        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+        shapes = {key: tuple(each.get_shape()) for key, each in slices.items()}
+        types = {key: intern(each.get_dtype()) for key, each in slices.items()}
         metadata = file.metadata() or {}
-    return Header(path.name, shapes, metadata)
+    return Header(path.name, shapes, metadata, types)

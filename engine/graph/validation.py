@@ -13,12 +13,12 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from engine.errors import COST_TOO_HIGH, EngineError, GraphInvalid
+from engine.errors import COST_TOO_HIGH, MODEL_NOT_SUPPORTED, EngineError, GraphInvalid
 from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
 from engine.graph.cost import Cost
 from engine.graph.declarations import NodeType
-from engine.graph.graph import SEED_INPUTS, Graph, Node, Source
+from engine.graph.graph import SEED_INPUTS, Graph, Node, Source, run_order
 from engine.graph.inputs import (
     CheckedInputs,
     Constants,
@@ -33,7 +33,9 @@ from engine.graph.ledger import Excess, FileSizes, Ledger, ledger_of
 from engine.graph.limits import Limits
 
 _SHOWN_CHARS = 100
+_SHOWN_TYPES = 20
 _MAX_TITLE_CHARS = 128
+_LORA_LOADER = "LoraLoader"
 _MAX_DEPTH = 400
 """The largest number of nodes on a path of a graph for another engine, which may use recursion."""
 _ASSUMED_RESULT_BYTES = 64 * 2**20
@@ -59,7 +61,9 @@ def validate(
         prompt = resolve_seeds(prompt, draw_seed)
     require_text_budget(prompt, limits.max_request_chars)
     nodes = without_switches(_require_nodes(prompt, limits))
-    types = {node_id: _require_type(node_id, node, catalogue) for node_id, node in nodes.items()}
+    declared_types = _require_types(nodes, catalogue)
+    nodes = _without_links_to_savers(nodes, declared_types)
+    types = _with_output_types(nodes, declared_types)
     outputs = [node_id for node_id, declared in types.items() if declared.is_output]
     if not outputs:
         raise GraphInvalid("prompt_no_outputs", "The prompt has no output node", "add a SaveImage")
@@ -73,7 +77,10 @@ def validate(
         errors.setdefault(cycle[0], []).append(_cycle_error(cycle))
     if errors:
         raise graph_invalid(errors, sources, types)
-    graph = with_cost(_graph(nodes, types, checked, listed), catalogue, limits, sizes=sizes)
+    graph = _graph(nodes, types, checked, listed)
+    if problems := _model_errors(graph, types, listed):
+        raise graph_invalid(problems, sources, types)
+    graph = with_cost(graph, catalogue, limits, sizes=sizes)
     # A text that was linked to several nodes is now a literal of each node and counts each time.
     _require_chars((each.literals for each in graph.nodes), limits.max_request_chars)
     return graph
@@ -237,18 +244,33 @@ def _require_nodes(prompt: object, limits: Limits) -> Mapping[str, Any]:
     return prompt
 
 
-def _require_type(node_id: str, node: Any, catalogue: Catalogue) -> NodeType:
-    class_type = node.get("class_type") if isinstance(node, dict) else None
-    if not isinstance(class_type, str):
-        raise GraphInvalid("missing_node_type", "A node has no class_type", f"node {node_id}")
-    declared = catalogue.node(class_type)
-    if declared is None:
-        details = f"node {node_id}: {class_type}"
-        extra = {"node_id": node_id, "class_type": class_type}
-        raise GraphInvalid(
-            "missing_node_type", "There is no such node type", details, extra_info=extra
-        )
-    return declared
+def _require_types(nodes: Mapping[str, Any], catalogue: Catalogue) -> dict[str, NodeType]:
+    """Return the type of each node. Raises GraphInvalid with the names of all unknown types."""
+    types: dict[str, NodeType] = {}
+    unknown: dict[str, str] = {}
+    for node_id, node in nodes.items():
+        class_type = node.get("class_type") if isinstance(node, dict) else None
+        if not isinstance(class_type, str):
+            raise GraphInvalid("missing_node_type", "A node has no class_type", f"node {node_id}")
+        if (declared := catalogue.node(class_type)) is None:
+            unknown.setdefault(class_type, node_id)
+        else:
+            types[node_id] = declared
+    if unknown:
+        raise missing_node_types(unknown)
+    return types
+
+
+def missing_node_types(unknown: Mapping[str, str]) -> GraphInvalid:
+    """Return the error for unknown node types, each with the id of a node."""
+    class_type, node_id = next(iter(unknown.items()))
+    shown = ", ".join(name[:_SHOWN_CHARS] for name in [*unknown][:_SHOWN_TYPES])
+    return GraphInvalid(
+        "missing_node_type",
+        "There is no such node type",
+        f"node {node_id[:_SHOWN_CHARS]}: {shown}",
+        extra_info={"node_id": node_id, "class_type": class_type},
+    )
 
 
 def _check_reachable(
@@ -400,6 +422,40 @@ def _node(
         families=families,
         title=title,
     )
+
+
+def _model_errors(
+    graph: Graph, types: Mapping[str, NodeType], catalogue: Catalogue
+) -> dict[str, list[InputError]]:
+    """Return the errors of nodes that cannot use a model file which they name or that is linked."""
+    uses = _uses_of(graph, types)
+    errors: dict[str, list[InputError]] = {}
+    for node in graph.nodes:
+        problems = catalogue.model_problems(types[node.id], node.literals, uses[node.id])
+        for name, problem in problems.items():
+            extra_info = {"input_name": name, "received_value": node.literals[name]}
+            message = "A model file is not supported"
+            error = InputError(MODEL_NOT_SUPPORTED, message, f"{name}: {problem}", extra_info)
+            errors.setdefault(node.id, []).append(error)
+    for node_id, (name, problem) in catalogue.control_problems(graph).items():
+        message, details = "The ControlNet cannot be used in this way", f"{name}: {problem}"
+        error = InputError("custom_validation_failed", message, details, {"input_name": name})
+        errors.setdefault(node_id, []).append(error)
+    return errors
+
+
+def _uses_of(graph: Graph, types: Mapping[str, NodeType]) -> dict[str, set[str]]:
+    """Return the types of the outputs of each node that are used.
+
+    A LoRA changes a text encoder, but does not use it.
+    """
+    uses: dict[str, set[str]] = {node.id: set() for node in graph.nodes}
+    for node in reversed(run_order(graph)):
+        for source in node.links.values():
+            kind = types[source.node_id].outputs[source.output]
+            if node.class_type != _LORA_LOADER or kind != "CLIP" or kind in uses[node.id]:
+                uses[source.node_id].add(kind)
+    return uses
 
 
 def _title(node: Mapping[str, Any]) -> str | None:
@@ -618,6 +674,81 @@ def _value(given: Any, nodes: Mapping[str, Any], chosen: dict[str, Any]) -> Any:
     return value
 
 
+def _without_links_to_savers(
+    nodes: Mapping[str, Any], types: Mapping[str, NodeType]
+) -> Mapping[str, Any]:
+    """Return the nodes with each link to an output node that passes on an input replaced by that
+    input's own link.
+    """
+    names = {node_id: each.passed_input for node_id, each in types.items() if each.passed_input}
+    sources = _followed(_possible_links(nodes, names))
+    if not sources:
+        return nodes
+    return {node_id: _with_links(node, sources) for node_id, node in nodes.items()}
+
+
+def _possible_links(nodes: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Return the input of that name of each node, if it is a list and so may be a link."""
+    given = {node_id: _inputs(nodes[node_id]).get(name) for node_id, name in names.items()}
+    return {node_id: value for node_id, value in given.items() if isinstance(value, list)}
+
+
+def _followed(links: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Follow each link to the first output of another key through that key to its source.
+
+    Links that lead into a cycle are left out.
+    """
+    sources: dict[str, list[Any] | None] = {}
+    for start in links:
+        passed: list[str] = []
+        at: str | None = start
+        link: list[Any] | None = None
+        while at is not None and at in links and at not in sources:
+            sources[at] = None  # It stays None in a cycle.
+            passed.append(at)
+            link = links[at]
+            at = _first_output_of(link)
+        source = sources[at] if at is not None and at in sources else link
+        sources |= dict.fromkeys(passed, source)
+    return {key: link for key, link in sources.items() if link is not None}
+
+
+def _first_output_of(value: Any) -> str | None:
+    """Return the node whose first output a value links to, or None."""
+    match value:
+        case [str() as node_id, int() as output] if output == 0 and output is not False:
+            return node_id
+        case _:
+            return None
+
+
+def _with_links(node: Any, sources: Mapping[str, list[Any]]) -> Any:
+    inputs = _inputs(node)
+    linked = {name: _first_output_of(value) for name, value in inputs.items()}
+    changed = {
+        name: sources[each] for name, each in linked.items() if each is not None and each in sources
+    }
+    return {**node, "inputs": {**inputs, **changed}} if changed else node
+
+
+def _with_output_types(
+    nodes: Mapping[str, Any], types: Mapping[str, NodeType]
+) -> dict[str, NodeType]:
+    """Return the node types. An output whose type follows an input gets the linked type."""
+    names = {node_id: each.type_follows for node_id, each in types.items() if each.type_follows}
+    found = dict(types)
+    for node_id, link in _followed(_possible_links(nodes, names)).items():
+        match link:
+            case [str() as source, int() as output] if source in types:
+                outputs = types[source].outputs
+                allowed = types[node_id].outputs[0].split(",")
+                if 0 <= output < len(outputs) and outputs[output] in allowed:
+                    found[node_id] = replace(types[node_id], outputs=(outputs[output],))
+            case _:
+                pass
+    return found
+
+
 def _truth(given: Any, nodes: Mapping[str, Any]) -> bool | None:
     """Return a truth value, also from a primitive node, or None if only the run knows it."""
     if (primitive := _linked(given, nodes, _TRUTH)) is not None:
@@ -629,11 +760,9 @@ def _truth(given: Any, nodes: Mapping[str, Any]) -> bool | None:
 
 
 def _linked(value: Any, nodes: Mapping[str, Any], class_type: str) -> str | None:
-    match value:
-        case [str() as node_id, int() as output] if output == 0 and output is not False:
-            return node_id if _class_type(nodes.get(node_id)) == class_type else None
-        case _:
-            return None
+    node_id = _first_output_of(value)
+    is_linked = node_id is not None and _class_type(nodes.get(node_id)) == class_type
+    return node_id if is_linked else None
 
 
 def _class_type(node: Any) -> Any:

@@ -17,6 +17,8 @@ TOKEN_MEGAPIXELS = 64 / 1e6
 """The work of attention to a token, equal to attention to one cell of a latent (8 x 8 pixels)."""
 CONTROL = 0.5
 """The work of a ControlNet call, as a share of the work of its UNet call."""
+GLIGEN = 0.4
+"""The work of the layers of GLIGEN, as a share of the work of a UNet call."""
 DECODE = 2.0
 """The work to decode a megapixel with a VAE."""
 ENCODE = 1.0

@@ -1,20 +1,24 @@
-"""Nodes that limit and weight conditionings, and nodes that combine them."""
+"""Nodes that limit, weight and combine conditionings, and nodes that add pictures to them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.graph import work
-from engine.graph.cost import ConditioningShape, Estimate, ImageShape, saturated
-from engine.graph.declarations import Choice, Float, Input, Int, Link, node
+from engine.graph.cost import ConditioningShape, Estimate, ImageShape, bytes_of, saturated
+from engine.graph.declarations import Boolean, Choice, Float, Input, Int, Link, node
+from engine.nodes.latents import encode_estimate
 from engine.nodes.sides import CELL, MAX_SIDE
 
 if TYPE_CHECKING:
-    from engine.diffusion.conditioning.condition import Conditioning
+    from engine.batcher import Work
+    from engine.diffusion.conditioning.condition import ConcatImage, Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.images.latents import Mask
+    from engine.diffusion.images.latents import Images, Latent, Mask
+    from engine.diffusion.images.vae import Vae
 
 _CONDITIONING = Link("CONDITIONING")
 _STRENGTH = Float(
@@ -63,6 +67,14 @@ def _mask_estimate(inputs: Mapping[str, Any]) -> Estimate:
     areas = 0 if inputs["set_cond_area"] == "default" else masked.rows
     held = saturated(masked.texts * inputs["mask"].size_bytes)
     return _copied(replace(masked, areas=max(areas, masked.areas)).holding(held), held)
+
+
+def _pictures_estimate(inputs: Mapping[str, Any], *, encodings: int) -> Estimate:
+    encoded = encode_estimate(inputs)
+    (latent,) = encoded.shapes
+    texts: list[ConditioningShape] = [inputs["positive"], inputs["negative"]]
+    positive, negative = (each.holding(bytes_of(latent)) for each in texts)
+    return replace(encoded, shapes=(positive, negative, latent), work=encodings * encoded.work)
 
 
 def _pixels(default: int, least: int) -> Int:
@@ -265,3 +277,73 @@ def conditioning_set_timestep_range(
 ) -> tuple[Conditioning]:
     """Limits a conditioning to a part of the steps."""
     return (tuple(each.with_percent_range(start, end) for each in conditioning),)
+
+
+@node(
+    "InpaintModelConditioning",
+    inputs={
+        "positive": _CONDITIONING,
+        "negative": _CONDITIONING,
+        "vae": Link("VAE"),
+        "pixels": Link("IMAGE"),
+        "mask": Link("MASK"),
+        "noise_mask": Boolean(
+            True, tooltip="Whether the latent also gets the mask, so that only this part changes."
+        ),
+    },
+    outputs=("CONDITIONING", "CONDITIONING", "LATENT"),
+    output_names=("positive", "negative", "latent"),
+    category="conditioning/inpaint",
+    estimate=partial(_pictures_estimate, encodings=2),
+)
+def inpaint_model_conditioning(
+    context: Context,
+    *,
+    positive: Conditioning,
+    negative: Conditioning,
+    vae: Vae,
+    pixels: Images,
+    mask: Mask,
+    noise_mask: bool,
+) -> Work[tuple[Conditioning, Conditioning, Latent]]:
+    """Adds a picture and a mask to both conditionings, for models that were made for inpainting."""
+    latent, image = yield from context.encode_for_inpainting_model(vae, pixels, mask)
+    if not noise_mask:
+        latent = replace(latent, noise_mask=None)
+    return _with_image(positive, image), _with_image(negative, image), latent
+
+
+@node(
+    "InstructPixToPixConditioning",
+    inputs={
+        "positive": _CONDITIONING,
+        "negative": _CONDITIONING,
+        "vae": Link("VAE"),
+        "pixels": Link("IMAGE"),
+    },
+    outputs=("CONDITIONING", "CONDITIONING", "LATENT"),
+    output_names=("positive", "negative", "latent"),
+    category="conditioning/instructpix2pix",
+    estimate=partial(_pictures_estimate, encodings=1),
+)
+def instruct_pix_to_pix_conditioning(
+    context: Context,
+    *,
+    positive: Conditioning,
+    negative: Conditioning,
+    vae: Vae,
+    pixels: Images,
+) -> Work[tuple[Conditioning, Conditioning, Latent]]:
+    """Adds a picture to both conditionings, for models that change a picture by an instruction.
+    The latent is empty and has the size of the picture.
+    """
+    from engine.diffusion.conditioning.condition import ConcatImage
+
+    latent = yield from context.encode_images(vae, pixels)
+    image = ConcatImage(latent.samples)
+    empty = replace(latent, samples=latent.samples.new_zeros(latent.samples.shape))
+    return _with_image(positive, image), _with_image(negative, image), empty
+
+
+def _with_image(conditioning: Conditioning, image: ConcatImage) -> Conditioning:
+    return tuple(replace(each, concat_image=image) for each in conditioning)

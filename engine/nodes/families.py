@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 from engine.batcher import Work
 from engine.errors import EngineError
 from engine.families.family import ModelName
-from engine.families.table import FAMILIES
+from engine.families.table import FAMILIES, TRAITS
 from engine.graph import work
-from engine.graph.cost import DeepLatentShape, Estimate, ModelShape
+from engine.graph.cost import (
+    ConditioningShape,
+    DeepLatentShape,
+    Estimate,
+    ImageShape,
+    LatentShape,
+    ModelShape,
+    saturated,
+)
 from engine.graph.declarations import Choice, Float, Int, Link, String, node
 from engine.graph.models_folder import DIFFUSION_MODELS, TEXT_ENCODERS
 from engine.nodes.sides import MAX_SIDE
@@ -22,9 +30,9 @@ from engine.nodes.text import texts_estimate
 if TYPE_CHECKING:
     from engine.diffusion.conditioning.condition import Conditioning
     from engine.diffusion.context import Context
-    from engine.diffusion.images.latents import Latent
+    from engine.diffusion.images.latents import Images, Latent
     from engine.diffusion.model import Model
-    from engine.diffusion.text.encoding import FamilyTexts
+    from engine.diffusion.text.encoding import Clip, FamilyTexts
 
 _DEVICE = Choice(
     ("default", "cpu"), tooltip="Accepted and not used: the device of the engine is used."
@@ -33,7 +41,6 @@ _PATCH_PIXELS = 16 * 16
 _LEAST_PATCHES, _MOST_PATCHES = 256, 4096
 _MOST_MU = 20
 """The largest logarithm of a shift. With a larger value, all noise levels would be the same."""
-_BY_TYPE = {each.clip_type: each for each in FAMILIES if each.clip_type}
 _COSTLIEST = max(FAMILIES, key=lambda each: each.work.call)
 """The family that is assumed for a network of unknown family."""
 _SHIFT = {"min": 0.0, "max": 100.0}
@@ -48,17 +55,41 @@ def _side(default: int) -> Int:
     return Int(default, min=16, max=MAX_SIDE, step=16, multiple=8, limit="side")
 
 
-def _type(files: int, tooltip: str) -> Choice:
-    """Return the input `type` of a loader that takes `files` files of text encoders."""
-    taken = (each.clip_type for each in FAMILIES if each.clip_files == files)
-    return Choice(tuple(filter(None, taken)), tooltip=tooltip)
+_SINGLE_TYPES = (
+    "stable_diffusion",
+    "stable_cascade",
+    "sd3",
+    "stable_audio",
+    "mochi",
+    "ltxv",
+    "pixart",
+    "cosmos",
+    "lumina2",
+    "wan",
+    "hidream",
+    "chroma",
+    "ace",
+    "omnigen2",
+    "qwen_image",
+    "hunyuan_image",
+    "flux2",
+)
+_DUAL_TYPES = (
+    "sdxl",
+    "sd3",
+    "flux",
+    "hunyuan_video",
+    "hidream",
+    "hunyuan_image",
+    "hunyuan_video_15",
+)
+_TYPE = "Accepted and not used: the file shows the kind of its text encoder."
 
 
-def _texts(context: Context, type: str, *names: str) -> Work[FamilyTexts]:
+def _texts(context: Context, *names: str) -> Work[Clip | FamilyTexts]:
     from engine.diffusion.loading.checkpoints import load_texts
 
-    load = partial(load_texts, family=_BY_TYPE[type].family, names=names)
-    return (yield from context.load_once((TEXT_ENCODERS, type, names), load))
+    return (yield from context.load_once((TEXT_ENCODERS, names), partial(load_texts, names=names)))
 
 
 def _network_estimate(inputs: Mapping[str, Any]) -> Estimate:
@@ -68,17 +99,54 @@ def _network_estimate(inputs: Mapping[str, Any]) -> Estimate:
 
 
 def _texts_loader_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    traits = _BY_TYPE[inputs["type"]]
-    shape = ModelShape(family=traits.family)
-    return Estimate((shape,), work=work.LOAD * traits.work.text_load)
+    names: list[ModelName] = [each for each in inputs.values() if isinstance(each, ModelName)]
+    families = [TRAITS[each.family] if each.family else _COSTLIEST for each in names]
+    shape = ModelShape(family=max(families, key=lambda each: each.work.text).family)
+    return Estimate((shape,), work=work.LOAD * shape.traits.work.text_load)
 
 
 def _empty_estimate(inputs: Mapping[str, Any]) -> Estimate:
     return Estimate((DeepLatentShape(inputs["batch_size"], inputs["width"], inputs["height"]),))
 
 
-def _guidance_estimate(inputs: Mapping[str, Any]) -> Estimate:
+def _same_conditioning(inputs: Mapping[str, Any]) -> Estimate:
     return Estimate((inputs["conditioning"],))
+
+
+def _reference_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    conditioning: ConditioningShape = inputs["conditioning"]
+    latent: LatentShape | None = inputs.get("latent")
+    if latent is None:
+        return Estimate((conditioning,))
+    pixels = saturated(conditioning.reference_pixels + latent.width * latent.height)
+    return Estimate((replace(conditioning.holding(latent.size_bytes), reference_pixels=pixels),))
+
+
+_KONTEXT_PORTRAITS = (
+    (672, 1568),
+    (688, 1504),
+    (720, 1456),
+    (752, 1392),
+    (800, 1328),
+    (832, 1248),
+    (880, 1184),
+    (944, 1104),
+    (1024, 1024),
+)
+# Sorted, because the narrower of two equally close sizes is used, as in ComfyUI.
+_KONTEXT_SIZES = sorted({*_KONTEXT_PORTRAITS, *(size[::-1] for size in _KONTEXT_PORTRAITS)})
+"""The widths and heights on which Flux.1 Kontext was trained (arXiv:2506.15742)."""
+
+
+def _kontext_size(width: int, height: int) -> tuple[int, int]:
+    return min(_KONTEXT_SIZES, key=lambda size: abs(width / height - size[0] / size[1]))
+
+
+def _kontext_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    images: ImageShape = inputs["image"]
+    scaled = images.sized(*_kontext_size(images.width, images.height))
+    resized = max(images.megapixels, scaled.megapixels)
+    return Estimate((scaled,), work=resized * work.RESAMPLE, scratch_bytes=scaled.size_bytes)
 
 
 @node(
@@ -107,7 +175,7 @@ def unet_loader(context: Context, unet_name: str, weight_dtype: str) -> Work[tup
     "CLIPLoader",
     inputs={
         "clip_name": Choice(folder=TEXT_ENCODERS, tooltip="The text encoder to load."),
-        "type": _type(1, "The kind of model. Z-Image is lumina2."),
+        "type": Choice(_SINGLE_TYPES, tooltip=_TYPE),
     },
     optional={"device": _DEVICE},
     outputs=("CLIP",),
@@ -117,17 +185,17 @@ def unet_loader(context: Context, unet_name: str, weight_dtype: str) -> Work[tup
 )
 def clip_loader(
     context: Context, *, clip_name: str, type: str, device: str = "default"
-) -> Work[tuple[FamilyTexts]]:
-    """Loads the text encoder of Z-Image."""
-    return ((yield from _texts(context, type, clip_name)),)
+) -> Work[tuple[Clip | FamilyTexts]]:
+    """Loads a text encoder: that of Z-Image, or CLIP of Stable Diffusion 1, 2 or XL's refiner."""
+    return ((yield from _texts(context, clip_name)),)
 
 
 @node(
     "DualCLIPLoader",
     inputs={
-        "clip_name1": Choice(folder=TEXT_ENCODERS, tooltip="The file of CLIP-L or T5."),
+        "clip_name1": Choice(folder=TEXT_ENCODERS, tooltip="The file of one text encoder."),
         "clip_name2": Choice(folder=TEXT_ENCODERS, tooltip="The file of the other text encoder."),
-        "type": _type(2, "The kind of model."),
+        "type": Choice(_DUAL_TYPES, tooltip=_TYPE),
     },
     optional={"device": _DEVICE},
     outputs=("CLIP",),
@@ -136,9 +204,11 @@ def clip_loader(
 )
 def dual_clip_loader(
     context: Context, *, clip_name1: str, clip_name2: str, type: str, device: str = "default"
-) -> Work[tuple[FamilyTexts]]:
-    """Loads both text encoders of Flux."""
-    return ((yield from _texts(context, type, *sorted((clip_name1, clip_name2)))),)
+) -> Work[tuple[Clip | FamilyTexts]]:
+    """Loads both text encoders of Flux (CLIP-L and T5) or of Stable Diffusion XL (CLIP-L and
+    CLIP-G).
+    """
+    return ((yield from _texts(context, *sorted((clip_name1, clip_name2)))),)
 
 
 @node(
@@ -170,13 +240,86 @@ def clip_text_encode_flux(
     inputs={"conditioning": Link("CONDITIONING"), "guidance": _GUIDANCE},
     outputs=("CONDITIONING",),
     category="advanced/conditioning/flux",
-    estimate=_guidance_estimate,
+    estimate=_same_conditioning,
 )
 def flux_guidance(
     context: Context, conditioning: Conditioning, guidance: float
 ) -> tuple[Conditioning]:
     """Sets the guidance scale that a distilled Flux model takes as an input."""
     return (tuple(replace(each, guidance=guidance) for each in conditioning),)
+
+
+@node(
+    "FluxDisableGuidance",
+    inputs={"conditioning": Link("CONDITIONING")},
+    outputs=("CONDITIONING",),
+    category="advanced/conditioning/flux",
+    estimate=_same_conditioning,
+)
+def flux_disable_guidance(context: Context, conditioning: Conditioning) -> tuple[Conditioning]:
+    """Leaves out the guidance scale that a distilled Flux model takes as an input."""
+    return (tuple(replace(each, guidance=None) for each in conditioning),)
+
+
+@node(
+    "ReferenceLatent",
+    inputs={"conditioning": Link("CONDITIONING")},
+    optional={"latent": Link("LATENT", tooltip="The picture. Without it, nothing is added.")},
+    outputs=("CONDITIONING",),
+    category="advanced/conditioning/edit_models",
+    estimate=_reference_estimate,
+)
+def reference_latent(
+    context: Context, conditioning: Conditioning, latent: Latent | None = None
+) -> tuple[Conditioning]:
+    """Adds a picture for models that edit pictures, such as Flux.1 Kontext. Several nodes in a row
+    add several pictures.
+    """
+    if latent is None:
+        return (conditioning,)
+    return (
+        tuple(
+            replace(each, reference_latents=(*each.reference_latents, latent.samples))
+            for each in conditioning
+        ),
+    )
+
+
+@node(
+    "FluxKontextImageScale",
+    inputs={"image": Link("IMAGE")},
+    outputs=("IMAGE",),
+    category="advanced/conditioning/flux",
+    estimate=_kontext_estimate,
+)
+def flux_kontext_image_scale(context: Context, image: Images) -> tuple[Images]:
+    """Resizes images to the size, among those of Flux.1 Kontext, with the closest proportions."""
+    width, height = _kontext_size(image.shape[2], image.shape[1])
+    return (context.images.scaled(image, width, height, method="lanczos", crop="center"),)
+
+
+@node(
+    "FluxKontextMultiReferenceLatentMethod",
+    inputs={
+        "conditioning": Link("CONDITIONING"),
+        "reference_latents_method": Choice(
+            ("offset", "index", "uxo/uno", "index_timestep_zero"),
+            tooltip="How reference latents are placed: beside each other, each on a layer of its "
+            "own, or diagonally below the image. For Flux.1, index_timestep_zero is the same as "
+            "offset.",
+        ),
+    },
+    outputs=("CONDITIONING",),
+    category="advanced/conditioning/flux",
+    display_name="Edit Model Reference Method",
+    estimate=_same_conditioning,
+)
+def flux_kontext_multi_reference_latent_method(
+    context: Context, conditioning: Conditioning, reference_latents_method: str
+) -> tuple[Conditioning]:
+    """Sets the positions of several reference latents."""
+    method = reference_latents_method.partition("/")[0]
+    return (tuple(replace(each, reference_method=method) for each in conditioning),)
 
 
 @node(

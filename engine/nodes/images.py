@@ -23,6 +23,7 @@ from engine.graph.cost import (
 from engine.graph.declarations import (
     Boolean,
     Choice,
+    DynamicChoice,
     Float,
     Input,
     InputFile,
@@ -48,6 +49,7 @@ METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "lanczos"))
 _FLOAT_BYTES = 4
 """The number of bytes of one channel of a pixel in memory. In a file, a channel is one byte."""
 _EMPTY_SIDE = Int(512, min=1, max=MAX_SIDE, limit="longest_side")
+_PREFIX_TOOLTIP = "In ComfyUI's API, the names of the images begin with this text."
 _IN_PROPORTION = "The length in pixels. 0 keeps the proportions."
 
 
@@ -113,12 +115,11 @@ def _pad_estimate(inputs: Mapping[str, Any]) -> Estimate:
     "SaveImage",
     inputs={
         "images": Link("IMAGE", tooltip="The images to save."),
-        "filename_prefix": String(
-            "ComfyUI", tooltip="Accepted and not used: images are named by their job."
-        ),
+        "filename_prefix": String("ComfyUI", tooltip=_PREFIX_TOOLTIP),
     },
     category="image",
     display_name="Save Image",
+    passed_input="images",
     is_output=True,
     estimate=_saved_estimate,
 )
@@ -132,12 +133,73 @@ def save_image(context: Context, images: Images, filename_prefix: str) -> list[N
     inputs={"images": Link("IMAGE")},
     category="image",
     display_name="Preview Image",
+    passed_input="images",
     is_output=True,
     estimate=_saved_estimate,
 )
 def preview_image(context: Context, images: Images) -> list[NDArray[np.uint8]]:
     """Saves the images as results of the job, as Save Image does."""
     return context.pixels(images)
+
+
+@node(
+    "SaveImageAdvanced",
+    inputs={
+        "images": Link("IMAGE", tooltip="The images to save."),
+        "filename_prefix": String("ComfyUI", tooltip=_PREFIX_TOOLTIP),
+        "format": DynamicChoice(
+            options={
+                "png": {
+                    "bit_depth": Choice(("8-bit",), default="8-bit"),
+                    "input_color_space": Choice(("sRGB",), default="sRGB"),
+                }
+            },
+            tooltip="Only PNG with 8 bits. A request may choose another format for all its images.",
+        ),
+    },
+    category="image",
+    display_name="Save Image (Advanced)",
+    passed_input="images",
+    is_output=True,
+    estimate=_saved_estimate,
+)
+def save_image_advanced(
+    context: Context, images: Images, **_options: str
+) -> list[NDArray[np.uint8]]:
+    """Saves the images as results of the job, as Save Image does."""
+    return context.pixels(images)
+
+
+def _compared_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    given = [inputs[name] for name in ("image_a", "image_b") if name in inputs]
+    count = max((each.count for each in given), default=0)
+    saved = [_saved_estimate({"images": each.counted(count)}) for each in given]
+    return Estimate(
+        work=sum(each.work for each in saved),
+        scratch_bytes=max((each.scratch_bytes for each in saved), default=0),
+        results=sum(each.results for each in saved),
+        result_bytes=sum(each.result_bytes for each in saved),
+    )
+
+
+@node(
+    "ImageCompare",
+    inputs={},
+    optional={"image_a": Link("IMAGE"), "image_b": Link("IMAGE")},
+    category="image",
+    display_name="Image Compare",
+    is_output=True,
+    estimate=_compared_estimate,
+)
+def image_compare(
+    context: Context, image_a: Images | None = None, image_b: Images | None = None
+) -> list[NDArray[np.uint8]]:
+    """Saves two batches of images as results of the job, first all of one and then all of the
+    other. The last image of a smaller batch is repeated.
+    """
+    given = [context.pixels(each) for each in (image_a, image_b) if each is not None]
+    count = max(map(len, given), default=0)
+    return [each[min(at, len(each) - 1)] for each in given for at in range(count)]
 
 
 @node(
@@ -225,7 +287,11 @@ def image_scale_by(
 )
 def image_invert(context: Context, image: Images) -> tuple[Images]:
     """Inverts the colours of images."""
-    return (1.0 - image,)
+    from engine.diffusion.images.latents import COLOURS
+
+    inverted = 1.0 - image
+    inverted[..., COLOURS:] = image[..., COLOURS:]
+    return (inverted,)
 
 
 @node(
@@ -239,6 +305,35 @@ def image_invert(context: Context, image: Images) -> tuple[Images]:
 def image_batch(context: Context, image1: Images, image2: Images) -> tuple[Images]:
     """Joins two batches. The second batch is resized to the size of the first."""
     return (context.images.joined(image1, image2),)
+
+
+_MOST_BATCHES = 50
+
+
+def _batches_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    batches: list[ImageShape] = list(inputs.values())
+    joined = batches[0].counted(sum(each.count for each in batches))
+    largest = max(batches, key=lambda each: each.megapixels)
+    # Each batch is added to the ones before it.
+    return replace(changed_images(largest, joined, work.RESAMPLE), scratch_bytes=joined.size_bytes)
+
+
+@node(
+    "BatchImagesNode",
+    inputs={"images.image0": Link("IMAGE")},
+    optional={f"images.image{number}": Link("IMAGE") for number in range(1, _MOST_BATCHES)},
+    outputs=("IMAGE",),
+    category="image",
+    display_name="Batch Images",
+    estimate=_batches_estimate,
+)
+def batch_images(context: Context, **images: Images) -> tuple[Images]:
+    """Joins batches. All images are resized to the size of the first."""
+    numbered = {int(name.removeprefix("images.image")): each for name, each in images.items()}
+    joined, *others = (numbered[number] for number in sorted(numbered))
+    for each in others:
+        joined = context.images.joined(joined, each)
+    return (joined,)
 
 
 @node(
@@ -468,6 +563,323 @@ def image_scale_to_total_pixels(
     return (context.images.scaled(image, *sides, method=upscale_method, crop="disabled"),)
 
 
+# ComfyUI lists bilinear twice.
+_TO_LONGEST = ("area", "lanczos", "bilinear", "nearest-exact", "bilinear", "bicubic")
+
+
+def _longest_sides(width: int, height: int, longest: int) -> tuple[int, int]:
+    """Return sides in the same proportions, of which the longer one is `longest`."""
+    if height > width:
+        return max(1, round(width / height * longest)), longest
+    return longest, longest if width == height else max(1, round(height / width * longest))
+
+
+def _require_longest(inputs: Mapping[str, Any]) -> None:
+    if inputs["largest_size"] == 0:
+        raise ValueError("largest_size must be above 0")
+
+
+def _longest_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    images: ImageShape = inputs["image"]
+    sides = _longest_sides(images.width, images.height, inputs["largest_size"])
+    return changed_images(images, images.sized(*sides), work.RESAMPLE)
+
+
+@node(
+    "ImageScaleToMaxDimension",
+    inputs={
+        "image": Link("IMAGE"),
+        "upscale_method": Choice(_TO_LONGEST),
+        "largest_size": side(512, step=1, tooltip="The length of the longer side in pixels."),
+    },
+    outputs=("IMAGE",),
+    category="image/upscaling",
+    check=_require_longest,
+    estimate=_longest_estimate,
+)
+def image_scale_to_max_dimension(
+    context: Context, image: Images, upscale_method: str, largest_size: int
+) -> tuple[Images]:
+    """Resizes images to a length of their longer side and keeps their proportions."""
+    _, height, width, _ = image.shape
+    sides = _longest_sides(width, height, largest_size)
+    return (context.images.scaled(image, *sides, method=upscale_method, crop="disabled"),)
+
+
+_LENGTH = side(512, step=1, tooltip="The length in pixels.")
+_LENGTH_OR_KEPT = side(512, step=1, tooltip=_IN_PROPORTION)
+_FITTED = replace(CROP, default="center")
+_MULTIPLE = Int(8, min=1, max=MAX_SIDE, limit="longest_side", tooltip="The sides become multiples.")
+_RESIZE_TYPES: dict[str, dict[str, Input]] = {
+    "scale dimensions": {"width": _LENGTH_OR_KEPT, "height": _LENGTH_OR_KEPT, "crop": _FITTED},
+    "scale by multiplier": {"multiplier": Float(1.0, min=0.01, max=8.0)},
+    "scale longer dimension": {"longer_size": _LENGTH},
+    "scale shorter dimension": {"shorter_size": _LENGTH},
+    "scale width": {"width": _LENGTH},
+    "scale height": {"height": _LENGTH},
+    "scale total pixels": {
+        "megapixels": Float(
+            1.0, min=0.01, max=16.0, tooltip="The number of pixels, in units of 1024 x 1024 pixels."
+        ),
+        "multiple": replace(_MULTIPLE, default=1),
+    },
+    "match size": {"match": Link("IMAGE,MASK"), "crop": _FITTED},
+    "scale to multiple": {"multiple": _MULTIPLE},
+}
+
+
+def _resized_sides(
+    width: int, height: int, *, resize_type: str, parts: Mapping[str, Any], target: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the width and height to which images are resized. `target` is for `match size`."""
+    match resize_type:
+        case "scale by multiplier":
+            factor = parts["multiplier"]
+            return max(1, round(width * factor)), max(1, round(height * factor))
+        case "scale longer dimension":
+            return _longest_sides(width, height, parts["longer_size"])
+        case "scale shorter dimension":
+            shorter = parts["shorter_size"]
+            if width < height:
+                return shorter, round(height / width * shorter)
+            return round(width / height * shorter), shorter
+        case "scale total pixels":
+            multiple, total = parts["multiple"], int(parts["megapixels"] * _MEGAPIXEL)
+            factor = math.sqrt(total / (width * height))
+            sides = (max(1, round(each * factor / multiple)) * multiple for each in (width, height))
+            new_width, new_height = sides
+            return new_width, new_height
+        case "match size":
+            return target
+        case "scale to multiple":
+            return _covering_sides(width, height, *_cut_sides(width, height, parts["multiple"]))
+        case _:  # A side of 0 keeps the proportions.
+            return parts.get("width", 0), parts.get("height", 0)
+
+
+def _cut_sides(width: int, height: int, multiple: int) -> tuple[int, int]:
+    """Return the sides, rounded down to multiples, or unchanged if one of them would be 0."""
+    cut = width // multiple * multiple, height // multiple * multiple
+    return cut if all(cut) else (width, height)
+
+
+def _covering_sides(width: int, height: int, *least: int) -> tuple[int, int]:
+    """Return the smallest sides in nearly the same proportions that reach both `least` sides."""
+    shares = least[0] / width, least[1] / height
+    if shares[0] >= shares[1]:
+        return least[0], max(least[1], math.ceil(height * shares[0]))
+    return max(least[0], math.ceil(width * shares[1])), least[1]
+
+
+def _parts(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name.removeprefix("resize_type."): value
+        for name, value in inputs.items()
+        if name.startswith("resize_type.")
+    }
+
+
+def _require_sides(inputs: Mapping[str, Any]) -> None:
+    for name in ("longer_size", "shorter_size"):
+        if _parts(inputs).get(name) == 0:
+            raise ValueError(f"resize_type.{name} must be above 0")
+
+
+def _resize_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    given: BatchShape = inputs["input"]
+    parts = _parts(inputs)
+    to: BatchShape = parts.get("match", given)
+    sides = _resized_sides(
+        max(1, given.width),
+        max(1, given.height),
+        resize_type=inputs["resize_type"],
+        parts=parts,
+        target=(to.width, to.height),
+    )
+    resized = given.sized(*sides)
+    largest = max(given.megapixels, resized.megapixels)
+    return Estimate((resized,), work=largest * work.RESAMPLE, scratch_bytes=2 * resized.size_bytes)
+
+
+@node(
+    "ResizeImageMaskNode",
+    inputs={
+        "input": Link("IMAGE,MASK"),
+        "resize_type": DynamicChoice(options=_RESIZE_TYPES),
+        "scale_method": replace(METHODS, default="area"),
+    },
+    outputs=("IMAGE,MASK",),
+    output_names=("resized",),
+    type_follows="input",
+    category="transform",
+    display_name="Resize Image/Mask",
+    check=_require_sides,
+    estimate=_resize_estimate,
+)
+def resize_image_mask(
+    context: Context,
+    input: Images | Mask,  # noqa: A002 - the name of the input
+    *,
+    resize_type: str,
+    scale_method: str,
+    **inputs: Any,
+) -> tuple[Images | Mask]:
+    """Resizes images or masks to a size that is computed in one of several ways.
+
+    "Scale to multiple" also cuts off what is left over at the sides.
+    """
+    parts = _parts(inputs)
+    is_mask = input.ndim == 3
+    images = input[..., None] if is_mask else input
+    _, height, width, _ = images.shape
+    to = parts.get("match", images).shape[1:3]
+    sides = _resized_sides(
+        width, height, resize_type=resize_type, parts=parts, target=(to[1], to[0])
+    )
+    crop = parts.get("crop", "disabled")
+    least: tuple[int, int] | None = None
+    if resize_type == "scale to multiple":
+        least = _cut_sides(width, height, parts["multiple"])
+        if least == (width, height):
+            return (input,)
+    images = context.images.scaled(images, *sides, method=scale_method, crop=crop)
+    if least is not None:
+        x, y = (sides[0] - least[0]) // 2, (sides[1] - least[1]) // 2
+        images = images[:, y : y + least[1], x : x + least[0]]
+    return (images[..., 0] if is_mask else images,)
+
+
+def _fitting_sides(width: int, height: int, *target: int) -> tuple[int, int]:
+    """Return the largest sides in the same proportions that fit into the target's width and height,
+    rounded down.
+    """
+    factors = target[0] / width, target[1] / height
+    if factors[0] == factors[1]:
+        return target[0], target[1]
+    return max(1, int(width * min(factors))), max(1, int(height * min(factors)))
+
+
+def _fitted_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    images: ImageShape = inputs["image"]
+    framed = images.sized(inputs["target_width"], inputs["target_height"])
+    return replace(changed_images(images, framed, work.RESAMPLE), scratch_bytes=framed.size_bytes)
+
+
+@node(
+    "ResizeAndPadImage",
+    inputs={
+        "image": Link("IMAGE"),
+        "target_width": _EMPTY_SIDE,
+        "target_height": _EMPTY_SIDE,
+        "padding_color": Choice(("white", "black")),
+        "interpolation": Choice(("area", "bicubic", "nearest-exact", "bilinear", "lanczos")),
+    },
+    outputs=("IMAGE",),
+    category="image/transform",
+    display_name="Resize And Pad Image",
+    pixel_inputs=("target_width", "target_height"),
+    estimate=_fitted_estimate,
+)
+def resize_and_pad_image(
+    context: Context,
+    *,
+    image: Images,
+    target_width: int,
+    target_height: int,
+    padding_color: str,
+    interpolation: str,
+) -> tuple[Images]:
+    """Resizes images so that they fit into a size, and fills the rest with white or black."""
+    target = target_width, target_height
+    count, height, width, channels = image.shape
+    context.images.limits.require_batch(count, width=target_width, height=target_height)
+    sides = _fitting_sides(width, height, *target)
+    fitted = context.images.scaled(image, *sides, method=interpolation, crop="disabled")
+    level = 1.0 if padding_color == "white" else 0.0
+    framed = image.new_full((count, target_height, target_width, channels), level)
+    x, y = ((whole - part) // 2 for whole, part in zip(target, sides, strict=True))
+    framed[:, y : y + sides[1], x : x + sides[0]] = fitted
+    return (framed,)
+
+
+_DIRECTIONS = ("right", "down", "left", "up")
+_COLOURS = {
+    "white": (1.0, 1.0, 1.0),
+    "black": (0.0, 0.0, 0.0),
+    "red": (1.0, 0.0, 0.0),
+    "green": (0.0, 1.0, 0.0),
+    "blue": (0.0, 0.0, 1.0),
+}
+
+
+def _stitched_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    first: ImageShape = inputs["image1"]
+    if "image2" not in inputs:
+        return Estimate((first,))
+    second: ImageShape = inputs["image2"]
+    along = inputs["direction"] in ("left", "right")
+    if inputs["match_image_size"]:
+        to = (0, first.height) if along else (first.width, 0)
+        second = second.sized(*to)
+    spacing = inputs["spacing_width"] + 1
+    width, height = max(first.width, second.width), max(first.height, second.height)
+    if along:
+        width = first.width + spacing + second.width
+    else:
+        height = first.height + spacing + second.height
+    stitched = ImageShape(max(first.count, second.count), saturated(width), saturated(height))
+    factor = work.RESAMPLE if inputs["match_image_size"] else work.COPY
+    return changed_images(second, stitched, factor)
+
+
+@node(
+    "ImageStitch",
+    inputs={
+        "image1": Link("IMAGE"),
+        "direction": Choice(
+            _DIRECTIONS, default="right", tooltip="The side on which the second image is added."
+        ),
+        "match_image_size": Boolean(
+            True, tooltip="Resize the second image so that the joined sides are equally long."
+        ),
+        "spacing_width": Int(
+            0, min=0, max=1024, step=2, tooltip="The width in pixels of a stripe between both."
+        ),
+        "spacing_color": Choice(tuple(_COLOURS), default="white"),
+    },
+    optional={"image2": Link("IMAGE")},
+    outputs=("IMAGE",),
+    category="image/transform",
+    display_name="Image Stitch",
+    estimate=_stitched_estimate,
+)
+def image_stitch(
+    context: Context,
+    *,
+    image1: Images,
+    direction: str,
+    match_image_size: bool,
+    spacing_width: int,
+    spacing_color: str,
+    image2: Images | None = None,
+) -> tuple[Images]:
+    """Joins two images side by side or one above the other. Of a smaller batch, the last image is
+    repeated.
+    """
+    if image2 is None:
+        return (image1,)
+    return (
+        context.images.stitched(
+            image1,
+            image2,
+            direction=direction,
+            resized=match_image_size,
+            spacing=spacing_width + spacing_width % 2,
+            colour=_COLOURS[spacing_color],
+        ),
+    )
+
+
 _RESIZE = Boolean(False, tooltip="Resize the source to the destination's size.")
 _MASK = Link("MASK", tooltip="The weight of the source. The mask is resized to the source's size.")
 _MODES = ("normal", "multiply", "screen", "overlay", "soft_light", "difference")
@@ -525,7 +937,9 @@ def image_composite_masked(
 ) -> tuple[Images]:
     """Pastes images over others, weighted by a mask."""
     from engine.diffusion.images.compositing import pasted
+    from engine.diffusion.images.latents import with_channels
 
+    source = with_channels(source, destination.shape[-1])
     below, above = destination.movedim(-1, 1), source.movedim(-1, 1)
     found = pasted(below, above, x=x, y=y, mask=mask, resized=resize_source)
     return (found.movedim(1, -1),)

@@ -10,10 +10,14 @@ from engine.batcher import Work
 from engine.graph import work
 from engine.graph.cost import Estimate, ImageShape, LatentShape, MaskShape, saturated
 from engine.graph.declarations import Boolean, Choice, Float, Int, Link, node
+from engine.nodes.images import save_image
 from engine.nodes.latents import encode_estimate
 from engine.nodes.sides import MAX_SIDE, POSITION
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from engine.diffusion.context import Context
     from engine.diffusion.images.latents import Images, Latent, Mask
     from engine.diffusion.images.vae import Vae
@@ -47,6 +51,26 @@ def _noise_mask_estimate(inputs: Mapping[str, Any]) -> Estimate:
 def mask_to_image(context: Context, mask: Mask) -> tuple[Images]:
     """Converts a mask to grey images."""
     return (context.images.from_mask(mask),)
+
+
+def _preview_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    mask: MaskShape = inputs["mask"]
+    images = ImageShape(mask.count, mask.width, mask.height)
+    return save_image.estimated({"images": images})
+
+
+@node(
+    "MaskPreview",
+    inputs={"mask": Link("MASK")},
+    category="mask",
+    display_name="Preview Mask",
+    passed_input="mask",
+    is_output=True,
+    estimate=_preview_estimate,
+)
+def mask_preview(context: Context, mask: Mask) -> list[NDArray[np.uint8]]:
+    """Saves a mask as grey images, which are results of the job."""
+    return context.pixels(context.images.from_mask(mask))
 
 
 @node(
@@ -99,6 +123,55 @@ def vae_encode_for_inpaint(
     """Encodes images with the masked part greyed out, for a sampler to fill it."""
     latent = yield from context.encode_for_inpainting(vae, pixels, mask, grow_by=grow_mask_by)
     return (latent,)
+
+
+def _split_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    images: ImageShape = inputs["image"]
+    mask = MaskShape(images.count, images.width, images.height)
+    return Estimate((images, mask), work=images.megapixels * work.COPY)
+
+
+def _alpha_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    images: ImageShape = inputs["image"]
+    count = max(images.count, inputs["alpha"].count)
+    mask = MaskShape(count, images.width, images.height)
+    joined = ImageShape(count, images.width, images.height, mask.size_bytes)
+    return Estimate(
+        (joined,),
+        work=joined.megapixels * work.RESAMPLE,
+        scratch_bytes=joined.size_bytes + 2 * mask.size_bytes,
+    )
+
+
+@node(
+    "SplitImageWithAlpha",
+    inputs={"image": Link("IMAGE")},
+    outputs=("IMAGE", "MASK"),
+    category="mask/compositing",
+    display_name="Split Image with Alpha",
+    estimate=_split_estimate,
+)
+def split_image_with_alpha(context: Context, image: Images) -> tuple[Images, Mask]:
+    """Splits images into their colours and a mask of their transparent part."""
+    from engine.diffusion.images.latents import COLOURS, with_channels
+
+    return image[..., :COLOURS], 1.0 - with_channels(image, COLOURS + 1)[..., COLOURS]
+
+
+@node(
+    "JoinImageWithAlpha",
+    inputs={
+        "image": Link("IMAGE"),
+        "alpha": Link("MASK", tooltip="The part of the images that becomes transparent."),
+    },
+    outputs=("IMAGE",),
+    category="mask/compositing",
+    display_name="Join Image with Alpha",
+    estimate=_alpha_estimate,
+)
+def join_image_with_alpha(context: Context, image: Images, alpha: Mask) -> tuple[Images]:
+    """Makes images transparent where a mask is. Of a smaller batch, the items are repeated."""
+    return (context.images.joined_with_alpha(image, alpha),)
 
 
 _SIDE = Int(512, min=1, max=MAX_SIDE, limit="longest_side", tooltip="The length in pixels.")

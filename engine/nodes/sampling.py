@@ -31,6 +31,10 @@ SEED = Int(
 CFG = Float(8.0, min=0.0, max=100.0, step=0.1, tooltip="How closely the image follows the text.")
 _LATENT_COPIES = 8
 """The number of tensors of the size of the latent that a sampler keeps in memory."""
+_USUAL_TOKENS = 512
+"""The tokens of a text that the work of a call includes."""
+_PATCH_PIXELS = 256
+"""The pixels of an image that a transformer reads as one patch."""
 _FILTER = 0.05
 """The work of a filter on the outputs of the layers of a UNet, as a share of the UNet call."""
 _IMAGE_PROMPT = 0.005
@@ -81,11 +85,18 @@ def sampling_estimate(inputs: Mapping[str, Any], sampler: str, steps: int) -> Es
     if third:
         texts.append(third)
         rows += third.rows + 2 * third.areas + positive.areas + negative.areas
-    beside = work.CONTROL * max(each.controls for each in texts) + _FILTER * model.filters
+    controls = model.controls + max(each.controls for each in texts)
+    beside = work.CONTROL * controls + _FILTER * model.filters
+    beside += work.GLIGEN * any(each.has_boxes for each in texts)
     beside += _IMAGE_PROMPT * model.image_prompts + _IMAGE_TOKEN * model.image_tokens
     more = model.more_attention * latent.width * latent.height / 1e6 / work.TOKEN_MEGAPIXELS
     tokens = max(each.tokens for each in texts) + int(more)
-    call = max(latent.attended_megapixels(tokens), work.LEAST_MEGAPIXELS) * (1.0 + beside)
+    beside_pixels = max(each.reference_pixels for each in texts)
+    if model.traits.is_network is not None:
+        # In a transformer, a token of a text passes through all layers, as a patch does.
+        beside_pixels += max(0, tokens - _USUAL_TOKENS) * _PATCH_PIXELS
+    attended = latent.attended_megapixels(tokens, beside_pixels)
+    call = max(attended, work.LEAST_MEGAPIXELS) * (1.0 + beside)
     call *= model.traits.work.call
     taken = max(steps, kind.least_steps) if steps else 0
     return Estimate(

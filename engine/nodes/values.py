@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,51 @@ def primitive_string_multiline(context: Context, value: str) -> tuple[str]:
 def primitive_boolean(context: Context, value: bool) -> tuple[bool]:
     """Provides a truth value."""
     return (value,)
+
+
+_RATIOS = {
+    "1:1 (Square)": (1, 1),
+    "2:3 (Portrait Photo)": (2, 3),
+    "3:2 (Photo)": (3, 2),
+    "3:4 (Portrait Standard)": (3, 4),
+    "4:3 (Standard)": (4, 3),
+    "9:16 (Portrait Widescreen)": (9, 16),
+    "16:9 (Widescreen)": (16, 9),
+    "21:9 (Ultrawide)": (21, 9),
+}
+
+
+@node(
+    "ResolutionSelector",
+    inputs={
+        "aspect_ratio": Choice(tuple(_RATIOS), default="1:1 (Square)"),
+        "megapixels": Float(
+            1.0,
+            min=0.1,
+            max=16.0,
+            step=0.1,
+            tooltip="The number of pixels, in units of 1024 x 1024 pixels.",
+        ),
+    },
+    optional={
+        "multiple": Int(
+            8, min=8, max=128, step=4, tooltip="The sides become multiples of this, in pixels."
+        )
+    },
+    outputs=("INT", "INT"),
+    output_names=("width", "height"),
+    category="utils",
+    display_name="Resolution Selector",
+    is_pure=True,
+)
+def resolution_selector(
+    context: Context, aspect_ratio: str, megapixels: float, multiple: int = 8
+) -> tuple[int, int]:
+    """Computes a width and a height from their ratio and the number of pixels."""
+    ratio = _RATIOS[aspect_ratio]
+    factor = math.sqrt(megapixels * 1024 * 1024 / math.prod(ratio))
+    width, height = (round(side * factor / multiple) * multiple for side in ratio)
+    return width, height
 
 
 @node(

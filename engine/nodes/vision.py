@@ -1,4 +1,4 @@
-"""Nodes for CLIP vision models and for unCLIP, which takes images in addition to the text."""
+"""Nodes for vision models, and for unCLIP and Redux, which use images in addition to the text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph import work
-from engine.graph.cost import BatchShape, ConditioningShape, Estimate, ImageShape
+from engine.graph.cost import BatchShape, ConditioningShape, Estimate, ImageShape, saturated
 from engine.graph.declarations import Choice, Float, Link, node
-from engine.graph.models_folder import CHECKPOINTS, CLIP_VISIONS
+from engine.graph.models_folder import CHECKPOINTS, CLIP_VISIONS, STYLE_MODELS
 from engine.nodes.loaders import load_part_estimate
 
 if TYPE_CHECKING:
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from engine.diffusion.model import Model
     from engine.diffusion.text.encoding import Clip, FamilyTexts
     from engine.diffusion.vision.clip_vision import ClipVision, ClipVisionOutput
+    from engine.diffusion.vision.redux import StyleModel
 
-_STATES, _WIDTH = 577, 1664
-"""The largest number of states (of ViT-L/14 at 336 pixels) and the largest width (of
-ViT-bigG/14)."""
+_STATES, _WIDTH = 1024, 1152
+"""The number and the width of the states of SigLIP So400m at 512 pixels, which has the most."""
+_STYLE = 0.05
+"""The work to make tokens of the states of an image."""
 
 
 class VisionShape(BatchShape):
-    """The CLIP vision states of images, with a float32 for each channel and patch."""
+    """The states of images before and after the last layer, with a float32 for each channel."""
 
     __slots__ = ()
-    pixel_bytes = 4.0
+    pixel_bytes = 8.0
 
 
 def _unclip_checkpoint_estimate(_inputs: Mapping[str, Any]) -> Estimate:
@@ -53,6 +55,13 @@ def _unclip_estimate(inputs: Mapping[str, Any]) -> Estimate:
     return Estimate((conditioning.holding(seen.size_bytes),))
 
 
+def _style_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    conditioning: ConditioningShape = inputs["conditioning"]
+    seen: VisionShape = inputs["clip_vision_output"]
+    tokens = saturated(conditioning.tokens + seen.count * _STATES)
+    return Estimate((replace(conditioning, tokens=tokens),), work=seen.count * _STYLE)
+
+
 @node(
     "CLIPVisionLoader",
     inputs={"clip_name": Choice(folder=CLIP_VISIONS, tooltip="The CLIP vision model to load.")},
@@ -62,7 +71,7 @@ def _unclip_estimate(inputs: Mapping[str, Any]) -> Estimate:
     estimate=load_part_estimate,
 )
 def clip_vision_loader(context: Context, clip_name: str) -> Work[tuple[ClipVision]]:
-    """Loads a CLIP vision model: ViT-L/14, ViT-H/14 or ViT-bigG/14."""
+    """Loads a vision model: CLIP ViT-L/14, ViT-H/14 or ViT-bigG/14, or SigLIP So400m."""
     return ((yield from context.vision.load(clip_name)),)
 
 
@@ -122,6 +131,57 @@ def unclip_conditioning(
         return (conditioning,)
     image = UnclipImage(clip_vision_output.image_embeds, strength, noise_augmentation)
     return (tuple(replace(each, unclip=(*each.unclip, image)) for each in conditioning),)
+
+
+@node(
+    "StyleModelLoader",
+    inputs={"style_model_name": Choice(folder=STYLE_MODELS, tooltip="The Redux to load.")},
+    outputs=("STYLE_MODEL",),
+    category="loaders",
+    display_name="Load Style Model",
+    estimate=load_part_estimate,
+)
+def style_model_loader(context: Context, style_model_name: str) -> Work[tuple[StyleModel]]:
+    """Loads Redux, a model of Flux.1 that makes tokens of a picture."""
+    from engine.diffusion.vision.redux import read_style_model
+
+    return ((yield from context.model(STYLE_MODELS, style_model_name, read_style_model)),)
+
+
+@node(
+    "StyleModelApply",
+    inputs={
+        "conditioning": Link("CONDITIONING"),
+        "style_model": Link("STYLE_MODEL"),
+        "clip_vision_output": Link("CLIP_VISION_OUTPUT"),
+    },
+    optional={
+        "strength": Float(1.0, min=0.0, max=10.0, step=0.001, tooltip="The weight of the picture."),
+        "strength_type": Choice(
+            ("multiply", "attn_bias"),
+            tooltip="Whether the strength multiplies the tokens, or the attention to the tokens.",
+        ),
+    },
+    outputs=("CONDITIONING",),
+    category="conditioning/style_model",
+    display_name="Apply Style Model",
+    estimate=_style_estimate,
+)
+def style_model_apply(
+    context: Context,
+    *,
+    conditioning: Conditioning,
+    style_model: StyleModel,
+    clip_vision_output: ClipVisionOutput,
+    strength: float = 1.0,
+    strength_type: str = "multiply",
+) -> Work[tuple[Conditioning]]:
+    """Appends a picture to the texts, for Flux.1 with Redux."""
+    from engine.diffusion.vision.redux import EncodeStyle, with_style
+
+    tokens = yield EncodeStyle(style_model, clip_vision_output)
+    is_bias = strength_type == "attn_bias"
+    return (with_style(conditioning, tokens, strength, is_bias=is_bias),)
 
 
 @node(

@@ -28,7 +28,7 @@ from engine.nodes.latents import changed_latent, latent_upscale
 from engine.nodes.sampling import SEED, STEPS, k_sampler, require_schedule, schedule_work
 from engine.nodes.sides import CELL, MAX_SIDE, side
 from engine.nodes.text import encoding_estimate
-from engine.webui.parameters import MASKED_CONTENTS, RESIZE_MODES, Emphasis
+from engine.webui.parameters import MASKED_CONTENTS, RESIZE_MODES, Emphasis, RandnSource
 from engine.webui.prompt import Part, PromptInvalid, read_negative_prompt, read_prompt
 from engine.webui.sampler_names import (
     SAMPLER_OF,
@@ -56,6 +56,11 @@ _TEXTS = ("positive", "negative")
 _NOISE_BYTES = 6 * 16 / CELL**2
 """The memory for each pixel while two noises are combined: six latent tensors of four channels."""
 _ANY_SIGMA = 1e9
+_RANDN_SOURCE = Choice(
+    get_args(RandnSource),
+    tooltip="Where all noise is drawn: on the device, on the CPU, or with the numbers of a CUDA "
+    "device on any device.",
+)
 TAKEN_STEPS = Int(
     0,
     min=0,
@@ -118,6 +123,11 @@ def _varied_pixels(inputs: Mapping[str, Any]) -> float:
             False,
             tooltip="If there is no seed delta, the noise in steps continues the generator of the "
             "noise at the start. Brownian paths cover the whole schedule.",
+        ),
+        "randn_source": replace(
+            _RANDN_SOURCE,
+            tooltip=f"{_RANDN_SOURCE.tooltip} Without this input, the sources are those of a "
+            "KSampler; the seeds follow the other inputs.",
         ),
         "noise_scale": Choice(
             ("comfyui", "sigma", "unit variance"),
@@ -216,7 +226,7 @@ def webui_sampler(
         SamplerSchedule(sampler_name, sigmas, whole, _sampler_options(options)),
         steps=steps,
         guidance=guidance,
-        noise=_noise_config(seed, options, continues_noise=continues_noise),
+        noise=_noise_config(seed, sampler_name, options, continues_noise=continues_noise),
         refiner=_refiner(guidance, options, rounds_timesteps=rounds_timesteps),
     )
     return (latent,)
@@ -232,8 +242,11 @@ def _sampler_options(inputs: Mapping[str, Any]) -> SamplerOptions:
     return SamplerOptions(inputs.get("eta"), inputs.get("s_noise", 1.0), churn)
 
 
-def _noise_config(seed: int, inputs: Mapping[str, Any], *, continues_noise: bool) -> NoiseConfig:
+def _noise_config(
+    seed: int, sampler: str, inputs: Mapping[str, Any], *, continues_noise: bool
+) -> NoiseConfig:
     from engine.diffusion.samplers.noise import Variation
+    from engine.diffusion.samplers.noise_sources import comfyui_sources, webui_sources
     from engine.diffusion.trajectory import NoiseConfig
 
     delta = inputs["eta_noise_seed_delta"]
@@ -242,6 +255,9 @@ def _noise_config(seed: int, inputs: Mapping[str, Any], *, continues_noise: bool
     return NoiseConfig(
         seed,
         step_seed_offset=None if continues_noise and not delta else delta,
+        sources=webui_sources(inputs["randn_source"])
+        if "randn_source" in inputs
+        else comfyui_sources(SAMPLER_OF[sampler]),
         scale=inputs.get("noise_scale", "comfyui"),
         variation=Variation(
             inputs.get("subseed", 0),
@@ -675,25 +691,35 @@ def webui_fill(context: Context, image: Images, mask: Mask) -> tuple[Images]:
         "content": Choice(MASKED_CONTENTS, tooltip="The content of the masked part at the start."),
         "seed": SEED,
     },
+    optional={"randn_source": _RANDN_SOURCE},
     outputs=("LATENT",),
     category="darkroom",
     display_name="WebUI Latent Mask",
     estimate=_latent_mask_estimate,
 )
 def webui_latent_mask(
-    context: Context, model: Model, *, samples: Latent, mask: Mask, content: str, seed: int
+    context: Context,
+    model: Model,
+    *,
+    samples: Latent,
+    mask: Mask,
+    content: str,
+    seed: int,
+    randn_source: RandnSource = "CPU",
 ) -> tuple[Latent]:
     """Sets the mask of a latent, and replaces the masked part with noise or zeros if requested."""
     from engine.diffusion.images.img2img import latent_mask
-    from engine.diffusion.images.latents import noise_like
     from engine.diffusion.inpainting import fitted_mask
+    from engine.diffusion.samplers.noise_sources import seeded_randn, webui_sources
 
     cells, before = latent_mask(mask), samples.samples
     masked = fitted_mask(cells, before)
     if content in ("latent noise", "latent nothing"):
         before = before * (1 - masked)
     if content == "latent noise":
-        before = before + noise_like(before, seed).to(before) / model.latent_scale * masked
+        draws = seeded_randn(webui_sources(randn_source).start, model.device)
+        noise = draws(seed)(before.shape).to(before)
+        before = before + noise / model.latent_scale * masked
     return (replace(samples, samples=before, noise_mask=cells),)
 
 

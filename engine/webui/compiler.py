@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 from engine.errors import FieldError, ParametersInvalid
 from engine.graph import names
-from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import UPSCALE_MODELS
 from engine.graph.names import Sampler
+from engine.webui.model_names import Models
 from engine.webui.parameters import DiffusionParameters
 from engine.webui.passes import Pass, first_pass, second_pass, with_refiner
-from engine.webui.sampler_names import SAMPLER_OF, follows_timesteps
+from engine.webui.sampler_names import SAMPLER_OF, follows_timesteps, noise_options
 from engine.webui.upscalers import UPSCALERS, Upscaler, upscaler_named
 
 Link: TypeAlias = list[Any]
@@ -100,6 +100,7 @@ class InitialImages:
             samples=latent,
             mask=mask,
             content=asked.masked_content,
+            randn_source=asked.override_settings.randn_source or "GPU",
             seed=asked.seed_of(position),
         )
 
@@ -357,6 +358,7 @@ class Writer:
         return {
             "eta_noise_seed_delta": delta,
             "continues_noise": True,
+            "randn_source": settings.randn_source or "GPU",
             "noise_scale": "unit variance" if has_unit_variance else "sigma",
             "rounds_timesteps": settings.enable_quantization or sampler.name == "lcm",
             **self._requested_options(sampler),
@@ -368,15 +370,14 @@ class Writer:
     def _requested_options(self, sampler: Sampler) -> dict[str, Any]:
         """Return the requested settings that have an effect on this sampler."""
         asked = self._parameters
-        has_noise = sampler.noise != "none" and not follows_timesteps(sampler)
-        is_churned = sampler.churns and asked.s_churn > 0
+        options = noise_options(sampler)
         found: dict[str, Any] = {}
         if sampler.eta is not None and asked.eta is not None:
             found["eta"] = asked.eta
-        if asked.s_noise != 1.0 and (has_noise or is_churned):
-            found["s_noise"] = asked.s_noise
-        if is_churned:
-            found |= {name: getattr(asked, name) for name in ("s_churn", "s_tmin", "s_tmax")}
+        if asked.s_churn > 0 or not sampler.churns:
+            found |= {name: getattr(asked, name) for name in options}
+        if found.get("s_noise") == 1.0:
+            del found["s_noise"]
         if asked.s_min_uncond:
             found["s_min_uncond"] = asked.s_min_uncond
         return found
@@ -472,10 +473,14 @@ class Compiled:
     passes: tuple[Pass, ...]
     """The first pass and, with the hires fix, the second pass."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(note for each in self.passes for note in each.notes))
+
 
 def compile_parameters(
     parameters: DiffusionParameters,
-    catalogue: Catalogue,
+    models: Models,
     limits: Limits,
     *,
     default_checkpoint: str | None,
@@ -492,12 +497,12 @@ def compile_parameters(
     if parameters.compatibility == "comfyui":
         _require_neutral(parameters)
     _require_startable(parameters)
-    passes = [first_pass(parameters, catalogue, default_checkpoint)]
+    passes = [first_pass(parameters, models, default_checkpoint)]
     upscaler = None
     if parameters.enable_hr:
-        passes.append(second_pass(parameters, passes[0], catalogue))
-        upscaler = _upscaler(parameters, catalogue)
-    passes[-1] = with_refiner(passes[-1], parameters, catalogue.models)
+        passes.append(second_pass(parameters, passes[0], models))
+        upscaler = _upscaler(parameters, models)
+    passes[-1] = with_refiner(passes[-1], parameters, models)
     if parameters.compatibility == "comfyui":
         _require_neutral_eta(parameters.eta, passes)
     _require_limits(parameters, passes, limits)
@@ -508,12 +513,12 @@ def compile_parameters(
     return Compiled(writer.nodes, first_index, seeds, tuple(passes))
 
 
-def _upscaler(parameters: DiffusionParameters, catalogue: Catalogue) -> Upscaler:
+def _upscaler(parameters: DiffusionParameters, models: Models) -> Upscaler:
     asked = parameters.hr_upscaler or "Latent"
-    found = upscaler_named(asked, catalogue.models)
+    found = upscaler_named(asked, models)
     if found is None:
-        models = catalogue.models.names(UPSCALE_MODELS)
-        message = f"is not known; there are: {', '.join((*UPSCALERS, *models[:20]))}"
+        listed = models.names(UPSCALE_MODELS)
+        message = f"is not known; there are: {', '.join((*UPSCALERS, *listed[:20]))}"
         raise ParametersInvalid((FieldError("value_not_in_list", message, "hr_upscaler"),))
     return found
 
@@ -537,9 +542,7 @@ def _require_neutral_eta(eta: float | None, passes: Sequence[Pass]) -> None:
 def _require_neutral(parameters: DiffusionParameters) -> None:
     """Raise ParametersInvalid if the request uses a member that only the WebUI has."""
     message = "is only supported in the compatibility of the WebUI: see `compatibility`"
-    found = [*parameters.own()]
-    if parameters.starts_from_images:
-        found += parameters.members_without_comfyui_node()
+    found = parameters.members_of_webui()
     if errors := tuple(FieldError("value_error", message, name) for name in found):
         raise ParametersInvalid(errors)
 

@@ -15,11 +15,12 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.graph import Graph
 from engine.graph.limits import Limits
 from engine.graph.models_folder import CHECKPOINTS, ModelsFolder
-from engine.graph.validation import validate
+from engine.graph.validation import parse_graph, validate
 from engine.webui.compiler import compile_parameters
+from engine.webui.core_nodes import require_core_members, with_core_nodes
 from engine.webui.family_defaults import checkpoint_traits
 from engine.webui.infotext import ImageSettings, image_settings
-from engine.webui.model_names import listed_name, named_by_hash
+from engine.webui.model_names import ServerModels, listed_name, named_by_hash
 from engine.webui.parameters import DiffusionParameters, parse_parameters
 from engine.webui.sampler_names import Compatibility
 from engine.webui.styles import Style, styles_of
@@ -41,6 +42,8 @@ class CompiledDiffusion:
     first_index: dict[str, int]
     images: int
     settings: ImageSettings
+    notes: tuple[str, ...]
+    """The deviations from the request that are known already."""
 
 
 def compile_diffusion(
@@ -67,26 +70,68 @@ def compile_diffusion(
     named = expanded(given, models)
     usual = with_family_defaults(named, body, models, default=default)
     parameters = with_seed(usual, draw_seed)
-    compiled = compile_parameters(parameters, catalogue, limits, default_checkpoint=default)
+    compiled = compile_parameters(parameters, models, limits, default_checkpoint=default)
     try:
         graph = validate(compiled.prompt, catalogue, limits)
     except GraphInvalid as error:
         raise error.of_parameters() from error
-    recorded = parameters.recorded()
-    if body.get("compatibility") is None:
-        # The compatibility is recorded with the job's terms.
-        del recorded["compatibility"]
-    if given.checkpoint is None:
-        # The default may have changed by the time the job is repeated.
-        recorded["sd_model_checkpoint"] = default
     return CompiledDiffusion(
-        request=recorded,
+        request=_recorded(body, parameters, default=default),
         prompt=compiled.prompt,
         graph=graph,
         first_index=compiled.first_index,
         images=parameters.images,
         settings=image_settings(parameters, compiled),
+        notes=compiled.notes,
     )
+
+
+def compile_with_core_nodes(
+    body: Any,
+    catalogue: Catalogue,
+    limits: Limits,
+    *,
+    models: ServerModels,
+    default_checkpoint: str | None,
+    draw_seed: Callable[[], int],
+) -> CompiledDiffusion:
+    """Compile the body of a request to a graph of ComfyUI's core nodes, for a ComfyUI server.
+
+    The request has the compatibility of ComfyUI. `models` are those of the server. As the families
+    of its checkpoints are not known, the defaults are the same for all. Styles are those of the
+    models folder here. For the other arguments see `compile_diffusion`.
+
+    Raises ParametersInvalid, also for a member that needs a node which ComfyUI does not have.
+    Raises GraphInvalid, ModelsUnavailable.
+    """
+    given = parse_parameters(body, "comfyui")
+    require_core_members(given)
+    parameters = with_seed(_with_styles(given, catalogue.models), draw_seed)
+    compiled = compile_parameters(parameters, models, limits, default_checkpoint=default_checkpoint)
+    prompt = with_core_nodes(compiled.prompt, parameters)
+    return CompiledDiffusion(
+        request=_recorded(body, parameters, default=default_checkpoint),
+        prompt=prompt,
+        graph=parse_graph(prompt, catalogue, limits),
+        first_index=compiled.first_index,
+        images=parameters.images,
+        settings=image_settings(parameters, compiled),
+        notes=compiled.notes,
+    )
+
+
+def _recorded(
+    body: Mapping[str, Any], parameters: DiffusionParameters, *, default: str | None
+) -> dict[str, Any]:
+    """Return the members to record. `default` is the checkpoint if the body does not name one."""
+    recorded = parameters.recorded()
+    if body.get("compatibility") is None:
+        # The compatibility is recorded with the job's terms.
+        del recorded["compatibility"]
+    if parameters.checkpoint is None:
+        # The default may have changed by the time the job is repeated.
+        recorded["sd_model_checkpoint"] = default
+    return recorded
 
 
 def expanded(parameters: DiffusionParameters, models: ModelsFolder) -> DiffusionParameters:

@@ -9,7 +9,8 @@ from engine.families.family import Family, Traits
 from engine.families.recognition import family_at
 from engine.families.table import TRAITS
 from engine.graph import names
-from engine.graph.models_folder import CHECKPOINTS, ModelsFolder
+from engine.graph.models_folder import CHECKPOINTS
+from engine.webui.model_names import Models, ServerModels
 from engine.webui.parameters import DiffusionParameters
 
 _DEFAULT_SIDE = 512
@@ -41,7 +42,7 @@ def request_defaults(traits: Traits | None) -> RequestDefaults:
     return RequestDefaults(**{"width": side, "height": side, "steps": None, **values})
 
 
-def default_side(models: ModelsFolder, checkpoint: str) -> int:
+def default_side(models: Models, checkpoint: str) -> int:
     """Return the default width and height in pixels, which are equal.
 
     Raises CheckpointUnavailable if the checkpoint is not listed.
@@ -50,17 +51,20 @@ def default_side(models: ModelsFolder, checkpoint: str) -> int:
     return traits.side if traits else _DEFAULT_SIDE
 
 
-def checkpoint_traits(models: ModelsFolder, checkpoint: str) -> Traits | None:
+def checkpoint_traits(models: Models, checkpoint: str) -> Traits | None:
     """Return the traits of the family of a checkpoint, or None if the family is not known."""
     family = checkpoint_family(models, checkpoint)
     return TRAITS[family] if family else None
 
 
-def checkpoint_family(models: ModelsFolder, checkpoint: str) -> Family | None:
+def checkpoint_family(models: Models, checkpoint: str) -> Family | None:
     """Return the family of a checkpoint, or None if its files do not show the family.
 
-    Stable Diffusion 1 and 2 are not recognized if the checkpoint is a folder. Raises
-    CheckpointUnavailable if the checkpoint is not listed.
+    Stable Diffusion 1 and 2 are not recognized if the checkpoint is a folder. The families of a
+    server's checkpoints are never known. Raises CheckpointUnavailable if the checkpoint is not
+    listed.
     """
+    if isinstance(models, ServerModels):
+        return None
     path = models.path(CHECKPOINTS, checkpoint)
     return models.reads.read(("family", path), partial(family_at, CHECKPOINTS, path))

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
+from engine.errors import ParametersInvalid
 from engine.graph import names
 from engine.graph.models_folder import ModelsFolder
 from engine.webui.compiler import Compiled
 from engine.webui.model_names import NO_HASHES, NetworkHashes, network_hashes
-from engine.webui.parameters import DiffusionParameters
+from engine.webui.parameters import DiffusionParameters, parse_parameters
 from engine.webui.passes import Pass
-from engine.webui.sampler_names import SAMPLER_OF, SCHEDULER_OF
+from engine.webui.sampler_names import SAMPLER_OF, SCHEDULER_OF, noise_options
 
 _SEED, _VARIATION_SEED = "Seed", "Variation seed"
 _SEPARATORS = (",", ":", "\n")
+_NO_SEPARATORS = str.maketrans("", "", ",:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +39,19 @@ class ImageSettings:
         self,
         request: Mapping[str, Any],
         graph: Mapping[str, Any],
-        models: ModelsFolder,
+        models: ModelsFolder | None,
         version: str,
     ) -> Callable[[int], str]:
         """Return a function that takes the index of an image and returns the text of that image.
 
         `graph` is the compiled graph of the `request`, and `version` is the version of Darkroom.
+        Without `models`, the texts have no hashes.
         """
         inputs = [node["inputs"] for node in graph.values()]
         loras = {each["lora_name"] for each in inputs if "lora_name" in each}
         names = ("text", "negative_text")
         texts = {each[name] for each in inputs for name in names if name in each}
-        hashes = network_hashes(models, loras, texts)
+        hashes = network_hashes(models, loras, texts) if models else NO_HASHES
         prompts = request.get("prompt", ""), request.get("negative_prompt", "")
         return lambda index: infotext(prompts, self, index, version, hashes=hashes)
 
@@ -101,6 +104,11 @@ def infotext(
     if embeddings := _listed(hashes.embeddings):
         settings["TI hashes"] = embeddings
     settings["Version"] = f"Darkroom {version}"
+    return settings_text(prompt, negative_prompt, settings)
+
+
+def settings_text(prompt: str, negative_prompt: str, settings: Mapping[str, str]) -> str:
+    """Return the text of an image with these prompts and settings."""
     lines = [prompt]
     if negative_prompt:
         lines.append(f"Negative prompt: {negative_prompt}")
@@ -160,13 +168,17 @@ def _is_webui(parameters: DiffusionParameters) -> bool:
 
 
 def _listed(hashes: Mapping[str, str]) -> str | None:
-    return ", ".join(f"{name}: {found}" for name, found in hashes.items()) or None
+    """Return names with hashes, without the separators of the list in the names."""
+    shown = {name.translate(_NO_SEPARATORS): found for name, found in hashes.items()}
+    return ", ".join(f"{name}: {found}" for name, found in shown.items()) or None
 
 
 def _webui_settings(parameters: DiffusionParameters, compiled: Compiled) -> dict[str, Any]:
     """Return the settings that a WebUI needs to reproduce the image."""
     settings = parameters.override_settings
     size, refiner = parameters.noise_size, compiled.passes[-1].refiner
+    samplers = [SAMPLER_OF[each.sampler] for each in compiled.passes]
+    listed = {"s_min_uncond", *(name for each in samplers for name in noise_options(each))}
     return {
         **(_variation(parameters) if parameters.varies else {}),
         "Seed resize from": f"{size[0]}x{size[1]}" if size else None,
@@ -175,17 +187,17 @@ def _webui_settings(parameters: DiffusionParameters, compiled: Compiled) -> dict
         "Refiner switch at": f"{parameters.refiner_switch_at:g}" if refiner else None,
         **{
             name: f"{value:g}"
-            for name, value, usual in (
-                ("Sigma churn", parameters.s_churn, 0.0),
-                ("Sigma tmin", parameters.s_tmin, 0.0),
-                ("Sigma tmax", parameters.s_tmax, 0.0),
-                ("Sigma noise", parameters.s_noise, 1.0),
-                ("NGMS", parameters.s_min_uncond, 0.0),
+            for name, member, usual in (
+                ("Sigma churn", "s_churn", 0.0),
+                ("Sigma tmin", "s_tmin", 0.0),
+                ("Sigma tmax", "s_tmax", 0.0),
+                ("Sigma noise", "s_noise", 1.0),
+                ("NGMS", "s_min_uncond", 0.0),
             )
-            if value != usual
+            if member in listed and (value := getattr(parameters, member)) != usual
         },
         "Eta": _number(parameters.eta),
-        "RNG": "CPU",
+        "RNG": None if settings.randn_source == "GPU" else settings.randn_source,
         "SGM noise multiplier": True if settings.sgm_noise_multiplier else None,
         "Discard timestep fractions": True if settings.enable_quantization else None,
         "Emphasis": None if settings.emphasis == "Original" else settings.emphasis,
@@ -241,6 +253,11 @@ def _is_true(text: str) -> bool:
     return text.strip().casefold() in ("true", "1")
 
 
+def _vae(text: str) -> str:
+    """Return the name of the VAE. Fooocus writes "Default (model)" for that of the checkpoint."""
+    return "" if text == "Default (model)" else text
+
+
 def _sigma(text: str) -> float:
     """Return the number, or 0 instead of infinity, which JSON does not have. 0 means no limit."""
     sigma = float(text)
@@ -251,6 +268,7 @@ _MEMBERS: dict[str, _Member] = {
     "Steps": ("steps", _whole),
     "Sampler": ("sampler_name", str),
     "Schedule type": ("scheduler", str),
+    "Sampler sigma": ("scheduler", str),
     "CFG scale": ("cfg_scale", float),
     "Distilled CFG Scale": ("distilled_cfg_scale", float),
     "Seed": ("seed", int),
@@ -258,7 +276,9 @@ _MEMBERS: dict[str, _Member] = {
     "Clip skip": ("clip_skip", _whole),
     "Eta": ("eta", float),
     "Denoising strength": ("denoising_strength", float),
+    "Hires strength": ("denoising_strength", float),
     "Hires upscale": ("hr_scale", float),
+    "Hires scale": ("hr_scale", float),
     "Hires steps": ("hr_second_pass_steps", _whole),
     "Hires upscaler": ("hr_upscaler", str),
     "Hires sampler": ("hr_sampler_name", str),
@@ -277,13 +297,14 @@ _MEMBERS: dict[str, _Member] = {
     "Sigma noise": ("s_noise", float),
     "NGMS": ("s_min_uncond", float),
 }
-"""The members of a request by their names in the text."""
+"""The members of a request by their names in the text. SD.Next has some names of its own."""
 _OVERRIDES: dict[str, _Member] = {
     "ENSD": ("eta_noise_seed_delta", int),
-    "VAE": ("sd_vae", str),
+    "VAE": ("sd_vae", _vae),
     "SGM noise multiplier": ("sgm_noise_multiplier", _is_true),
     "Discard timestep fractions": ("enable_quantization", _is_true),
     "Emphasis": ("emphasis", str),
+    "RNG": ("randn_source", str),
 }
 _SIZES = {
     "Size": ("width", "height"),
@@ -291,44 +312,73 @@ _SIZES = {
     "Seed resize from": ("seed_resize_from_w", "seed_resize_from_h"),
 }
 _HIRES = ("Hires upscale", "Hires resize", "Hires upscaler")
+_OF_SETTINGS = "override_settings."
 
 
 @dataclass(frozen=True, slots=True)
 class ReadInfotext:
-    """A request, and the settings of the text for which the request has no member."""
+    """A request, and the settings of the text that the request does not have.
+
+    These are settings without a member, and settings with a value that no request may have.
+    """
 
     request: dict[str, Any]
     left_out: Mapping[str, str]
 
 
 def read_infotext(text: str) -> ReadInfotext:
-    """Return the request that the text describes. Raises ValueError for a wrong number."""
+    """Return the request that the text describes."""
     texts, settings = split_infotext(text)
     prompt, _, negative = texts.partition(_NEGATIVE)
-    request: dict[str, Any] = {
-        "compatibility": "webui",
-        "prompt": prompt.strip(),
-        "negative_prompt": negative.strip(),
-    }
+    prompts = {"prompt": prompt.strip(), "negative_prompt": negative.strip()}
+    read = {name: _members_of(name, value) for name, value in settings.items()}
+    while wrong := _wrong_settings(_request(prompts, read), read):
+        read |= {name: {} for name in wrong}
+    left_out = {name: value for name, value in settings.items() if not read[name]}
+    return ReadInfotext(_request(prompts, read), left_out)
+
+
+def _members_of(setting: str, value: str) -> dict[str, Any]:
+    """Return the members of a setting; none for an unknown setting or a wrong number.
+
+    The name of an override setting begins with `override_settings.`.
+    """
+    with suppress(ValueError, OverflowError):
+        if setting in _SIZES:
+            return dict(zip(_SIZES[setting], map(_whole, value.split("x")), strict=True))
+        if setting in _OVERRIDES:
+            member, convert = _OVERRIDES[setting]
+            return {f"{_OF_SETTINGS}{member}": convert(value)}
+        if setting in _MEMBERS:
+            member, convert = _MEMBERS[setting]
+            return {member: convert(value)}
+    return {}
+
+
+def _request(prompts: Mapping[str, str], read: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    request: dict[str, Any] = {"compatibility": "webui", **prompts}
     overrides: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
-    for name, value in settings.items():
-        if name in _SIZES:
-            sides = (_whole(side) for side in value.split("x"))
-            request |= dict(zip(_SIZES[name], sides, strict=True))
-        elif name in _OVERRIDES:
-            member, convert = _OVERRIDES[name]
-            overrides[member] = convert(value)
-        elif name in _MEMBERS:
-            member, convert = _MEMBERS[name]
-            request[member] = convert(value)
-        else:
-            left_out[name] = value
-    if any(name in settings for name in _HIRES):
+    for members in read.values():
+        for name, value in members.items():
+            if name.startswith(_OF_SETTINGS):
+                overrides[name.removeprefix(_OF_SETTINGS)] = value
+            else:
+                request[name] = value
+    if any(read.get(name) for name in _HIRES):
         request["enable_hr"] = True
     if overrides:
         request["override_settings"] = overrides
-    return ReadInfotext(request, left_out)
+    return request
+
+
+def _wrong_settings(request: Any, read: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the settings whose values a request may not have."""
+    try:
+        parse_parameters(request)
+    except ParametersInvalid as error:
+        fields = {each.field for each in error.fields}
+        return [name for name, members in read.items() if fields & members.keys()]
+    return []
 
 
 def split_infotext(text: str) -> tuple[str, dict[str, str]]:

@@ -9,15 +9,68 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypeAlias
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
-from engine.graph.models_folder import CHECKPOINTS, EMBEDDINGS, LORAS, ModelsFolder
+from engine.graph.models_folder import (
+    CHECKPOINTS,
+    EMBEDDINGS,
+    LORAS,
+    UPSCALE_MODELS,
+    ModelsFolder,
+)
 from engine.graph.safetensors_header import read_header
 
 _SHOWN_NAMES = 20
 _OUTPUT_NAME = "ss_output_name"
 _REMEMBERED = 4096
+_SUFFIXES = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerModels:
+    """The names of the models of a ComfyUI server, by their folders.
+
+    If a folder is not in `listed`, its models are not known, and every name is taken.
+    """
+
+    listed: Mapping[str, tuple[str, ...]]
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        return self.listed.get(kind, ())
+
+    def name(self, kind: str, asked: str) -> str:
+        """Return the name of a model for a spelling of the WebUI.
+
+        A name that cannot be looked up gets the usual suffix if it has none. Raises ValueError for
+        an unknown name.
+        """
+        if (names := self.listed.get(kind)) is not None:
+            return _listed_of(kind, asked, names)
+        plain = asked if kind == LORAS else _without_hash(asked)
+        suffix = ".pth" if kind == UPSCALE_MODELS else ".safetensors"
+        return plain if plain.endswith(_SUFFIXES) else plain + suffix
+
+
+Models: TypeAlias = ModelsFolder | ServerModels
+
+
+def model_name(models: Models, kind: str, asked: str) -> str:
+    """Return the name of a model for a spelling of the WebUI. Raises ValueError for an unknown
+    name.
+    """
+    if isinstance(models, ServerModels):
+        return models.name(kind, asked)
+    return _listed_of(kind, asked, models.names(kind))
+
+
+def _listed_of(kind: str, asked: str, names: Sequence[str]) -> str:
+    if kind != LORAS:
+        return listed_name(asked, names)
+    if (name := _named(asked, names)) is None:
+        raise _not_known(names)
+    return name
 
 
 def listed_name(requested: str, names: Sequence[str]) -> str:
@@ -25,20 +78,32 @@ def listed_name(requested: str, names: Sequence[str]) -> str:
 
     `requested` may omit the folder and the extension, and may end with the WebUI's " [hash]".
     """
-    plain = (
-        requested.rpartition(" [")[0]
-        if requested.endswith("]") and " [" in requested
-        else requested
-    )
-    for name in (requested, plain, f"{plain}.safetensors"):
+    name = _named(requested, names) or _named(_without_hash(requested), names)
+    if name is None:
+        raise _not_known(names)
+    return name
+
+
+def _named(requested: str, names: Sequence[str]) -> str | None:
+    """Return the listed name of a model, whose folder and extension may be omitted."""
+    for name in (requested, f"{requested}.safetensors"):
         if name in names:
             return name
     for name in names:
-        path = PurePosixPath(name)
-        if plain in (path.name, path.name.removesuffix(".safetensors")):
+        file = PureWindowsPath(name).name  # A server may run on Windows.
+        if requested == file or (file.endswith(_SUFFIXES) and requested == file.rpartition(".")[0]):
             return name
+    return None
+
+
+def _not_known(names: Sequence[str]) -> ValueError:
     shown = ", ".join(names[:_SHOWN_NAMES]) + (" …" if names[_SHOWN_NAMES:] else "")
-    raise ValueError(f"is not known; there are{f': {shown}' if shown else ' none'}")
+    return ValueError(f"is not known; there are{f': {shown}' if shown else ' none'}")
+
+
+def _without_hash(requested: str) -> str:
+    has_hash = requested.endswith("]") and " [" in requested
+    return requested.rpartition(" [")[0] if has_hash else requested
 
 
 def named_embeddings(texts: Iterable[str], embeddings: Mapping[str, Path]) -> dict[str, Path]:
@@ -52,9 +117,9 @@ def named_embeddings(texts: Iterable[str], embeddings: Mapping[str, Path]) -> di
     }
 
 
-def lora_of_file(models: ModelsFolder, asked: str) -> str:
+def lora_of_file(models: Models, asked: str) -> str:
     """Return the listed name of a LoRA for its file name. Raises ValueError for an unknown name."""
-    return listed_name(asked, models.names(LORAS))
+    return model_name(models, LORAS, asked)
 
 
 def lora_of_any_name(models: ModelsFolder, asked: str) -> str:

@@ -1,13 +1,15 @@
 """The parameters of a diffusion request, with the WebUI's names and the types and ranges of values.
 
 Some members that the WebUI's clients send have no effect in Darkroom. They are accepted only with
-their neutral values. Any other value is an error, because it would be ignored.
+their neutral values. Any other value is an error, because it would be ignored. What requests
+nothing is always accepted: empty values, and the members of parts that are off.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -22,6 +24,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -34,12 +37,40 @@ from engine.graph.names import AUTOMATIC
 from engine.webui.sampler_names import Compatibility, known_sampler, known_scheduler
 
 SEEDS = 2**64
+_DRAWN_SEEDS = 2**32
+"""The number of seeds that the WebUI draws from."""
 Emphasis: TypeAlias = Literal["Original", "No norm", "Ignore"]
 """The effect of the weights of a prompt. With "Original", the mean of a chunk does not change. With
 "No norm", the mean changes. With "Ignore", the weights have no effect."""
+RandnSource: TypeAlias = Literal["GPU", "CPU", "NV"]
+"""The generator that draws the noise of the WebUI. GPU and CPU are torch's generators on the device
+and on the CPU. NV is that of CUDA, computed on the CPU.
+"""
 _MIN_DENOISE = 0.001
-_OWN_VAE = ("", "Automatic", "None")
 _SAME = ("", "Use same checkpoint", "Use same sampler", "Use same scheduler")
+_NOTHING = ("", "none", "null", "false", "-1")
+_BOOLEAN = TypeAdapter(bool)
+
+
+def requests_nothing(value: Any) -> bool:
+    """Whether a value is false, null, empty or -1, so that it requests nothing of any member.
+
+    A form has these values as texts. The number 0 may be a request.
+    """
+    if isinstance(value, list | tuple):
+        return all(map(requests_nothing, value))
+    if isinstance(value, dict):
+        return all(map(requests_nothing, value.values()))
+    if isinstance(value, str):
+        return value.strip().casefold() in _NOTHING
+    return value is None or value is False or value == -1
+
+
+def _without_nothing(values: Any) -> Any:
+    """Return a list without the values that request nothing."""
+    if not isinstance(values, list | tuple):
+        return values
+    return [each for each in values if not requests_nothing(each)]
 
 
 def _no_boolean(value: Any) -> Any:
@@ -83,11 +114,11 @@ def _same_or_scheduler(value: str, info: ValidationInfo) -> str:
 
 
 def _no_model(value: str) -> str:
-    return "" if value == "None" else value
+    return "" if requests_nothing(value) else value
 
 
 def _own_vae(value: str) -> str:
-    return "" if value in _OWN_VAE else value
+    return "" if value.casefold() == "automatic" else _no_model(value)
 
 
 Text = Annotated[str, AfterValidator(_unicode)]
@@ -148,28 +179,77 @@ def always(value: Any) -> _Only:
 
 
 _Off: TypeAlias = Annotated[bool, _Only((False,))]
-_Zero: TypeAlias = Annotated[float, _Only((0,))]
+_Zero: TypeAlias = Annotated[float, _Only((0, -1))]
 _NoText: TypeAlias = Annotated[str, _Only(("",))]
+_NoScript: TypeAlias = Annotated[str, AfterValidator(_no_model), _Only(("",))]
 _NoList: TypeAlias = Annotated[list[Any], _Only(([],))]
 _NoObject: TypeAlias = Annotated[dict[str, Any], _Only(({},))]
 
 
+_SWITCHES = ("enabled", "enable", "ad_model")
+"""The members of a unit of a script that are false or empty if the unit is off. A unit of ADetailer
+is off if it has no model."""
+_UNIT_MODELS = {"model", "module"}
+"""The members of a unit of ControlNet. A unit with both members, both empty, does nothing."""
+
+
 def _idle_scripts(scripts: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError if a script has arguments and is not disabled."""
+    """Return the scripts. Raises ValueError if one of them would change the image."""
     for name, script in scripts.items():
-        args = script.get("args", []) if isinstance(script, dict) else script
-        units = args if isinstance(args, list) else [args]
-        if units[:1] != [False] and not all(_is_idle(unit) for unit in units):
+        args = _arguments(script)
+        has_units = any(isinstance(arg, dict) for arg in args)
+        is_idle = all(_is_idle(arg) or (has_units and arg is True) for arg in args)
+        if args[:1] != [False] and not is_idle:
             raise ValueError(f"{name[:80]!r} is only supported without arguments, or disabled")
     return scripts
 
 
-def _is_idle(unit: Any) -> bool:
-    return not unit or (isinstance(unit, dict) and unit.get("enabled", True) is False)
+def _arguments(script: Any) -> list[Any]:
+    args = script.get("args", []) if isinstance(script, dict) else script
+    return args if isinstance(args, list) else [args]
+
+
+def _is_idle(arg: Any) -> bool:
+    """Whether an argument of a script requests nothing. A unit of a script is an object."""
+    if isinstance(arg, dict):
+        idle = {name for name, value in arg.items() if not value or requests_nothing(value)}
+        if not idle.isdisjoint(_SWITCHES) or idle >= _UNIT_MODELS:
+            return True
+    return not arg or requests_nothing(arg)
+
+
+_OWN_SCRIPTS: dict[str, tuple[tuple[str, Any] | None, ...]] = {
+    "sampler": (("steps", 20), ("sampler_name", "DPM++ 2M"), ("scheduler", AUTOMATIC)),
+    "seed": (
+        ("seed", -1),
+        None,
+        ("subseed", -1),
+        ("subseed_strength", 0),
+        ("seed_resize_from_w", 0),
+        ("seed_resize_from_h", 0),
+    ),
+    "refiner": (None, ("refiner_checkpoint", ""), ("refiner_switch_at", 0.8)),
+}
+"""The arguments of the WebUI's own scripts: the member of a request that has the same value, and
+the default. None stands for the switch of the arguments that follow."""
+
+
+def _repeats_request(name: str, script: Any, body: Mapping[str, Any]) -> bool:
+    """Whether the arguments of one of the WebUI's own scripts repeat members of the body."""
+    args = _arguments(script)
+    known = _OWN_SCRIPTS.get(name.strip().casefold(), ())
+    for known_arg, arg in zip(known, args, strict=False):
+        if known_arg is None:
+            if requests_nothing(arg):
+                return True
+            continue
+        member, usual = known_arg
+        if not requests_nothing(arg) and arg not in (body.get(member), usual):
+            return False
+    return bool(known) and all(map(requests_nothing, args[len(known) :]))
 
 
 NEUTRAL_SETTINGS: dict[str, tuple[Any, ...]] = {
-    "randn_source": ("CPU",),
     "samples_format": ("png",),
     "sd_unet": ("Automatic", "None"),
     "always_discard_next_to_last_sigma": (False,),
@@ -218,25 +298,42 @@ _WITHOUT_EFFECT = re.compile(
 def is_neutral_setting(name: Any, value: Any) -> bool:
     """Whether a setting of the WebUI has a neutral value, or has no effect on an image."""
     if taken := NEUTRAL_SETTINGS.get(name):
-        return value is None or value in taken
+        return value in (None, "") or value in taken
     return isinstance(name, str) and _WITHOUT_EFFECT.match(name) is not None
 
 
+_EMPTY_VALUES: tuple[Any, ...] = ("", [], {})
+
+
 class Strict(BaseModel):
-    """Rejects unknown members. As in the WebUI, null means the same as an absent member."""
+    """Rejects unknown members that request something.
+
+    As in the WebUI, null means the same as an absent member. So does an empty value of a member
+    that is not a text.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, body: Any) -> Any:
+    def _without_absent(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        known = cls.model_fields
-        unknown = sum(name not in known for name in body)
+        given = {name: value for name, value in body.items() if not cls.is_absent(name, value)}
+        unknown = sum(name not in cls.model_fields for name in given)
         if unknown > SHOWN_FIELDS:  # A separate error for each member would take long.
             raise ValueError(f"has {unknown} unsupported members")
-        return {name: v for name, v in body.items() if v is not None or name not in known}
+        return given
+
+    @classmethod
+    def is_absent(cls, name: str, value: Any) -> bool:
+        """Whether a member with this value is taken as absent."""
+        field = cls.model_fields.get(name)
+        if field is None:
+            is_setting = name in NEUTRAL_SETTINGS
+            return is_neutral_setting(name, value) if is_setting else requests_nothing(value)
+        is_text = field.is_required() or isinstance(field.default, str)
+        return value is None or (value in _EMPTY_VALUES and not is_text)
 
 
 class WebUIMembers(Strict):
@@ -252,8 +349,14 @@ class WebUIMembers(Strict):
     override_settings_restore_afterwards: bool = True
     force_task_id: str = ""
     """Accepted without effect: each job has its own settings and its own id."""
+    seed_enable_extras: bool = True
+    do_not_reload_embeddings: bool = False
+    outpath_samples: Text = ""
+    outpath_grids: Text = ""
+    prompt_for_display: Text = ""
+    """Accepted without effect, as in the WebUI's API."""
 
-    script_name: _NoText = ""
+    script_name: _NoScript = ""
     script_args: _NoList = []
     alwayson_scripts: Annotated[dict[str, Any], AfterValidator(_idle_scripts)] = {}
     comments: _NoObject = {}
@@ -264,14 +367,16 @@ class WebUIMembers(Strict):
     firstphase_width: _Zero = 0
     firstphase_height: _Zero = 0
     firstpass_image: _NoText = ""
-    hr_additional_modules: Annotated[list[Any], _Only(([], ["Use same choices"]))] = []
+    hr_additional_modules: Annotated[
+        list[Any], _Only(([], ["Use same choices"])), BeforeValidator(_without_nothing)
+    ] = []
     """A member of Forge."""
 
 
 class OverrideSettings(Strict):
     """Settings for this job only. Settings with neutral values are ignored."""
 
-    sd_model_checkpoint: Name | None = None
+    sd_model_checkpoint: OtherModel | None = None
     sd_vae: OtherVae = ""
     CLIP_stop_at_last_layers: ClipSkip | None = None
     eta_noise_seed_delta: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
@@ -280,6 +385,11 @@ class OverrideSettings(Strict):
     img2img_fix_steps: bool = False
     """Whether img2img takes all `steps`, regardless of `denoising_strength`."""
     emphasis: Emphasis = "Original"
+    randn_source: RandnSource | None = None
+    """The generator that draws noise. null stands for `GPU`.
+
+    The noise of `CPU` and `NV` is the same on every device.
+    """
 
     @staticmethod
     def neutral() -> dict[str, Any]:
@@ -389,13 +499,16 @@ class FromImages(WebUIMembers):
         """Return the given members whose values no node of ComfyUI supports."""
         asked = {
             "resize_mode": self.resize_mode == RESIZE_MODES.index("resize and fill"),
-            "mask_blur": bool(self.mask_blur),
-            "mask_blur_x": bool(self.mask_blur_x),
-            "mask_blur_y": bool(self.mask_blur_y),
-            "inpainting_fill": self.masked_content != "original",
-            "inpaint_full_res": self.inpaint_full_res,
             "initial_noise_multiplier": self.noise_multiplier != 1.0,
         }
+        if self.mask is not None:
+            asked |= {
+                "mask_blur": bool(self.mask_blur),
+                "mask_blur_x": bool(self.mask_blur_x),
+                "mask_blur_y": bool(self.mask_blur_y),
+                "inpainting_fill": self.masked_content != "original",
+                "inpaint_full_res": self.inpaint_full_res,
+            }
         return [
             name for name, is_asked in asked.items() if is_asked and name in self.model_fields_set
         ]
@@ -470,6 +583,10 @@ class OwnOfWebUI(HiresFix):
         size = self.seed_resize_from_w, self.seed_resize_from_h
         return size if min(size) > 0 else None
 
+    def members_of_webui(self) -> list[str]:
+        """Return the given members whose values only the WebUI supports."""
+        return [*self.own(), *(self.members_without_comfyui_node() if self.init_images else ())]
+
     def own(self) -> dict[str, Any]:
         """Return the members that differ from their neutral values."""
         asked = {
@@ -497,7 +614,7 @@ class DiffusionParameters(OwnOfWebUI):
     prompt: Text
     """May be omitted only in the compatibility of the WebUI, where it is then empty."""
     negative_prompt: Text = ""
-    sd_model_checkpoint: Name | None = None
+    sd_model_checkpoint: OtherModel | None = None
     width: Side | None = None
     """The checkpoint's default if unset."""
     height: Side | None = None
@@ -513,9 +630,20 @@ class DiffusionParameters(OwnOfWebUI):
     clip_skip: ClipSkip = 1
     seed: Seed = -1
     eta: Factor | None = None
-    styles: Annotated[tuple[Name, ...], Field(max_length=_MOST_STYLES), FailFast()] = ()
+    styles: Annotated[
+        tuple[Name, ...],
+        Field(max_length=_MOST_STYLES),
+        FailFast(),
+        BeforeValidator(_without_nothing),
+    ] = ()
     """Names of the operator's styles, whose texts are added to the prompts."""
     override_settings: OverrideSettings = OverrideSettings()
+
+    def own(self) -> dict[str, Any]:
+        found, source = super().own(), self.override_settings.randn_source
+        if source not in (None, "GPU"):
+            found["override_settings.randn_source"] = source
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -523,8 +651,8 @@ class DiffusionParameters(OwnOfWebUI):
         """Remove empty names. If there is no `sampler_name`, use `sampler_index` as the name."""
         if not isinstance(body, dict):
             return body
-        given = {k: v for k, v in body.items() if k not in _NAMES or v not in ("", None)}
-        given = _with_own_settings(given)
+        given = {k: v for k, v in body.items() if k not in _NAMES or not requests_nothing(v)}
+        given = _without_idle(_with_own_settings(given))
         if "sampler_name" not in given and "sampler_index" in given:
             given["sampler_name"] = given["sampler_index"]
         return given
@@ -552,6 +680,13 @@ class DiffusionParameters(OwnOfWebUI):
         return (self.seed + (0 if self.varies else index)) % SEEDS
 
     def subseed_of(self, index: int) -> int:
+        """Return the subseed of an image.
+
+        A negative subseed is drawn only for variations. Otherwise it has no effect, and a value
+        that is derived from the seed is shown.
+        """
+        if self.subseed < 0:
+            return (self.seed + index) % _DRAWN_SEEDS
         return (self.subseed + index) % SEEDS
 
     def recorded(self) -> dict[str, Any]:
@@ -563,7 +698,10 @@ class DiffusionParameters(OwnOfWebUI):
             excluded |= FromImages.model_fields.keys() - {"compatibility"}
         elif not self.enable_hr:
             excluded.remove("denoising_strength")
-        return self.model_dump(mode="json", exclude_unset=True, exclude=excluded)
+        recorded = self.model_dump(mode="json", exclude_unset=True, exclude=excluded)
+        if requests_nothing(recorded.get("override_settings")):
+            recorded.pop("override_settings", None)
+        return recorded
 
     @property
     def stops_at_layer(self) -> int:
@@ -592,7 +730,51 @@ def _completed(body: object, compatibility: str) -> object:
         given["compatibility"] = compatibility
     is_webui = given["compatibility"] == "webui"
     defaults = {"prompt": "", "steps": _STEPS} if is_webui else {"steps": _STEPS_OF_COMFYUI}
-    return given | {name: value for name, value in defaults.items() if given.get(name) is None}
+    is_absent = DiffusionParameters.is_absent
+    return given | {n: value for n, value in defaults.items() if is_absent(n, given.get(n))}
+
+
+_OF_MASKS = {
+    *("mask_blur", "mask_blur_x", "mask_blur_y", "mask_round", "inpainting_mask_invert"),
+    *("inpainting_fill", "inpaint_full_res", "inpaint_full_res_padding"),
+}
+_OF_IMAGES = (
+    FromImages.model_fields.keys() - WebUIMembers.model_fields.keys() - {"init_images", "mask"}
+)
+
+
+def _without_idle(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body without the members of parts that are off, whatever their values are."""
+    idle: set[str] = set()
+    is_from_images = bool(body.get("init_images"))
+    if _is_off(body.get("enable_hr")):
+        idle |= {name for name in body if name.startswith("hr_")}
+        idle |= set() if is_from_images else {"denoising_strength"}
+    if not is_from_images:
+        idle |= _OF_IMAGES
+    elif not body.get("mask"):
+        idle |= _OF_MASKS
+    if requests_nothing(body.get("refiner_checkpoint")):
+        idle.add("refiner_switch_at")
+    if _is_off(body.get("s_churn")):
+        idle |= {"s_tmin", "s_tmax"}
+    if requests_nothing(body.get("script_name")):
+        idle.add("script_args")
+    given = {name: value for name, value in body.items() if name not in idle}
+    if isinstance(scripts := given.get("alwayson_scripts"), dict):
+        given["alwayson_scripts"] = {
+            name: script
+            for name, script in scripts.items()
+            if not _repeats_request(name, script, body)
+        }
+    return given
+
+
+def _is_off(value: Any) -> bool:
+    """Whether a member is absent, empty, 0 or false."""
+    with suppress(ValidationError):
+        return not value or not _BOOLEAN.validate_python(value)
+    return False
 
 
 def _with_own_settings(body: dict[str, Any]) -> dict[str, Any]:

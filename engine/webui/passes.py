@@ -8,7 +8,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from engine.errors import FieldError, ParametersInvalid
-from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import (
     CHECKPOINTS,
     EMBEDDINGS,
@@ -18,15 +17,17 @@ from engine.graph.models_folder import (
 )
 from engine.webui.family_defaults import checkpoint_family, checkpoint_traits, default_side
 from engine.webui.model_names import (
-    listed_name,
+    Models,
     lora_of_any_name,
     lora_of_file,
+    model_name,
     named_embeddings,
 )
 from engine.webui.parameters import DiffusionParameters, steps_taken
 from engine.webui.prompt import (
     Lora,
     PromptInvalid,
+    SplitPrompt,
     read_negative_prompt,
     read_prompt,
     split_networks,
@@ -48,6 +49,8 @@ class Pass:
     checkpoint: str
     vae: str | None
     loras: tuple[Lora, ...]
+    notes: tuple[str, ...]
+    """A note for each extra network of the prompt that was left out."""
     prompt: str
     negative_prompt: str
     sampler: str
@@ -67,15 +70,14 @@ class Pass:
     refiner_loras: tuple[Lora, ...] = ()
 
 
-def with_refiner(pass_: Pass, parameters: DiffusionParameters, models: ModelsFolder) -> Pass:
+def with_refiner(pass_: Pass, parameters: DiffusionParameters, models: Models) -> Pass:
     """Return the pass with the refiner of the request. Raises ParametersInvalid.
 
     The LoRAs of the pass apply to the refiner only if the refiner is of the same family.
     """
     if not parameters.refiner_checkpoint:
         return pass_
-    known = models.names(CHECKPOINTS)
-    refiner = _listed("refiner_checkpoint", parameters.refiner_checkpoint, known)
+    refiner = _named("refiner_checkpoint", models, CHECKPOINTS, parameters.refiner_checkpoint)
     if refiner == pass_.checkpoint:
         return pass_
     is_alike = checkpoint_family(models, refiner) == checkpoint_family(models, pass_.checkpoint)
@@ -83,36 +85,37 @@ def with_refiner(pass_: Pass, parameters: DiffusionParameters, models: ModelsFol
 
 
 def first_pass(
-    parameters: DiffusionParameters, catalogue: Catalogue, default_checkpoint: str | None
+    parameters: DiffusionParameters, models: Models, default_checkpoint: str | None
 ) -> Pass:
     """Return the first pass of a request. Raises ParametersInvalid."""
-    prompt, loras = _split(parameters, "prompt", catalogue)
-    checkpoint = _checkpoint(parameters.checkpoint or default_checkpoint, catalogue)
+    split = _split(parameters, "prompt", models)
+    checkpoint = _checkpoint(parameters.checkpoint or default_checkpoint, models)
     sampler, scheduler = resolve(
         parameters.sampler_name,
         parameters.scheduler,
         parameters.compatibility,
         from_noise=not parameters.starts_from_images,
     )
-    _require_guidance_input(parameters, catalogue.models, checkpoint)
-    side = default_side(catalogue.models, checkpoint)
+    _require_guidance_input(parameters, models, checkpoint)
+    side = default_side(models, checkpoint)
     vae = parameters.override_settings.sd_vae
     pass_ = Pass(
         checkpoint=checkpoint,
-        vae=_listed("override_settings.sd_vae", vae, catalogue.models.names(VAES)) if vae else None,
-        loras=loras,
-        prompt=prompt,
+        vae=_named("override_settings.sd_vae", models, VAES, vae) if vae else None,
+        loras=split.loras,
+        notes=split.notes,
+        prompt=split.text,
         negative_prompt=parameters.negative_prompt,
         sampler=sampler,
-        scheduler=_fitted(scheduler, catalogue.models, checkpoint),
+        scheduler=_fitted(scheduler, models, checkpoint),
         steps=parameters.steps,
         width=_whole_cells(parameters.width or side),
         height=_whole_cells(parameters.height or side),
         **_start(parameters),
     )
     _check_prompts(pass_, "prompt", "negative_prompt")
-    if parameters.compatibility == "webui":
-        _require_readable_embeddings(pass_, "prompt", "negative_prompt", catalogue.models)
+    if parameters.compatibility == "webui" and isinstance(models, ModelsFolder):
+        _require_readable_embeddings(pass_, "prompt", "negative_prompt", models)
     return pass_
 
 
@@ -127,28 +130,28 @@ def _start(parameters: DiffusionParameters) -> dict[str, Any]:
     return {"is_from_images": True, "taken_steps": steps_taken(parameters.steps, strength)}
 
 
-def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalogue) -> Pass:
+def second_pass(parameters: DiffusionParameters, first: Pass, models: Models) -> Pass:
     """Return the pass of the hires fix. Settings that are not given are copied from `first`.
 
     Raises ParametersInvalid.
     """
-    prompt, loras = first.prompt, first.loras
+    split = SplitPrompt(first.prompt, first.loras)
     if parameters.hr_prompt:
-        prompt, loras = _split(parameters, "hr_prompt", catalogue)
+        split = _split(parameters, "hr_prompt", models)
     checkpoint = first.checkpoint
     if asked := parameters.hr_checkpoint_name:
-        known = catalogue.models.names(CHECKPOINTS)
-        checkpoint = _listed("hr_checkpoint_name", asked, known)
+        checkpoint = _named("hr_checkpoint_name", models, CHECKPOINTS, asked)
     sampler, scheduler = _hires_sampler(parameters)
     width, height = _target_size(parameters, first)
     pass_ = Pass(
         checkpoint=checkpoint,
         vae=first.vae,
-        loras=loras,
-        prompt=prompt,
+        loras=split.loras,
+        notes=split.notes,
+        prompt=split.text,
         negative_prompt=parameters.hr_negative_prompt or first.negative_prompt,
         sampler=sampler,
-        scheduler=_fitted(scheduler, catalogue.models, checkpoint),
+        scheduler=_fitted(scheduler, models, checkpoint),
         steps=parameters.hr_second_pass_steps or parameters.steps,
         width=width,
         height=height,
@@ -157,8 +160,8 @@ def second_pass(parameters: DiffusionParameters, first: Pass, catalogue: Catalog
         uncropped=_covering_size(parameters, first),
     )
     _check_prompts(pass_, "hr_prompt", "hr_negative_prompt")
-    if parameters.compatibility == "webui":
-        _require_readable_embeddings(pass_, "hr_prompt", "hr_negative_prompt", catalogue.models)
+    if parameters.compatibility == "webui" and isinstance(models, ModelsFolder):
+        _require_readable_embeddings(pass_, "hr_prompt", "hr_negative_prompt", models)
     return pass_
 
 
@@ -175,7 +178,7 @@ def _hires_sampler(parameters: DiffusionParameters) -> tuple[str, str]:
     )
 
 
-def _fitted(scheduler: str, models: ModelsFolder, checkpoint: str) -> str:
+def _fitted(scheduler: str, models: Models, checkpoint: str) -> str:
     """Return the variant of the scheduler for the family of the checkpoint."""
     if scheduler != ALIGN_YOUR_STEPS:
         return scheduler
@@ -184,7 +187,7 @@ def _fitted(scheduler: str, models: ModelsFolder, checkpoint: str) -> str:
 
 
 def _require_guidance_input(
-    parameters: DiffusionParameters, models: ModelsFolder, checkpoint: str
+    parameters: DiffusionParameters, models: Models, checkpoint: str
 ) -> None:
     """Raise ParametersInvalid for a guidance scale that the checkpoint cannot use."""
     traits = checkpoint_traits(models, checkpoint)
@@ -228,25 +231,25 @@ def _whole_cells(side: int) -> int:
     return side - side % _MULTIPLE
 
 
-def _checkpoint(asked: str | None, catalogue: Catalogue) -> str:
+def _checkpoint(asked: str | None, models: Models) -> str:
     if asked is None:
         message = "is required, because this endpoint has no checkpoint of its own"
         raise _field_invalid("missing", message, "sd_model_checkpoint")
-    return _listed("sd_model_checkpoint", asked, catalogue.models.names(CHECKPOINTS))
+    return _named("sd_model_checkpoint", models, CHECKPOINTS, asked)
 
 
-def _listed(field: str, asked: str, known: tuple[str, ...]) -> str:
+def _named(field: str, models: Models, kind: str, asked: str) -> str:
     try:
-        return listed_name(asked, known)
+        return model_name(models, kind, asked)
     except ValueError as error:
         raise _field_invalid("value_not_in_list", str(error), field) from None
 
 
-def _split(
-    parameters: DiffusionParameters, field: str, catalogue: Catalogue
-) -> tuple[str, tuple[Lora, ...]]:
+def _split(parameters: DiffusionParameters, field: str, models: Models) -> SplitPrompt:
     is_webui = parameters.compatibility == "webui"
-    find = partial(lora_of_any_name if is_webui else lora_of_file, catalogue.models)
+    find = partial(lora_of_file, models)
+    if is_webui and isinstance(models, ModelsFolder):
+        find = partial(lora_of_any_name, models)
     try:
         return split_networks(getattr(parameters, field), find, skips_unknown=is_webui)
     except PromptInvalid as error:

@@ -22,6 +22,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TypeAlias
 
+from engine.reports import Note
+
 _MAX_WEIGHT = 1000.0
 _MAX_NUMBER_CHARS = 40
 
@@ -362,6 +364,7 @@ _NETWORK = re.compile(r"<(\w++):([^<>]++)>")
 _MAX_LORAS = 16
 _MAX_STRENGTH = 100.0
 _STRENGTH_NAMES = ("te", "unet")
+_LORA_KINDS = ("lora", "lyco")
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,25 +376,45 @@ class Lora:
     strength_clip: float
 
 
+@dataclass(frozen=True, slots=True)
+class SplitPrompt:
+    """A prompt without its extra networks, and the LoRAs among these networks."""
+
+    text: str
+    loras: tuple[Lora, ...]
+    notes: tuple[str, ...] = ()
+    """A note for each network that was left out."""
+
+
 def split_networks(
     prompt: str, find: Callable[[str], str], *, skips_unknown: bool = False
-) -> tuple[str, tuple[Lora, ...]]:
-    """Return the prompt without its extra networks, and the LoRAs among these networks.
+) -> SplitPrompt:
+    """Separate a prompt and its extra networks.
 
     `find` returns the listed name of a LoRA. Raises PromptInvalid if a network is malformed. Also
-    raises PromptInvalid if a network is unknown or not a LoRA, unless `skips_unknown` is true.
+    raises PromptInvalid if a network is unknown or not a LoRA. If `skips_unknown` is true, such a
+    network is left out instead.
     """
     found = list(_NETWORK.finditer(prompt))
     if len(found) > _MAX_LORAS:
         raise PromptInvalid(f"it names {len(found)} LoRAs, but at most {_MAX_LORAS} are allowed")
     loras: list[Lora] = []
+    notes: list[str] = []
     for match in found:
         try:
             loras.append(_lora(match, find))
         except _Unknown:
             if not skips_unknown:
                 raise
-    return _NETWORK.sub("", prompt), tuple(loras)
+            notes.append(_left_out_note(*match.groups()))
+    return SplitPrompt(_NETWORK.sub("", prompt), tuple(loras), tuple(notes))
+
+
+def _left_out_note(kind: str, content: str) -> str:
+    name = content.partition(":")[0]
+    if kind in _LORA_KINDS:
+        return Note.LORA_LEFT_OUT.about(name)
+    return Note.NETWORK_LEFT_OUT.about(f"{kind}:{name}")
 
 
 class _Unknown(PromptInvalid):
@@ -406,11 +429,11 @@ def _lora(match: re.Match[str], find: Callable[[str], str]) -> Lora:
     """
     kind, content = match.groups()
     shown = match[0][:80]
-    if kind not in ("lora", "lyco"):
+    if kind not in _LORA_KINDS:
         raise _Unknown(f"{shown} is not supported; only <lora:name:weight> is supported")
     asked, *strengths = content.split(":")
     try:
-        name = find(asked.strip())
+        name = _found(asked, find)
     except ValueError as error:
         raise _Unknown(f"{shown}: the LoRA {error}") from None
     given: dict[str, float] = {}
@@ -422,6 +445,16 @@ def _lora(match: re.Match[str], find: Callable[[str], str]) -> Lora:
         given[key] = _strength(number, shown)
     clip = given.get("te", 1.0)
     return Lora(name, given.get("unet", clip), clip)
+
+
+def _found(asked: str, find: Callable[[str], str]) -> str:
+    """Return the listed name of a LoRA. Spaces at the ends may belong to the name of the file."""
+    try:
+        return find(asked)
+    except ValueError:
+        if asked == asked.strip():
+            raise
+        return find(asked.strip())
 
 
 def _strength(number: str, shown: str) -> float:

@@ -97,7 +97,7 @@ OWN_SAMPLERS = (
 SCHEDULER_OF = names.SCHEDULER_OF | {each.name: each for each in OWN_SCHEDULERS}
 SAMPLER_OF = (
     names.SAMPLER_OF
-    | {name: replace(names.SAMPLER_OF[name], eta=1.0) for name in _ANCESTRAL}
+    | {each.name: replace(each, eta=1.0) for each in names.SAMPLERS if each.cpu_name in _ANCESTRAL}
     | {name: replace(names.SAMPLER_OF[name], churns=True) for name in _WITHOUT_PAST}
     | {each.name: each for each in OWN_SAMPLERS}
 )
@@ -109,6 +109,8 @@ _NEW_SCHEDULERS = tuple(
 )
 ALL_SCHEDULERS = (*names.SCHEDULERS, *_NEW_SCHEDULERS)
 _TIMESTEP_SCHEDULERS = {_TIMESTEPS, _TIME_UNIFORM}
+_WITHOUT_NOISE_FACTOR = {"euler_ancestral", "webui_dpm_adaptive", "restart", "lcm"}
+"""The samplers of the WebUI that add noise, but for which the WebUI does not list `s_noise`."""
 ALL_SAMPLERS = tuple(
     replace(each, automatic=AUTOMATIC) if each.automatic in _TIMESTEP_SCHEDULERS else each
     for each in (*names.SAMPLERS, *_NEW_SAMPLERS)
@@ -146,6 +148,8 @@ def sampler(spelling: str) -> tuple[str, str | None]:
         except ValueError as error:
             more = ", ".join(each.label for each in _NEW_SAMPLERS)
             raise ValueError(f"{error}, {more}") from None
+    # The setting `randn_source` of the WebUI decides where paths are drawn, not the sampler.
+    name = names.SAMPLER_OF[name].cpu_name if name in names.SAMPLER_OF else name
     return _WEBUI_SAMPLER.get(name, name), joined and _WEBUI_SCHEDULER.get(joined, joined)
 
 
@@ -196,6 +200,14 @@ def asked_scheduler(sampler_spelling: str, scheduler_spelling: str) -> str:
 def follows_timesteps(sampler: Sampler) -> bool:
     """Whether a sampler steps through timesteps and ignores the requested scheduler."""
     return sampler.automatic in _TIMESTEP_SCHEDULERS
+
+
+def noise_options(sampler: Sampler) -> tuple[str, ...]:
+    """Return the members about noise that the WebUI lists for a sampler. Others have no effect."""
+    if sampler.churns:
+        return ("s_churn", "s_tmin", "s_tmax", "s_noise")
+    has_noise = sampler.noise != "none" and not follows_timesteps(sampler)
+    return ("s_noise",) if has_noise and sampler.name not in _WITHOUT_NOISE_FACTOR else ()
 
 
 def sampler_alone(spelling: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from engine.graph.models_folder import UPSCALE_MODELS, ModelsFolder
-from engine.webui.model_names import listed_name
+from engine.graph.models_folder import UPSCALE_MODELS
+from engine.webui.model_names import Models, model_name
 
 UpscaleBy: TypeAlias = Literal["latent", "pixels", "model"]
 
@@ -41,12 +41,12 @@ _UPSCALE_MODELS = {
 _BY_KEY = {name.casefold(): upscaler for name, upscaler in UPSCALERS.items()}
 
 
-def upscaler_named(asked: str, models: ModelsFolder) -> Upscaler | None:
+def upscaler_named(asked: str, models: Models) -> Upscaler | None:
     """Return the upscaler of that name, or None. The name may be the name of a model."""
     if known := _BY_KEY.get(asked.casefold()):
         return known
     named = _UPSCALE_MODELS.get(asked.casefold(), asked)
     try:
-        return Upscaler("model", listed_name(named, models.names(UPSCALE_MODELS)))
+        return Upscaler("model", model_name(models, UPSCALE_MODELS, named))
     except ValueError:
         return None

@@ -39,7 +39,7 @@ class Studio:
     def _submit(self, request: Mapping[str, Any]) -> SimpleQueue[EngineEvent]:
         parameters = parse_parameters({"width": SIDE, "height": SIDE, **request})
         compiled = compile_parameters(
-            parameters, self._catalogue, Limits(), default_checkpoint=self._checkpoint
+            parameters, self._catalogue.models, Limits(), default_checkpoint=self._checkpoint
         )
         events: SimpleQueue[EngineEvent] = SimpleQueue()
         graph = validate(compiled.prompt, self._catalogue, Limits())

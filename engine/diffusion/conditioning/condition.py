@@ -1,15 +1,16 @@
-"""Conditionings: encoded texts, each with its area, steps, strength and ControlNets."""
+"""Conditionings: encoded texts, each with its area, steps, strength, boxes and ControlNets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.diffusion.conditioning.control_net import Control
+from engine.diffusion.conditioning.gligen import Gligen, Grounding, TextBox, with_box
 from engine.diffusion.images.latents import Mask
 from engine.diffusion.vision.unclip import UnclipImage
 from engine.errors import EngineError
@@ -45,6 +46,29 @@ class AreaPercentage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ConcatImage:
+    """A picture for a network with further input channels, such as a network for inpainting."""
+
+    samples: Tensor
+    """(batch, channels, h, w), in the scale of the VAE."""
+    mask: Mask | None = None
+    """(batch, height, width) of 0..1, in any size. It is 1 where the network paints. None: the mask
+    of the sampled latent is used.
+    """
+
+
+class AttentionBias(NamedTuple):
+    """A number that is added to the attention to the tokens from `start` to before `stop`.
+
+    It applies to the tokens before `start` and to the image, but not to the tokens from `start` on.
+    """
+
+    start: int
+    stop: int
+    bias: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Condition:
     """One encoded text, and where, when and how strongly it applies."""
 
@@ -69,12 +93,29 @@ class Condition:
     percent_range: tuple[float, float] = (0.0, 1.0)
     """The start and the end, as fractions (0..1) for `NoiseLevels.percent_to_sigma`."""
     controls: tuple[Control, ...] = ()
+    grounding: Grounding | None = None
+    """The boxes that say where the things of other texts are."""
     unclip: tuple[UnclipImage, ...] = ()
     """Images that condition an unCLIP model in addition to the text."""
     class_labels: Tensor | None = None
     """(1, width), computed from `unclip` and the seed of the sampler."""
-    guidance: float | None = None
-    """The guidance scale that a distilled model gets as an input. None: the model's usual scale."""
+    concat_image: ConcatImage | None = None
+    concat_latent: Tensor | None = None
+    """(batch, n, h, w), computed from `concat_image` and the sampled latent: the channels that the
+    network gets after those of the latent.
+    """
+    attention_biases: tuple[AttentionBias, ...] = ()
+    """The biases of parts of the tokens, for models that attend to text and image together."""
+    reference_latents: tuple[Tensor, ...] = ()
+    """(batch, channels, h, w) each, in the scale of the VAE: pictures for models that edit them."""
+    reference_method: str = "offset"
+    """The method that gives the reference latents their positions, as ComfyUI calls it."""
+    references: tuple[Tensor, ...] = ()
+    """The reference latents in the scale and the number of the sampled latents."""
+    guidance: float | None = 3.5
+    """The guidance scale that distilled models take as an input (3.5 is usual). None: the model
+    gets no scale.
+    """
 
     def concatenated(self, other: Condition) -> Condition:
         """Return this condition with the tokens of `other` after its own.
@@ -139,6 +180,32 @@ of the x0s of the conditions, weighted by strength.
 def controlled(conditioning: Conditioning, control: Control) -> Conditioning:
     """Return the conditioning with one more ControlNet for each condition."""
     return tuple(replace(each, controls=(*each.controls, control)) for each in conditioning)
+
+
+def in_box(conditioning: Conditioning, network: Gligen, box: TextBox) -> Conditioning:
+    """Return the conditioning with one more box of GLIGEN for each condition. Raises EngineError
+    for too many boxes, or a text of another model.
+    """
+    return tuple(
+        replace(each, grounding=with_box(each.grounding, network, box)) for each in conditioning
+    )
+
+
+def with_shared_grounding(positive: Conditioning, other: Conditioning) -> Conditioning:
+    """Return `other` with the boxes of `positive`, as in ComfyUI.
+
+    Only conditions without an area share boxes. If such a condition of `other` has boxes already,
+    `other` is returned unchanged.
+    """
+    whole = [index for index, each in enumerate(other) if _is_whole(each)]
+    shared = [each.grounding for each in positive if _is_whole(each) and each.grounding]
+    if not whole or any(other[index].grounding for index in whole):
+        return other
+    found = list(other)
+    for number, grounding in enumerate(shared):
+        index = whole[number % len(whole)]
+        found[index] = replace(other[index], grounding=grounding)
+    return tuple(found)
 
 
 def with_shared_controls(positive: Conditioning, negative: Conditioning) -> Conditioning:

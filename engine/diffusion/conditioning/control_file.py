@@ -1,9 +1,9 @@
 """Reads ControlNets and T2I adapters from `.safetensors` files.
 
-The keys of a file are those of Stable Diffusion or of diffusers, and show whether the file has a
-ControlNet or a T2I adapter. The configuration is derived from the shapes of the weights; the number
-of attention heads is derived from the width of the text. A ControlNet for which this number is
-wrong needs a configuration: `name.config/config.json`, or `config.json` in a diffusers folder.
+The keys of a file are those of Stable Diffusion, XLabs or diffusers, and show what the file has.
+The configuration is derived from the shapes of the weights; the number of attention heads of a
+network for UNets is derived from the width of the text. If this number is wrong, the network needs
+a configuration: `name.config/config.json`, or `config.json` in a diffusers folder.
 
 A T2I adapter (Mou et al. 2023, arXiv:2302.08453) computes features of a picture without a latent,
 time or text. The encoder of a UNet adds these features to its own.
@@ -12,27 +12,39 @@ time or text. The encoder of a UNet adds these features to its own.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import ref
 
 import torch
-from diffusers import ControlNetModel, T2IAdapter
+from diffusers import ControlNetModel, FluxControlNetModel, T2IAdapter, ZImageControlNetModel
 from diffusers.loaders.single_file_utils import (
     DIFFUSERS_TO_LDM_MAPPING,
     convert_controlnet_checkpoint,
 )
 
+from engine.diffusion.conditioning.union_control_net import union_key, union_of
+from engine.diffusion.families.flux import Flux
+from engine.diffusion.families.z_image import ZImage
+from engine.diffusion.families.z_image_control import control_net_config, share_untrained_blocks
 from engine.diffusion.loading.layers import use_one_dnn
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
-from engine.diffusion.loading.networks import require_unet
+from engine.diffusion.loading.networks import configuration_checked, require_unet
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.weights import LoadTarget, Weights, first_line, read_json
 from engine.errors import CheckpointUnavailable
+from engine.families.control_nets import (
+    LDM_PREFIX,
+    T2I_PREFIX,
+    ControlKind,
+    ControlTraits,
+    control_traits,
+    require_model_patch,
+)
 from engine.graph.models_folder import CONFIG_SUFFIX, CONTROL_NETS
 
-_PREFIX = "adapter."
 _CELL_PIXELS = 8 * 8
 """The pixels in a cell of a latent. The first layer has a channel for each pixel and colour."""
 _RESNETS = {True: 4, False: 2}
@@ -40,14 +52,9 @@ _RESNETS = {True: 4, False: 2}
 _LEVEL = re.compile(r"^body\.(\d+)\.")
 
 
-def is_t2i_adapter(keys: Collection[str]) -> bool:
-    """Return whether `keys` are the names of a T2I adapter's weights."""
-    return any(key.removeprefix(_PREFIX).startswith("body.0.") for key in keys)
-
-
 def read_t2i_adapter(weights: Weights, target: LoadTarget) -> Any:
     """Read a T2I adapter. Raises CheckpointUnavailable."""
-    shapes = {key.removeprefix(_PREFIX): shape for key, shape in weights.shapes.items()}
+    shapes = {key.removeprefix(T2I_PREFIX): shape for key, shape in weights.shapes.items()}
     is_light = "conv_in.weight" not in shapes
     first = shapes.get("body.0.in_conv.weight" if is_light else "conv_in.weight", ())
     if len(first) != 4 or first[1] not in {_CELL_PIXELS, 3 * _CELL_PIXELS}:
@@ -89,7 +96,7 @@ def _adapter_key_map(names: Collection[str], keys: Collection[str], *, is_light:
         return {name: StoredTensor(name) for name in names}
     found = {}
     for name in names:
-        key = name.removeprefix(_PREFIX)
+        key = name.removeprefix(T2I_PREFIX)
         if is_light:
             key = key.replace(".resnets.", ".body.")
         else:
@@ -106,13 +113,6 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """The shapes of the weights, by the names that diffusers uses."""
 
 _DIFFUSERS_NAME = "diffusion_pytorch_model."
-_LDM_PREFIX = "control_model."
-_CONTROL_NET_KEYS = ("zero_convs.0.0.weight", "controlnet_cond_embedding.conv_in.weight")
-_UNSUPPORTED = {
-    "lora_controlnet": "a ControlLoRA",
-    "lllite_": "a ControlNet-LLLite",
-    "task_embedding": "a union of ControlNets",
-}
 _DIFFERENCE = "difference"
 """A key of files in which some weights are differences from the weights of a UNet."""
 _HEADS_OF_SD1 = 8
@@ -132,15 +132,24 @@ def read_control_net(path: Path, device: torch.device, *, base: Any = None) -> A
         raise CheckpointUnavailable(
             f"{path.name} contains differences to a model: load it with DiffControlNetLoader"
         )
-    target = LoadTarget(device, torch.float16 if device.type == "cuda" else torch.float32)
-    if is_t2i_adapter(weights.shapes):
+    traits = control_traits(path.name, weights.shapes)
+    is_flux = traits.kind in {ControlKind.FLUX, ControlKind.XLABS}
+    half = torch.bfloat16 if is_flux else torch.float16  # Flux.1 overflows in float16.
+    target = LoadTarget(device, half if device.type == "cuda" else torch.float32)
+    if is_flux:
+        return _read_flux_control_net(weights, traits, target)
+    if traits.kind is ControlKind.T2I_ADAPTER:
         return read_t2i_adapter(weights, target)
     key_map = _key_map(weights)
     try:
         shapes = {name: weights.shapes[stored.key] for name, stored in key_map.items()}
         config = _config_beside(path) or config_of(shapes)
         with torch.device("meta"):
-            network: Any = ControlNetModel.from_config(config)
+            if types := traits.union_types:
+                network: Any = union_of(config, types, shapes["task_embedding"][1])
+                key_map = {name: key_map[union_key(name)] for name in network.state_dict()}
+            else:
+                network = ControlNetModel.from_config(config)
         weights.load_into(network, key_map, target)
         if is_difference:
             _add(base, network)
@@ -154,6 +163,66 @@ def read_control_net(path: Path, device: torch.device, *, base: Any = None) -> A
         # this, and not the weights.
         network.register_to_config(global_pool_conditions=True)
     return use_one_dnn(network)
+
+
+_XLABS_NAMES = {
+    "controlnet_x_embedder": "pos_embed_input",
+    "input_hint_block.conv_in": "input_hint_block.0",
+    **{f"input_hint_block.blocks.{at}": f"input_hint_block.{2 * at + 2}" for at in range(6)},
+    "input_hint_block.conv_out": "input_hint_block.14",
+}
+_XLABS_CONFIG = {"conditioning_embedding_channels": 16, "patch_size": 2}
+
+
+class _FluxControlNet(FluxControlNetModel):
+    """A ControlNet of Flux.1. Unlike in diffusers, a union may be called without a type."""
+
+    def forward(self, *args: Any, controlnet_mode: Any = None, **inputs: Any) -> Any:
+        # diffusers refuses a union without a type unless this flag is off.
+        self.union = controlnet_mode is not None
+        parent: Any = super()
+        return parent.forward(*args, controlnet_mode=controlnet_mode, **inputs)
+
+
+def _read_flux_control_net(weights: Weights, traits: ControlTraits, target: LoadTarget) -> Any:
+    """Read a ControlNet of Flux.1. Raises CheckpointUnavailable."""
+    shapes, family = weights.shapes, Flux()
+    is_xlabs = traits.kind is ControlKind.XLABS
+    with configuration_checked(weights.name), torch.device("meta"), warnings.catch_warnings():
+        # diffusers warns that its own `FluxPosEmbed` is deprecated.
+        warnings.simplefilter("ignore", FutureWarning)
+        # `Flux.config` reads `out_channels` from the last layer, which a ControlNet lacks.
+        config = family.config({**shapes, "proj_out.weight": (0,)})
+        del config["out_channels"]
+        config["num_mode"] = traits.union_types or None
+        make: Any = _FluxControlNet.from_config
+        network: Any = make(config | (_XLABS_CONFIG if is_xlabs else {}))
+        key_map = {name: _flux_key(name, family, shapes) for name in network.state_dict()}
+    return use_one_dnn(weights.load_into(network, key_map, target))
+
+
+def read_model_patch(path: Path, device: torch.device) -> Any:
+    """Read a ControlNet of Z-Image. Raises CheckpointUnavailable."""
+    weights = Weights(path)
+    require_model_patch(path.name, weights.shapes)
+    with configuration_checked(weights.name), torch.device("meta"):
+        make: Any = ZImageControlNetModel.from_config
+        network: Any = make(control_net_config(weights.shapes))
+    key_map = ZImage().key_map(list(network.state_dict()), weights.shapes)
+    # Z-Image overflows in float16.
+    target = LoadTarget(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    network = weights.load_into(network, key_map, target)
+    share_untrained_blocks(network)
+    return use_one_dnn(network)
+
+
+def _flux_key(name: str, family: Flux, shapes: Shapes) -> StoredTensor:
+    stem, _, end = name.rpartition(".")
+    if name not in shapes and stem in _XLABS_NAMES:
+        return StoredTensor(f"{_XLABS_NAMES[stem]}.{end}")
+    if name.startswith("controlnet_"):
+        return StoredTensor(name)
+    return family.key_map([name], shapes)[name]
 
 
 def control_net_on(store: ModelStore, name: str, unet: Any) -> Any:
@@ -228,8 +297,7 @@ def _count(shapes: Shapes, prefix: str) -> int:
 
 
 def _key_map(weights: Weights) -> KeyMap:
-    keys = {key.removeprefix(_LDM_PREFIX): StoredTensor(key) for key in weights.shapes}
-    _require_control_net(weights.name, keys)
+    keys = {key.removeprefix(LDM_PREFIX): StoredTensor(key) for key in weights.shapes}
     downsamplers = (int(key.split(".")[1]) for key in keys if key.endswith(".0.op.weight"))
     layers = min(downsamplers, default=1) - 1
     # The conversion only renames the keys, so the values need not be tensors.
@@ -241,14 +309,6 @@ def _key_map(weights: Weights) -> KeyMap:
     text_time = mapping["addition_embed_type"].items()
     key_map |= {ours: keys[theirs] for ours, theirs in text_time if theirs in keys}
     return {name: stored for name, stored in key_map.items() if stored is not None}
-
-
-def _require_control_net(name: str, keys: Collection[str]) -> None:
-    for prefix, kind in _UNSUPPORTED.items():
-        if any(key.startswith(prefix) for key in keys):
-            raise CheckpointUnavailable(f"{name} is {kind}, which is not supported yet")
-    if not any(key in keys for key in _CONTROL_NET_KEYS):
-        raise CheckpointUnavailable(f"{name} is not a ControlNet of Stable Diffusion 1, 2 or XL")
 
 
 def _config_beside(path: Path) -> dict[str, Any] | None:

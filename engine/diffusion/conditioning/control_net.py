@@ -1,25 +1,84 @@
 """ControlNet: a picture that guides the denoising together with the text.
 
 As in Zhang et al. 2023 (arXiv:2302.05543), the picture is the input of a second network. The
-outputs of this network are added to the skip connections and to the middle block of the UNet.
+outputs of this network are added to the skip connections and to the middle block of the UNet, or
+to the blocks of a transformer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from diffusers import T2IAdapter
+from diffusers import ControlNetModel, FluxControlNetModel, T2IAdapter
 from torch import Tensor
 
-from engine.diffusion.images.latents import PIXELS_PER_LATENT, Images
+from engine.batcher import Work
+from engine.diffusion.conditioning.union_control_net import UnionControlNet
+from engine.diffusion.images.latents import COLOURS, PIXELS_PER_LATENT, Images, repeated_to
 from engine.diffusion.images.resampling import resampled
+from engine.diffusion.images.vae import Vae, encoded_within_memory
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.errors import EngineError
+from engine.families.control_nets import NEEDS_VAE, type_problem
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ControlNet:
+    """A loaded ControlNet or T2I adapter. `type` is the type of the hint that a union gets."""
+
+    network: Any
+    type: int | None = None
+
+    def with_type(self, number: int | None) -> ControlNet:
+        """Return the union with hints of that type. Raises EngineError if it has no such type."""
+        types = getattr(self.network.config, "num_mode", None)
+        if number is not None and (problem := type_problem(number, types or 0)):
+            raise EngineError(problem)
+        return replace(self, type=number)
+
+    def control(
+        self,
+        hint: Images,
+        strength: float,
+        *,
+        vae: Vae | None = None,
+        percent_range: tuple[float, float] = (0.0, 1.0),
+        applies_to_uncond: bool = False,
+    ) -> Control:
+        """Return the network with a hint. Raises EngineError if it needs another VAE, or a VAE."""
+        if not takes_latents(self.network):
+            vae = None
+        elif vae is None:
+            raise EngineError(NEEDS_VAE)
+        elif vae.channels != (channels := self.network.config.in_channels // 4):
+            raise EngineError(
+                f"the VAE makes latents of {vae.channels} channels, but the ControlNet needs "
+                f"{channels}: use the VAE of the model"
+            )
+        return Control(
+            self.network,
+            hint,
+            strength,
+            percent_range,
+            type=self.type,
+            vae=vae,
+            applies_to_uncond=applies_to_uncond,
+        )
+
+
+def takes_latents(network: Any) -> bool:
+    """Return whether the network gets hints that a VAE has encoded."""
+    is_flux = isinstance(network, FluxControlNetModel)
+    return is_flux and network.config.conditioning_embedding_channels is None
+
+
+_Size: TypeAlias = tuple[int, int, int]
+"""A number of pictures, and a height and a width in latent cells."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,10 +90,16 @@ class Control:
     strength: float
     percent_range: tuple[float, float] = (0.0, 1.0)
     """The start and the end of the control, as fractions (0..1) of the timesteps."""
+    type: int | None = None
+    """The type of the hint, for a union of ControlNets. None: the union gets no type."""
+    vae: Vae | None = None
+    """The VAE that encodes the hint, if the network needs latents."""
     applies_to_uncond: bool = False
     """Whether `with_shared_controls` applies the control to the negative conditioning too."""
-    _resized: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """The hint as (n, 3, height, width), by height and width."""
+    _resized: dict[_Size, Tensor] = field(default_factory=dict)
+    """The first n pictures of the hint as (n, 3, 8 * h, 8 * w), by n, h and w."""
+    _encoded: dict[_Size, Tensor] = field(default_factory=dict)
+    """The first n pictures of the hint as latents (n, channels, h, w), by n, h and w."""
 
     def applies_at(self, sigma: float, levels: NoiseLevels) -> bool:
         start, end = (levels.percent_to_sigma(percent) for percent in self.percent_range)
@@ -45,14 +110,42 @@ class Control:
 
         If the hint has several pictures, the latents use these pictures in turn.
         """
-        height, width = (side * PIXELS_PER_LATENT for side in x.shape[2:])
-        if (height, width) not in self._resized:
-            resized = resampled(
-                self.hint.movedim(-1, 1), width, height, method="nearest-exact", crop="center"
-            )
-            self._resized[height, width] = resized.to(x.device)
-        hints = self._resized[height, width]
-        return hints[torch.arange(len(x), device=x.device) % len(hints)]
+        size = self._size_for(x)
+        if size not in self._resized:
+            self._resized[size] = self._hint_of(*size).to(x.device)
+        return repeated_to(self._resized[size], len(x))
+
+    def latent_hint_for(self, x: Tensor) -> Tensor:
+        """Return the latents of the hint (batch, channels, h, w), which `encode_hint` has made."""
+        return repeated_to(self._encoded[self._size_for(x)].to(x.device), len(x))
+
+    def encode_hint(self, x: Tensor) -> Work[None]:
+        """Encode the hint for the latents `x`, unless it is encoded or needs no VAE."""
+        size = self._size_for(x)
+        if self.vae is not None and size not in self._encoded:
+            images = self._hint_of(*size).movedim(1, -1)
+            latent = yield from encoded_within_memory(self.vae, images, lambda: None)
+            self._encoded[size] = latent.samples
+
+    def _size_for(self, x: Tensor) -> _Size:
+        """Return the number of pictures that the latents `x` use, and the sides of `x`."""
+        height, width = x.shape[2:]
+        return min(len(self.hint), len(x)), height, width
+
+    def _hint_of(self, count: int, height: int, width: int) -> Tensor:
+        return resampled(
+            self.hint[:count, ..., :COLOURS].movedim(-1, 1),
+            width * PIXELS_PER_LATENT,
+            height * PIXELS_PER_LATENT,
+            method="nearest-exact",
+            crop="center",
+        )
+
+
+def require_unet_control(control: Control) -> None:
+    """Raise EngineError if a ControlNet is not for a UNet."""
+    if not isinstance(control.network, ControlNetModel | T2IAdapter):
+        raise EngineError("the ControlNet is for a transformer, but the model has a UNet")
 
 
 def residuals(
@@ -76,15 +169,18 @@ def residuals(
     rows = torch.arange(len(x), device=x.device).split(list(sizes))
     sums: list[Tensor] = []
     inside: list[Tensor] = []
-    for network, uses in _by_network(controls, rows).items():
+    for network, uses in by_network(controls, rows).items():
         at = torch.cat([places for _, places in uses])
         dtype = next(network.parameters()).dtype
         hints = torch.cat([control.hint_for(x[places]) for control, places in uses]).to(dtype)
-        scattered = partial(_scattered, strengths=_strengths(uses), at=at, like=x)
+        placed = partial(scattered, uses=uses, like=x)
         if isinstance(network, T2IAdapter):
-            inside = _added(inside, map(scattered, _features(network, hints)))
+            inside = added(inside, map(placed, _features(network, hints)))
             continue
         _require_same_text(network, tokens)
+        types = {}
+        if isinstance(network, UnionControlNet):
+            types["class_labels"] = _types(network, uses).to(hints)
         found = network(
             x[at].to(dtype),
             timesteps[at],
@@ -92,9 +188,21 @@ def residuals(
             hints,
             added_cond_kwargs={name: each[at] for name, each in extra.items()},
             return_dict=False,
+            **types,
         )
-        sums = _added(sums, map(scattered, (*found[0], found[1])))
+        sums = added(sums, map(placed, (*found[0], found[1])))
     return _arguments(sums, inside)
+
+
+def _types(union: Any, uses: Sequence[tuple[Control, Tensor]]) -> Tensor:
+    """Return the type of each row as (rows, types), with zeros for a row without a type."""
+    found = []
+    for control, at in uses:
+        own = torch.zeros(len(at), union.config.num_mode)
+        if control.type is not None:
+            own[:, control.type] = 1.0
+        found.append(own)
+    return torch.cat(found)
 
 
 def _arguments(sums: list[Tensor], inside: list[Tensor]) -> dict[str, Any]:
@@ -115,15 +223,12 @@ def _features(network: Any, hints: Tensor) -> list[Tensor]:
     return found
 
 
-def _added(sums: list[Tensor], parts: Iterable[Tensor]) -> list[Tensor]:
+def added(sums: list[Tensor], parts: Iterable[Tensor]) -> list[Tensor]:
+    """Return the sums with one more part added to each. Without sums, the parts are the sums."""
     return [a + b for a, b in zip(sums, parts, strict=True)] if sums else list(parts)
 
 
-def _strengths(uses: Sequence[tuple[Control, Tensor]]) -> Tensor:
-    return torch.cat([torch.full((len(at), 1, 1, 1), each.strength) for each, at in uses])
-
-
-def _by_network(
+def by_network(
     controls: Sequence[Sequence[Control]], rows: Sequence[Tensor]
 ) -> dict[Any, list[tuple[Control, Tensor]]]:
     """Return the controls of each network, each with the indices of its rows."""
@@ -134,9 +239,13 @@ def _by_network(
     return tasks
 
 
-def _scattered(part: Tensor, strengths: Tensor, at: Tensor, *, like: Tensor) -> Tensor:
-    """Return residuals for all rows: scaled `part` at the indices `at`, and zeros elsewhere."""
-    scaled = (part * strengths.to(part)).to(like.dtype)
+def scattered(part: Tensor, *, uses: Sequence[tuple[Control, Tensor]], like: Tensor) -> Tensor:
+    """Return residuals for all rows of `like`: those in `part`, scaled by the strengths of their
+    controls, at the indices of their rows, and zeros elsewhere.
+    """
+    at = torch.cat([places for _, places in uses])
+    strengths = torch.cat([torch.full((len(places),), each.strength) for each, places in uses])
+    scaled = (part * strengths.to(part).view(-1, *[1] * (part.ndim - 1))).to(like.dtype)
     return scaled.new_zeros(len(like), *part.shape[1:]).index_add_(0, at, scaled)
 
 

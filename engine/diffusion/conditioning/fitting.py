@@ -19,6 +19,7 @@ from engine.diffusion.conditioning.condition import (
     Condition,
     Conditioning,
     with_shared_controls,
+    with_shared_grounding,
 )
 from engine.diffusion.images.compositing import ramp
 from engine.diffusion.inpainting import fitted_mask
@@ -70,10 +71,11 @@ def fitted_conditionings(
     the latent.
     """
     negative = with_shared_controls(positive, negative)
-    found = [[_fitted(each, like, levels) for each in one] for one in (positive, negative, *more)]
+    others = [with_shared_grounding(positive, each) for each in (negative, *more)]
+    found = [[_fitted(each, like, levels) for each in one] for one in (positive, *others)]
     found[1] = [replace(each, is_negative=True) for each in found[1]]
-    for ones, others in permutations(found, 2):
-        _add_counterparts(ones, others)
+    for ones, targets in permutations(found, 2):
+        _add_counterparts(ones, targets)
     return tuple(map(tuple, found))
 
 
@@ -148,7 +150,8 @@ def _window(whole: Tensor, area: Area) -> Tensor:
 def _add_counterparts(ones: Sequence[FittedCondition], others: list[FittedCondition]) -> None:
     """Add a condition to `others` for each area in `ones` that `others` does not have.
 
-    The new condition has the text of the smallest area in `others` that covers its area.
+    The new condition has the text, and the other inputs of the network, of the smallest area in
+    `others` that covers its area.
     """
     for one in list(ones):
         covering = [other for other in others if _covers(other.area, one.area)]
@@ -156,14 +159,8 @@ def _add_counterparts(ones: Sequence[FittedCondition], others: list[FittedCondit
             continue
         closest = min(covering, key=lambda other: _size(other.area))
         if closest.area != one.area:
-            text = closest.condition
-            condition = replace(
-                one.condition,
-                tokens=text.tokens,
-                pooled=text.pooled,
-                size_conditioning=text.size_conditioning,
-                class_labels=text.class_labels,
-            )
+            own = one.condition
+            condition = replace(closest.condition, controls=own.controls, grounding=own.grounding)
             is_negative = closest.is_negative
             others.append(replace(one, condition=condition, is_negative=is_negative))
 

@@ -7,15 +7,17 @@ without torch, and `family_lookup.py` finds the subclass for an entry of this ta
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from engine.diffusion.adapters import Adapters
 from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.conditioning.control_net import Control
+from engine.diffusion.images.latents import Mask
 from engine.diffusion.loading.lora_layers import LayersByName
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.vision.row_prompts import FittedPrompt
@@ -32,7 +34,7 @@ class CallRows:
     """The ControlNets that apply at the sigma of these rows."""
     adapters: Adapters = ()
     concat_latent: Tensor | None = None
-    """(count, n, h, w): an inpainting model's network gets these channels after those of x."""
+    """(count, n, h, w): the network gets these channels after those of x."""
     prompts: Sequence[FittedPrompt] = ()
     """The image prompts that apply at the sigma of these rows."""
 
@@ -48,6 +50,21 @@ class Call:
     parts: Sequence[CallRows]
     text_length: int
     """The number of tokens to which texts are repeated, if the family repeats texts."""
+
+    @property
+    def inputs(self) -> Tensor:
+        """The latents, followed by the further channels of networks that have them."""
+        # All rows use the same network, so either all rows or no rows have these channels.
+        further = [each.concat_latent for each in self.parts if each.concat_latent is not None]
+        if not further:
+            return self.x
+        return torch.cat([self.x, torch.cat(further).to(self.x.dtype)], dim=1)
+
+    @property
+    def references(self) -> list[Tensor]:
+        """The reference latents of all rows, (rows, channels, h, w) each."""
+        each_part = (each.condition.references for each in self.parts)
+        return [torch.cat(each).to(self.x) for each in zip(*each_part, strict=True)]
 
     @property
     def counts(self) -> list[int]:
@@ -114,6 +131,23 @@ class ModelFamily(ABC):
         """Return the conditioning with the network's inputs for the size of the picture."""
         return conditioning
 
-    def inpaints(self, network: Any) -> bool:  # noqa: ARG002 - used by subclasses
-        """Return whether the network needs the channels of `inpainting.concat_latent`."""
-        return False
+    def with_pictures(
+        self,
+        network: Any,  # noqa: ARG002 - used by subclasses
+        condition: Condition,
+        *,
+        clean: Tensor,  # noqa: ARG002 - used by subclasses
+        mask: Mask | None,  # noqa: ARG002 - used by subclasses
+        scaled: Callable[[Tensor], Tensor],  # noqa: ARG002 - used by subclasses
+    ) -> Condition:
+        """Return the condition with the latents that the network gets besides the sampled latent.
+
+        These are `concat_latent` and `references`. `clean` (batch, channels, h, w) is the sampled
+        latent without noise, and `mask` is its mask. `scaled` scales a latent of the VAE for the
+        network. Raises EngineError if the condition has a picture for other networks.
+        """
+        return condition
+
+    def row_sharing(self, condition: Condition) -> Hashable:  # noqa: ARG002 - used by subclasses
+        """Return a key for the rows of a condition. Only rows with equal keys share a call."""
+        return None

@@ -7,7 +7,7 @@ These families are Stable Diffusion 1, Stable Diffusion 2, Stable Diffusion XL a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,9 +16,11 @@ from torch import Tensor
 
 from engine.diffusion.adapters import updated
 from engine.diffusion.conditioning.condition import Condition, Conditioning
-from engine.diffusion.conditioning.control_net import residuals
+from engine.diffusion.conditioning.control_net import require_unet_control, residuals
+from engine.diffusion.conditioning.gligen import grounded
 from engine.diffusion.families.model_family import Call, ModelFamily
-from engine.diffusion.images.latents import PIXELS_PER_LATENT
+from engine.diffusion.images.latents import PIXELS_PER_LATENT, Mask
+from engine.diffusion.inpainting import fitted_image, inpainting_channels, require_channels
 from engine.diffusion.loading.layers import CrossAttentionCache, join_texts
 from engine.diffusion.loading.lora_layers import LayersByName, unet_layers
 from engine.diffusion.loading.weights import Weights
@@ -31,6 +33,7 @@ from engine.families import table
 from engine.families.family import UNET
 
 _INPAINTING_CHANNELS = 9
+_INSTRUCTION_CHANNELS = 8
 _SHARED_TOKENS = 4 * 77
 """Prompts with more tokens share calls only with prompts of equal length, because a long prompt
 slows down the shorter prompts of its call.
@@ -62,20 +65,22 @@ class UNetFamily(ModelFamily):
         """Return whether a diffusers folder with these configurations belongs to the family."""
 
     def output(self, network: Any, call: Call) -> Tensor:
-        x, dtype = call.x, call.x.dtype
-        tokens = _joined_texts(network, call).to(dtype)
+        x = call.x
+        tokens = _joined_texts(network, call).to(x.dtype)
         inputs = self.further_inputs(network, call)
         controls = [each.controls for each in call.parts]
         inputs |= residuals(
             controls, call.counts, x=x, timesteps=call.times, tokens=tokens, inputs=inputs
         )
-        # All rows use the same network, so either all rows or no rows have these channels.
-        if extra := [each.concat_latent for each in call.parts if each.concat_latent is not None]:
-            x = torch.cat([x, torch.cat(extra).to(dtype)], dim=1)
         adapters = [each.adapters for each in call.parts]
         prompts = [each.prompts for each in call.parts]
-        with updated(network, adapters, call.counts), prompted(network, prompts, call.counts):
-            found: Tensor = network(x, call.times, tokens, return_dict=False, **inputs)[0]
+        groundings = [each.condition.grounding for each in call.parts]
+        with (
+            updated(network, adapters, call.counts),
+            prompted(network, prompts, call.counts),
+            grounded(network, groundings, call.counts, x),
+        ):
+            found: Tensor = network(call.inputs, call.times, tokens, return_dict=False, **inputs)[0]
         return found
 
     def further_inputs(self, network: Any, call: Call) -> dict[str, Any]:  # noqa: ARG002 - used by subclasses
@@ -92,6 +97,10 @@ class UNetFamily(ModelFamily):
                 f"the text was encoded for another model: it has the width {width}, but this model "
                 f"({self}) needs {own}; encode it with the CLIP of the same checkpoint"
             )
+        for control in condition.controls:
+            require_unet_control(control)
+        if condition.grounding is not None:
+            condition.grounding.require_fitting(network)
 
     def is_complete(self, condition: Condition) -> bool:  # noqa: ARG002 - used by subclasses
         """Return whether the condition has all inputs that the network needs."""
@@ -100,8 +109,29 @@ class UNetFamily(ModelFamily):
     def layers(self, network: Any) -> LayersByName:
         return unet_layers(network)
 
-    def inpaints(self, network: Any) -> bool:
-        return bool(network.config.in_channels == _INPAINTING_CHANNELS)
+    def with_pictures(
+        self,
+        network: Any,
+        condition: Condition,
+        *,
+        clean: Tensor,
+        mask: Mask | None,
+        scaled: Callable[[Tensor], Tensor],
+    ) -> Condition:
+        image, channels = condition.concat_image, network.config.in_channels
+        if channels not in {_INPAINTING_CHANNELS, _INSTRUCTION_CHANNELS}:
+            return condition
+        require_channels(image, clean.shape[1], self.traits.title)
+        if channels == _INPAINTING_CHANNELS:
+            found = inpainting_channels(image, clean=clean, mask=mask, scaled=scaled)
+        elif image is None:
+            found = torch.zeros_like(clean)
+        else:
+            # InstructPix2Pix was trained on latents of the VAE without a scale (arXiv:2211.09800),
+            # and CosXL Edit on scaled latents.
+            found = fitted_image(image.samples, clean)
+            found = scaled(found) if getattr(network, "scales_pictures", False) else found
+        return replace(condition, concat_latent=found)
 
 
 def has_sizes(unet: Mapping[str, Any]) -> bool:

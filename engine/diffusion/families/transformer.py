@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from engine.diffusion.adapters import updated
 from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.conditioning.control_net import Control
 from engine.diffusion.families.model_family import Call, ModelFamily
 from engine.diffusion.loading.layout import KeyMap
 from engine.diffusion.loading.lora_layers import LayersByName, transformer_layers
@@ -96,19 +97,17 @@ class TransformerFamily(ModelFamily):
         """Return the number of features of an encoded token that the network needs."""
 
     @abstractmethod
-    def velocity(
-        self, network: Any, x: Tensor, sigmas: Tensor, conditions: Sequence[Condition]
-    ) -> Tensor:
-        """Return noise - x0 for each row of x (rows, channels, h, w).
+    def velocity(self, network: Any, call: Call) -> Tensor:
+        """Return noise - x0 for each row of the call, (rows, channels, h, w).
 
-        Each row has a sigma and a condition. Texts of different lengths are padded to share the
-        call, and attention ignores this padding.
+        The times of the call are sigmas. Texts of different lengths are padded to share the call,
+        and attention ignores this padding.
         """
 
     def output(self, network: Any, call: Call) -> Tensor:
         adapters = [each.adapters for each in call.parts]
         with updated(network, adapters, call.counts, self.joined_tokens(call)):
-            return self.velocity(network, call.x, call.times, call.conditions)
+            return self.velocity(network, call)
 
     def sharing(self, levels: NoiseLevels, tokens: int) -> Hashable:  # noqa: ARG002 - the method is inherited
         return max(0, tokens - 1).bit_length() if tokens > _SHORT_TOKENS else 0
@@ -121,16 +120,26 @@ class TransformerFamily(ModelFamily):
                 f"the text was encoded for another model: it has the width {width}, but {title} "
                 f"needs {own}; encode it with the text encoders of {title}"
             )
-        if condition.controls:
-            raise EngineError(
-                f"{self.traits.title} does not support ControlNets of Stable Diffusion"
-            )
+        for control in condition.controls:
+            self.require_control(network, control)
+        if condition.grounding is not None:
+            raise EngineError(f"GLIGEN is not for {self.traits.title}, only for models with a UNet")
+
+    def require_control(self, network: Any, control: Control) -> None:  # noqa: ARG002 - used by subclasses
+        """Raise EngineError if a ControlNet is for another network."""
+        raise EngineError(f"the ControlNet is for another model than {self.traits.title}")
 
 
 def padded_to_patches(x: Tensor) -> Tensor:
     """Return latents with even sides. An odd side is padded from the opposite edge."""
     down, across = (side % 2 for side in x.shape[2:])
     return functional.pad(x, (0, across, 0, down), mode="circular") if down or across else x
+
+
+def patches_of(planes: Tensor) -> Tensor:
+    """Return the patches of 2 x 2 cells as (rows, patches, 4 * channels)."""
+    # In half precision, a linear layer rounds differently if its input is not contiguous.
+    return functional.pixel_unshuffle(planes, 2).flatten(2).mT.contiguous()
 
 
 def count_of(shapes: Shapes, prefix: str) -> int:

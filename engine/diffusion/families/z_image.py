@@ -16,6 +16,7 @@ from torch import Tensor, nn, stack
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.condition import Condition, Conditioning
+from engine.diffusion.conditioning.control_net import Control
 from engine.diffusion.families.model_family import Call
 from engine.diffusion.families.transformer import (
     Shapes,
@@ -23,11 +24,13 @@ from engine.diffusion.families.transformer import (
     count_of,
     padded_to_patches,
 )
+from engine.diffusion.families.z_image_control import ZImageControl, adding_residuals
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.samplers.noise_levels import FlowLevels, flow_levels
-from engine.diffusion.text.encoding import FamilyTexts
-from engine.diffusion.text.language_models import Qwen3, encode_texts
+from engine.diffusion.text.encoding import FamilyTexts, split_at_embeddings
+from engine.diffusion.text.language_models import Ids, Qwen3, encode_texts
 from engine.diffusion.text.text_encoders import EncodingCache
+from engine.diffusion.text.weighting import without_escapes
 from engine.errors import EngineError
 from engine.families.table import Z_IMAGE
 
@@ -37,7 +40,10 @@ _MOST_CHAT_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ZImageTexts(FamilyTexts):
-    """Encodes texts for Z-Image. Parentheses do not set weights, but are part of the text."""
+    """Encodes texts for Z-Image. Parentheses do not set weights, but are part of the text.
+
+    As in ComfyUI, embeddings are split off after the text was put into the chat.
+    """
 
     title = Z_IMAGE.title
     encoder: Qwen3
@@ -53,7 +59,7 @@ class ZImageTexts(FamilyTexts):
         return replace(self, encoder=encoder)
 
     def encode(self, text: str) -> Work[Conditioning]:
-        ids = tuple(self.tokenizer.encode(CHAT.format(text=text), add_special_tokens=False).ids)
+        ids = self._ids(CHAT.format(text=without_escapes(text)))
         if len(ids) > _MOST_CHAT_TOKENS:
             raise EngineError(
                 f"the text has {len(ids)} tokens, but at most {_MOST_CHAT_TOKENS} are allowed"
@@ -61,11 +67,19 @@ class ZImageTexts(FamilyTexts):
         (states,) = yield from encode_texts(self.encoder, self.cache, [ids])
         return (Condition(states[None]),)
 
+    def _ids(self, chat: str) -> Ids:
+        return tuple(
+            token
+            for _, part in split_at_embeddings(chat)
+            for token in self.tokenizer.encode(part, add_special_tokens=False).ids
+        )
+
 
 _SHIFT = 3.0
 _MOST_TOKENS = 8192
 _MOST_PATCHES = 2048
 """The largest number of patches along a side: the length of the network's tables of positions."""
+_EQUAL_IN_CONTROL_NETS = ("dim", "n_heads", "n_refiner_layers")
 _PROJECTIONS = ("to_q", "to_k", "to_v")
 _RENAMED = {
     "all_final_layer.2-1.": "final_layer.",
@@ -126,18 +140,27 @@ class ZImage(TransformerFamily):
             raise EngineError(
                 f"the text has {tokens} tokens, but Z-Image allows at most {_MOST_TOKENS}"
             )
+        if condition.reference_latents:
+            raise EngineError("Z-Image does not support reference latents here")
 
-    def velocity(
-        self, network: Any, x: Tensor, sigmas: Tensor, conditions: Sequence[Condition]
-    ) -> Tensor:
+    def require_control(self, network: Any, control: Control) -> None:
+        own, other = network.config, control.network.config
+        if not isinstance(control, ZImageControl) or any(
+            own[name] != other[name] for name in _EQUAL_IN_CONTROL_NETS
+        ):
+            super().require_control(network, control)
+
+    def velocity(self, network: Any, call: Call) -> Tensor:
+        x = call.x
         height, width = x.shape[2:]
         if max(height, width) > 2 * _MOST_PATCHES:
             raise EngineError(
                 f"the sides of an image of Z-Image may have at most {16 * _MOST_PATCHES} pixels"
             )
         planes = padded_to_patches(x)[:, :, None]
-        texts = [each.tokens[0].to(x.device, x.dtype) for each in conditions]
-        found = network(list(planes), 1 - sigmas, texts, return_dict=False)[0]
+        texts = [each.tokens[0].to(x.device, x.dtype) for each in call.conditions]
+        with adding_residuals(network, call):
+            found = network(list(planes), 1 - call.times, texts, return_dict=False)[0]
         # The network predicts x0 - noise, so its prediction is negated. Its time is 1 - sigma.
         return -stack(list(found))[:, :, 0, :height, :width]
 

@@ -6,16 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.diffusion.images.latents import Images, Mask
+from engine.diffusion.images.latents import COLOURS, Images, Mask, repeated_to, with_channels
 from engine.diffusion.images.resampling import resampled
 from engine.errors import EngineError
-
-
-def repeated_to(batch: Tensor, count: int) -> Tensor:
-    """Return the first `count` items of a batch. A smaller batch is repeated from its start."""
-    if len(batch) >= count:
-        return batch[:count]
-    return batch[torch.arange(count) % len(batch)]
 
 
 def pasted(
@@ -52,7 +45,10 @@ def blended(first: Images, second: Images, *, factor: float, mode: str) -> Image
         second = planes.movedim(1, -1)
     if len(first) != len(second) and 1 not in {len(first), len(second)}:
         raise EngineError(f"{len(first)} images cannot be blended with {len(second)}.")
-    return (first * (1 - factor) + _mode(first, second, mode) * factor).clamp(0, 1)
+    second = with_channels(second, first.shape[-1])
+    found = (first * (1 - factor) + _mode(first, second, mode) * factor).clamp(0, 1)
+    opacity = first[..., COLOURS:].expand(len(found), -1, -1, -1)
+    return torch.cat((found[..., :COLOURS], opacity), dim=-1)
 
 
 def _mode(a: Images, b: Images, mode: str) -> Images:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.batcher import Work, YieldRequest
-from engine.diffusion.images.latents import Images, Mask
+from engine.diffusion.images.latents import COLOURS, Images, Mask
 from engine.diffusion.images.masks import VALUES_BETWEEN_YIELDS
 from engine.errors import EngineError
 
@@ -68,9 +68,9 @@ def quantized(images: Images, colours: int, *, dither: str) -> Work[Images]:
     """
     found: list[Tensor] = []
     for image in images:
-        found.append(_quantized(image, colours, dither=dither))
+        found.append(_quantized(image[..., :COLOURS], colours, dither=dither))
         yield YieldRequest()
-    return torch.stack(found)
+    return torch.cat((torch.stack(found), images[..., COLOURS:]), dim=-1)
 
 
 def _quantized(image: Tensor, colours: int, *, dither: str) -> Tensor:
@@ -127,7 +127,7 @@ def canny_edges(images: Images, *, low: float, high: float) -> Work[Mask]:
         raise EngineError(f"An image of {width} x {height} pixels is too small for edges.")
     found: list[Mask] = []
     for image in images.split(1):
-        ridges = _ridges((image * torch.tensor(_LUMA)).sum(-1)[:, None])
+        ridges = _ridges((image[..., :COLOURS] * torch.tensor(_LUMA)).sum(-1)[:, None])
         found.append(_joined(ridges > low, ridges > high))
         yield YieldRequest()
     return torch.stack(found)

@@ -11,8 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.diffusion.images.compositing import ramp, repeated_to
-from engine.diffusion.images.latents import CHANNELS, PIXELS_PER_LATENT, Latent, empty_latent
+from engine.diffusion.images.compositing import ramp
+from engine.diffusion.images.latents import (
+    CHANNELS,
+    PIXELS_PER_LATENT,
+    Latent,
+    empty_latent,
+    repeated_to,
+)
 from engine.diffusion.images.resampling import proportional_size, resampled
 from engine.errors import EngineError
 from engine.graph.limits import Limits

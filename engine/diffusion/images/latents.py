@@ -9,14 +9,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 PIXELS_PER_LATENT = 8
 CHANNELS = 4
 FLUX_CHANNELS = 16
 """The latents of Stable Diffusion have 4 channels. Those of Flux and Z-Image have 16."""
 
+COLOURS = 3
+"""The number of channels of an image without an opacity."""
+
 Images: TypeAlias = Tensor
-"""(batch, height, width, 3) float32 of 0..1."""
+"""(batch, height, width, 3) float32 of 0..1, or with a fourth channel for the opacity."""
 Mask: TypeAlias = Tensor
 """(batch, height, width) float32 of 0..1."""
 
@@ -39,13 +43,21 @@ def empty_latent(width: int, height: int, batch_size: int, channels: int = CHANN
     return Latent(torch.zeros(batch_size, channels, *side))
 
 
-def noise_like(samples: Tensor, seed: int) -> Tensor:
-    """Return normal noise for the whole batch, drawn on the CPU to be equal for all devices."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(samples.shape, generator=generator, dtype=torch.float32)
+def repeated_to(batch: Tensor, count: int) -> Tensor:
+    """Return the first `count` items of a batch. A smaller batch is repeated from its start."""
+    if len(batch) >= count:
+        return batch[:count]
+    return batch[torch.arange(count, device=batch.device) % len(batch)]
+
+
+def with_channels(images: Images, count: int) -> Images:
+    """Return the images with 3 or 4 channels. An opacity that is added is 1."""
+    if images.shape[-1] < count:
+        return functional.pad(images, (0, 1), value=1.0)
+    return images[..., :count]
 
 
 def to_pixels(images: Images) -> list[NDArray[np.uint8]]:
-    """Return each image as (height, width, 3) of 0..255. Values are truncated, as in ComfyUI."""
+    """Return each image as (height, width, 3 or 4) of 0..255, truncated as in ComfyUI."""
     levels = (images * 255.0).clamp(0, 255).to(torch.uint8).cpu()
     return [np.ascontiguousarray(image.numpy()) for image in levels]

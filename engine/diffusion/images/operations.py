@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from engine.diffusion.images.latents import Images, Mask
+from engine.diffusion.images.latents import COLOURS, Images, Mask, repeated_to, with_channels
 from engine.diffusion.images.resampling import proportional_size, resampled
 from engine.errors import EngineError
 from engine.graph.limits import Limits
 
-_CHANNELS = ("red", "green", "blue")
+_CHANNELS = ("red", "green", "blue", "alpha")
 _GREY = 0.5
 
 
@@ -54,9 +55,55 @@ class ImageOperations:
         """Join both batches. The second images are resized to the size of the first images."""
         _, height, width, _ = first.shape
         self.limits.require_batch(len(first) + len(second), width=width, height=height)
+        channels = max(first.shape[3], second.shape[3])
+        first, second = (with_channels(each, channels) for each in (first, second))
         if first.shape[1:] != second.shape[1:]:
             second = self.scaled(second, width, height, method="bilinear", crop="center")
         return torch.cat((first, second))
+
+    def stitched(
+        self,
+        first: Images,
+        second: Images,
+        *,
+        direction: str,
+        resized: bool,
+        spacing: int,
+        colour: tuple[float, ...],
+    ) -> Images:
+        """Join the images of both batches in pairs, with a stripe of `spacing` pixels between them.
+
+        `direction` is the side of the first images on which the second are added. With `resized`,
+        the second images get the length of the joined side. Otherwise, the shorter ones are centred
+        on black, or on white if `colour` is white. Of a smaller batch, the last image is repeated.
+        """
+        axis = 2 if direction in ("left", "right") else 1
+        across = 3 - axis
+        if resized:
+            side = first.shape[across]
+            length = max(1, int(side * (second.shape[axis] / second.shape[across])))
+            to = (length, side) if axis == 2 else (side, length)
+            second = self.scaled(second, *to, method="lanczos", crop="disabled")
+        count = max(len(first), len(second))
+        side = max(first.shape[across], second.shape[across])
+        channels = max(first.shape[3], second.shape[3])
+        whole = [count, side, side, channels]
+        whole[axis] = first.shape[axis] + spacing + second.shape[axis]
+        self.limits.require_batch(count, width=whole[2], height=whole[1])
+        # As in ComfyUI, the opacity of this frame is 0 if it is black, and 1 if it is white.
+        stitched = torch.full(whole, colour[0] if len(set(colour)) == 1 else 0.0)
+        order = (second, first) if direction in ("left", "up") else (first, second)
+        start = 0
+        for images in order:
+            place = stitched.narrow(axis, start, images.shape[axis])
+            place[..., images.shape[3] :] = 1.0
+            place = place.narrow(across, (side - images.shape[across]) // 2, images.shape[across])
+            place[: len(images)] = with_channels(images, channels)
+            place[len(images) :] = place[len(images) - 1]
+            start += images.shape[axis] + spacing
+        stripe = stitched.narrow(axis, order[0].shape[axis], spacing)
+        stripe[:] = torch.tensor((*colour, 1.0)[:channels])
+        return stitched
 
     def repeated(self, images: Images, amount: int) -> Images:
         _, height, width, _ = images.shape
@@ -89,12 +136,25 @@ class ImageOperations:
 
     def to_mask(self, images: Images, channel: str) -> Mask:
         """Return a channel as masks. Raises EngineError if there is no such channel."""
-        if channel not in _CHANNELS:
-            raise EngineError(f"The image has no channel {channel}: it has {', '.join(_CHANNELS)}.")
-        return images[..., _CHANNELS.index(channel)]
+        present = _CHANNELS[: images.shape[-1]]
+        if channel not in present:
+            raise EngineError(f"The image has no channel {channel}: it has {', '.join(present)}.")
+        return images[..., present.index(channel)]
+
+    def joined_with_alpha(self, images: Images, mask: Mask) -> Images:
+        """Return the images with an opacity of 1 where the mask is 0. A mask is resized to the size
+        of the images. Of a smaller batch, the items are repeated.
+        """
+        height, width = images.shape[1:3]
+        planes = mask.reshape(-1, 1, *mask.shape[-2:])
+        count = max(len(images), len(planes))
+        self.limits.require_batch(count, width=width, height=height)
+        planes = functional.interpolate(planes, size=(height, width), mode="bilinear")
+        colours = repeated_to(images[..., :COLOURS], count)
+        return torch.cat((colours, 1.0 - repeated_to(planes, count).movedim(1, -1)), dim=-1)
 
     def from_mask(self, mask: Mask) -> Images:
-        return mask.reshape(-1, *mask.shape[-2:], 1).expand(-1, -1, -1, len(_CHANNELS))
+        return mask.reshape(-1, *mask.shape[-2:], 1).expand(-1, -1, -1, COLOURS)
 
 
 def _soft_edge(

@@ -61,14 +61,18 @@ def _centre(samples: Tensor, ratio: float) -> Tensor:
     old_ratio = width / height
     x = max(0, round((width - width * (ratio / old_ratio)) / 2))
     y = max(0, round((height - height * (old_ratio / ratio)) / 2))
+    x, y = min(x, (width - 1) // 2), min(y, (height - 1) // 2)  # At least one cell stays.
     return samples[..., y : height - y, x : width - x]
 
 
 def _lanczos(samples: Tensor, width: int, height: int) -> Tensor:
     """Resize by Lanczos' filter. As in ComfyUI, values are first converted to 8 bits."""
     levels = (samples.movedim(0, -1) * 255.0).clamp(0, 255).to(torch.uint8).cpu().numpy()
+    if levels.shape[-1] == 1:  # Pillow wants grey images without an axis for their channel.
+        levels = levels[..., 0]
     resized = Image.fromarray(levels).resize((width, height), Image.Resampling.LANCZOS)
-    return torch.from_numpy(np.array(resized, dtype=np.float32) / 255.0).movedim(-1, 0)
+    found = torch.from_numpy(np.array(resized, dtype=np.float32) / 255.0)
+    return found.reshape(height, width, -1).movedim(-1, 0)
 
 
 def _along_rows(samples: Tensor, width: int) -> Tensor:

@@ -141,7 +141,13 @@ def cropped(planes: Tensor) -> Tensor:
 
 
 def prepared_for_inpainting(images: Images, mask: Mask, grow_by: int) -> tuple[Images, Mask]:
-    """Make images grey where the mask is 1, and grow the mask by `grow_by` pixels.
+    """Make images grey where the mask is 1, and grow the mask by `grow_by` pixels; see `greyed`."""
+    images, mask = greyed(images, mask)
+    return images, _grown(mask.round(), grow_by)
+
+
+def greyed(images: Images, mask: Mask) -> tuple[Images, Mask]:
+    """Make images grey where the mask rounds to 1. Returns also the mask in the images' size.
 
     Images and mask are cropped; see `cropped`. Raises EngineError unless there is one mask, or one
     mask for each image.
@@ -152,8 +158,8 @@ def prepared_for_inpainting(images: Images, mask: Mask, grow_by: int) -> tuple[I
             f"the number of masks ({masks}) does not fit the number of images ({len(images)})."
         )
     mask = functional.interpolate(mask.reshape(-1, 1, *mask.shape[-2:]), size=size, mode="bilinear")
-    images, mask = cropped(images), cropped(mask[:, 0]).round()
-    return (images - _GREY) * (1 - mask)[..., None] + _GREY, _grown(mask, grow_by)
+    images, mask = cropped(images), cropped(mask[:, 0])
+    return (images - _GREY) * (1 - mask.round())[..., None] + _GREY, mask
 
 
 def _grown(mask: Mask, by: int) -> Mask:

@@ -21,7 +21,7 @@ from engine.diffusion.model import Prediction
 from engine.diffusion.text.text_encoders import CLIP_H, TextEncoderSpec
 from engine.errors import CheckpointUnavailable
 from engine.families.family import UNET, VAE, Family
-from engine.families.recognition import checkpoint_family, input_channels
+from engine.families.recognition import EDM, checkpoint_family, input_channels, missing_parts
 from engine.graph.models_folder import CONFIG_SUFFIX
 from engine.graph.safetensors_header import read_header
 
@@ -36,10 +36,13 @@ _PREDICTIONS: dict[str, Prediction] = {
 }
 _V_PREDICTION_KEY = "v_pred"
 _ZERO_TERMINAL_SNR_KEY = "ztsnr"
+_LEAST_EDM_SIGMA = 0.002
 _DIFFUSERS_VAE_KEY = "decoder.mid_block.resnets.0.norm1.weight"
 _SINGLE_FILE_VAE_KEY = "decoder.mid.block_1.norm1.weight"
-_CLIP_H_LAYERS = 24
+CLIP_H_LAYERS = 24
 _FLUX_CHANNELS = 16
+_LATENT_SCALE = 0.18215
+"""The scale of latents in diffusers, for configurations that do not name a scale."""
 _VAE_PREFIXES = ("", VAE, "vae.")
 
 
@@ -60,9 +63,14 @@ class CheckpointInfo:
     prediction: Prediction
     has_zero_terminal_snr: bool
     """Whether the training included a noise level at which nothing of the picture is left."""
+    edm_sigmas: tuple[float, float] | None
+    """The largest and the smallest sigma of a model with the noise levels of EDM, such as CosXL."""
     unet: Component
-    vae: Component
-    text_encoders: tuple[tuple[Component, TextEncoderSpec], ...]
+    latent_scale: float
+    vae: Component | None
+    """None if the file has no VAE."""
+    text_encoders: tuple[tuple[Component, TextEncoderSpec], ...] | None
+    """None if the file has no text encoders that are known."""
 
 
 def inspect(path: Path) -> CheckpointInfo:
@@ -110,19 +118,39 @@ def _single_file(path: Path) -> CheckpointInfo:
         unet["in_channels"] = channels
     unet |= family.further_sizes(weights)
     vae = read_json(configs / "vae" / "config.json")
-    encoders = [
-        _encoder_in_file(weights, prefix, read_json(configs / folder / "config.json"), spec)
-        for prefix, (folder, spec) in zip(family.traits.text_encoders, family.encoders, strict=True)
-    ]
+    missing = missing_parts(header, family.traits.family)
+    pairs = zip(family.traits.text_encoders, family.encoders, strict=True)
+    edm_sigmas = _edm_sigmas(weights)
     is_marked_v = not own.is_dir() and _V_PREDICTION_KEY in weights.shapes
     return CheckpointInfo(
         family.traits.family,
-        "v_prediction" if is_marked_v else _prediction(configs),
+        "v_prediction" if is_marked_v or edm_sigmas else _prediction(configs),
         _ZERO_TERMINAL_SNR_KEY in weights.shapes or _has_zero_terminal_snr(configs),
+        edm_sigmas,
         unet=Component(unet, weights, lambda names: layout.unet(names, unet, UNET)),
-        vae=Component(vae, weights, lambda names: layout.vae(names, vae, VAE)),
-        text_encoders=tuple(encoders),
+        latent_scale=vae.get("scaling_factor", _LATENT_SCALE),
+        vae=None
+        if "VAE" in missing
+        else Component(vae, weights, lambda names: layout.vae(names, vae, VAE)),
+        text_encoders=None
+        if "CLIP" in missing
+        else tuple(
+            _encoder_in_file(weights, prefix, read_json(configs / folder / "config.json"), spec)
+            for prefix, (folder, spec) in pairs
+        ),
     )
+
+
+def _edm_sigmas(weights: Weights) -> tuple[float, float] | None:
+    if f"{EDM}sigma_max" not in weights.shapes:
+        return None
+    with weights.opened() as read:
+        names = (f"{EDM}sigma_max", f"{EDM}sigma_min")
+        found = [float(read(name)) if name in weights.shapes else None for name in names]
+    most, least = found[0], _LEAST_EDM_SIGMA if found[1] is None else found[1]
+    if most is None or not 0 < least < most:
+        raise CheckpointUnavailable(f"{weights.name} has unusable noise levels: {found}")
+    return most, least
 
 
 def _encoder_in_file(
@@ -137,7 +165,7 @@ def _encoder_in_file(
     own = (key for key in weights.shapes if key.startswith(prefix) and layers_key in key)
     layers = {key.partition(layers_key)[2].partition(".")[0] for key in own}
     config = {**config, "num_hidden_layers": len(layers)}
-    if spec is CLIP_H and len(layers) == _CLIP_H_LAYERS - 1:
+    if spec is CLIP_H and len(layers) == CLIP_H_LAYERS - 1:
         spec = spec.without_last_layer()
     keys = weights.shapes.keys()
     if is_open_clip:
@@ -154,13 +182,16 @@ def _folder(path: Path) -> CheckpointInfo:
     }
     family = _folder_family(path, unet, encoders)
     vae_weights = Weights(*component_files(path / "vae"))
+    vae = read_json(path / "vae" / "config.json")
     return CheckpointInfo(
         family.traits.family,
         _prediction(path),
         _has_zero_terminal_snr(path),
+        None,
         unet=Component(unet, Weights(*component_files(path / "unet")), layout.identity_map),
+        latent_scale=vae.get("scaling_factor", _LATENT_SCALE),
         vae=Component(
-            read_json(path / "vae" / "config.json"),
+            vae,
             vae_weights,
             lambda names: layout.diffusers_vae(names, vae_weights.shapes.keys()),
         ),

@@ -5,11 +5,11 @@ A checkpoint is one file or a diffusers folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
@@ -17,11 +17,16 @@ from tokenizers import Tokenizer
 
 from engine.diffusion.adapters import use_row_updates
 from engine.diffusion.families.family_lookup import model_family, transformer_family, unet_family
-from engine.diffusion.families.flux import CLIP_L
 from engine.diffusion.families.transformer import Shapes, TransformerFamily
 from engine.diffusion.images.vae import Vae
 from engine.diffusion.loading import layout
-from engine.diffusion.loading.checkpoint_info import Component, inspect, inspect_vae
+from engine.diffusion.loading.checkpoint_info import (
+    CLIP_H_LAYERS,
+    CheckpointInfo,
+    Component,
+    inspect,
+    inspect_vae,
+)
 from engine.diffusion.loading.layers import use_one_dnn
 from engine.diffusion.loading.layout import KeyMap
 from engine.diffusion.loading.networks import (
@@ -39,82 +44,40 @@ from engine.diffusion.loading.store import Identity, ModelStore
 from engine.diffusion.loading.weights import LoadTarget, Weights, component_files
 from engine.diffusion.model import Model
 from engine.diffusion.previews import with_preview
-from engine.diffusion.samplers.noise_levels import stable_diffusion
+from engine.diffusion.samplers.noise_levels import (
+    NoiseLevels,
+    continuous_levels,
+    stable_diffusion,
+)
 from engine.diffusion.text.encoding import CHUNK, VOCABULARY, Clip, FamilyTexts
 from engine.diffusion.text.language_models import T5, LanguageModel, Qwen3
-from engine.diffusion.text.text_encoders import FLUX_CLIP_L, TextEncoder
+from engine.diffusion.text.text_encoders import (
+    CLIP_H,
+    CLIP_L,
+    TextEncoder,
+    TextEncoderSpec,
+)
 from engine.diffusion.text.textual_inversion import Embeddings
+from engine.diffusion.text.tokenizers import qwen_tokenizer, read_tokenizer, require_vocabulary
 from engine.errors import CheckpointUnavailable
-from engine.families.family import UNET, Family
-from engine.families.recognition import checkpoint_family, diffusion_model_family
+from engine.families.family import UNET, EncoderKind, Family
+from engine.families.recognition import (
+    checkpoint_family,
+    diffusion_model_family,
+    encoder_kind,
+    family_of_encoders,
+    missing_parts,
+)
+from engine.families.tokenizer_files import SPIECE_MODEL, tokenizer_file
 from engine.graph.models_folder import (
     CHECKPOINTS,
-    CONFIG_SUFFIX,
     DIFFUSION_MODELS,
     TEXT_ENCODERS,
     VAES,
 )
 from engine.graph.safetensors_header import Header, read_header
 
-TOKENIZER = "tokenizer.json"
-
-
-def require_vocabulary(tokenizer: Tokenizer, size: int, name: str) -> None:
-    """Raise CheckpointUnavailable if a tokenizer has more tokens than the encoder `name`.
-
-    On a GPU, the look-up of a token that the encoder does not know makes the device unusable.
-    """
-    last = max(tokenizer.get_vocab().values(), default=0)
-    if last >= size:
-        raise CheckpointUnavailable(
-            f"the tokenizer of {name} belongs to another model: it has a token {last}, but the "
-            f"encoder knows only {size} tokens"
-        )
-
-
-def tokenizer_file(file: Path, kind: str, shared: Path) -> Path:
-    """Return the file of the tokenizer for an encoder of that kind.
-
-    `file` is the file or the folder of the encoder. For a folder `text_encoder_2`, the tokenizer
-    is in the folder `tokenizer_2` beside it. For a file `name`, the tokenizer is in `name.config/`
-    beside the file or in `kind.config/` of the folder `shared`. Raises CheckpointUnavailable.
-    """
-    if file.is_dir():
-        number = file.name.removeprefix("text_encoder")
-        places = [file.parent / f"tokenizer{number}" / TOKENIZER]
-    else:
-        folders = [file.with_suffix(CONFIG_SUFFIX), shared / f"{kind}{CONFIG_SUFFIX}"]
-        places = [folder / TOKENIZER for folder in folders]
-    for each in places:
-        if each.is_file():
-            return each
-    wanted = " or ".join("/".join(each.parts[-3:]) for each in places)
-    raise CheckpointUnavailable(
-        f"{file.name} needs the tokenizer of {kind}, which is missing: put its {TOKENIZER} at "
-        f"{wanted}"
-    )
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    """Return a tokenizer, from memory if its file is unchanged. Raises CheckpointUnavailable."""
-    try:
-        state = path.stat()
-        return _read(path, state.st_size, state.st_mtime_ns)
-    except OSError as error:
-        raise CheckpointUnavailable(f"{path.name} cannot be read: {error.strerror}") from error
-
-
-@lru_cache(maxsize=8)
-def _read(path: Path, _size_bytes: int, _changed_ns: int) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises a plain Exception.
-        raise CheckpointUnavailable(
-            f"{'/'.join(path.parts[-2:])} is not a tokenizer: {error}"
-        ) from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,17 +117,11 @@ def network_part(path: Path) -> PrefixedWeights:
     return PrefixedWeights(weights, prefix)
 
 
-_SIGNS = {
-    "model.layers.0.self_attn.q_norm.weight": Qwen3.kind,
-    "layers.0.self_attn.q_norm.weight": Qwen3.kind,
-    "encoder.block.0.layer.0.SelfAttention.q.weight": T5.kind,
-    "text_model.encoder.layers.0.layer_norm1.weight": CLIP_L,
-    "encoder.layers.0.layer_norm1.weight": CLIP_L,
-}
 MakeModel: TypeAlias = Callable[[Shapes], LanguageModel]
 _LANGUAGE_MODELS: dict[str, MakeModel] = {each.kind: each for each in (Qwen3, T5)}
 _IN_CHECKPOINT = "text_encoders."
 _CLIP_HEAD_WIDTH = 64
+_OPEN_CLIP_EMBEDDING = "token_embedding.weight"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,26 +132,31 @@ class EncoderFile:
     identity: Identity
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> EncoderKind:
         """The kind of the text encoder. Raises CheckpointUnavailable if the kind is not known."""
-        shapes = self.part.shapes
-        for sign, kind in _SIGNS.items():
-            if sign in shapes:
-                return kind
-        raise CheckpointUnavailable(
-            f"{self.path.name} is not a known text encoder; known are Qwen3, T5 and CLIP-L"
-        )
+        return encoder_kind(self.path.name, self.part.shapes)
 
 
-def load_texts(store: ModelStore, family: Family, names: Iterable[str]) -> FamilyTexts:
-    """Return the text encoders of those names for a family. Raises CheckpointUnavailable."""
+def load_texts(store: ModelStore, names: Iterable[str]) -> Clip | FamilyTexts:
+    """Return the text encoders of those names, for the family that has encoders of their kinds.
+
+    Raises CheckpointUnavailable.
+    """
     files: list[EncoderFile] = []
     for name in names:
         path = store.models.path(TEXT_ENCODERS, name)
         identity = store.identity(path)
         found = store.inspect_once(_read_alone, path, identity)
         files += [EncoderFile(part, file, identity) for part, file in found]
-    return texts_of(store, family, files)
+    family = family_of_encoders([each.kind for each in files])
+    if isinstance(model_family(family), TransformerFamily):
+        return texts_of(store, family, files)
+    by_key = {str(each.kind): each for each in files}
+    encoders = (
+        _clip_encoder(store, by_key[spec.embedding_key], spec)
+        for _, spec in unet_family(family).encoders
+    )
+    return Clip(tuple(encoders), store.encoding_cache, Embeddings(store))
 
 
 def encoders_in(store: ModelStore, path: Path, identity: Identity) -> list[EncoderFile]:
@@ -229,7 +191,7 @@ def texts_of(store: ModelStore, family: Family, files: Iterable[EncoderFile]) ->
             f"{family} needs the text encoders {' and '.join(taken.encoders)}, but these are "
             f"{' and '.join(sorted(by_kind)) or 'none'}"
         )
-    loaded = {kind: _loaded(store, file) for kind, file in by_kind.items()}
+    loaded = {str(kind): _loaded(store, file) for kind, file in by_kind.items()}
     return taken.texts(loaded, store.encoding_cache)
 
 
@@ -240,8 +202,10 @@ def computing_dtype(store: ModelStore) -> torch.dtype:
 
 
 def _loaded(store: ModelStore, file: EncoderFile) -> Clip | tuple[LanguageModel, Tokenizer]:
-    make = _LANGUAGE_MODELS.get(file.kind)
-    return _clip(store, file) if make is None else _language_model(store, make, file)
+    if make := _LANGUAGE_MODELS.get(file.kind):
+        return _language_model(store, make, file)
+    encoder = _clip_encoder(store, file, CLIP_L)
+    return Clip((encoder,), store.encoding_cache, Embeddings(store))
 
 
 def _language_model(
@@ -257,12 +221,17 @@ def _language_model(
 
 def _tokenizer(store: ModelStore, file: EncoderFile) -> Tokenizer:
     """Read an encoder's tokenizer, with a time-out because reading blocks the device thread."""
-    path, kind, shared = file.path, file.kind, store.models.top_level_path(TEXT_ENCODERS)
-    return store.models.reads.read(
-        ("tokenizer", path, kind),
-        lambda: read_tokenizer(tokenizer_file(path, kind, shared)),
-        ttl_s=0,
-    )
+
+    def read() -> Tokenizer | None:
+        place = tokenizer_file(store.models, file.path, file.kind, file.part.shapes)
+        if place is not None:
+            return read_tokenizer(place)
+        if file.kind is EncoderKind.T5:
+            return read_tokenizer(file.path, file.part.prefix + SPIECE_MODEL)
+        return None
+
+    found = store.models.reads.read(("tokenizer", file.path, file.part.prefix), read, ttl_s=0)
+    return qwen_tokenizer() if found is None else found
 
 
 def _read_model(store: ModelStore, make: MakeModel, part: PrefixedWeights) -> LanguageModel:
@@ -270,30 +239,42 @@ def _read_model(store: ModelStore, make: MakeModel, part: PrefixedWeights) -> La
         empty = make(part.shapes)
     name, target = part.weights.name, LoadTarget(store.device, computing_dtype(store))
     target = target_within_memory(store, empty, name, target)
-    encoder = load_module(store, empty, part.component({}, empty.key_map), target)
+    component = part.component({}, empty.key_map)
+    encoder = load_module(store, empty, component, target)
+    *_, last = component.map_keys(encoder.state_dict()).values()
+    if (stored := part.weights.dtype_of(last.key)).itemsize == torch.float16.itemsize:
+        encoder.rounded_to = stored
     encoder.finish()
     return mark_streamable(use_one_dnn(encoder), target)
 
 
-def _clip(store: ModelStore, file: EncoderFile) -> Clip:
+def _clip_encoder(store: ModelStore, file: EncoderFile, spec: TextEncoderSpec) -> TextEncoder:
     def create() -> TextEncoder:
+        shapes = file.part.shapes
+        is_open_clip = _OPEN_CLIP_EMBEDDING in shapes
         with configuration_checked(file.part.weights.name):
-            config = _clip_config(file.part.shapes)
+            config = _open_clip_config(shapes) if is_open_clip else _clip_config(shapes)
         if config["vocab_size"] != VOCABULARY or config["max_position_embeddings"] != CHUNK + 2:
             raise CheckpointUnavailable(
-                f"{file.path.name} is not CLIP-L: it has a vocabulary of {config['vocab_size']} "
-                f"tokens and {config['max_position_embeddings']} positions, but CLIP-L has "
+                f"{file.path.name} is not CLIP: it has a vocabulary of {config['vocab_size']} "
+                f"tokens and {config['max_position_embeddings']} positions, but CLIP has "
                 f"{VOCABULARY} tokens and {CHUNK + 2} positions"
             )
-        component = file.part.component(config, layout.clip)
-        return read_clip_encoder(store, component, FLUX_CLIP_L)
+        config["hidden_act"] = "quick_gelu" if file.kind is EncoderKind.CLIP_L else "gelu"
+        layers = config["num_hidden_layers"]
+        used = spec.without_last_layer() if spec is CLIP_H and layers == CLIP_H_LAYERS - 1 else spec
+        component = file.part.component(config, _open_clip_map if is_open_clip else layout.clip)
+        return read_clip_encoder(store, component, used)
 
-    encoder = store.get_or_create(("clip", file.identity), create)
-    return Clip((encoder,), store.encoding_cache, Embeddings(store))
+    return store.get_or_create(("clip", spec, file.identity, file.part.prefix), create)
 
 
-def _clip_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
-    """Return the configuration of CLIP-L from the shapes of its weights."""
+def _open_clip_map(names: Sequence[str], _shapes: Shapes) -> KeyMap:
+    return layout.open_clip(names, "")
+
+
+def _clip_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the configuration of a CLIP in transformers' layout from its shapes."""
     own = {key.removeprefix("text_model."): shape for key, shape in shapes.items()}
     vocabulary, width = own["embeddings.token_embedding.weight"]
     layers = {key.split(".")[2] for key in own if key.startswith("encoder.layers.")}
@@ -302,9 +283,30 @@ def _clip_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
         "hidden_size": width,
         "intermediate_size": own["encoder.layers.0.mlp.fc1.weight"][0],
         "num_hidden_layers": len(layers),
-        "num_attention_heads": max(1, width // _CLIP_HEAD_WIDTH),
         "max_position_embeddings": own["embeddings.position_embedding.weight"][0],
-        "hidden_act": "quick_gelu",
+        "projection_dim": own.get("text_projection.weight", (width,))[0],
+        **_clip_constants(width),
+    }
+
+
+def _open_clip_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the configuration of a CLIP in open_clip's layout from its shapes."""
+    vocabulary, width = shapes[_OPEN_CLIP_EMBEDDING]
+    layers = {key.split(".")[2] for key in shapes if key.startswith("transformer.resblocks.")}
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": shapes["transformer.resblocks.0.mlp.c_fc.weight"][0],
+        "num_hidden_layers": len(layers),
+        "max_position_embeddings": shapes["positional_embedding"][0],
+        "projection_dim": shapes.get("text_projection", (width, width))[1],
+        **_clip_constants(width),
+    }
+
+
+def _clip_constants(width: int) -> dict[str, Any]:
+    return {
+        "num_attention_heads": max(1, width // _CLIP_HEAD_WIDTH),
         "bos_token_id": 49406,
         "eos_token_id": 49407,
         "pad_token_id": 1,
@@ -374,23 +376,14 @@ def transformer_checkpoint_family(path: Path) -> Family | None:
     return family if isinstance(model_family(family), TransformerFamily) else None
 
 
-def load_transformer_checkpoint(
-    store: ModelStore, path: Path, family: Family, *, label: str
-) -> tuple[Model, FamilyTexts, Vae]:
-    """Return the models of a checkpoint with a transformer. Raises CheckpointUnavailable."""
-    identity, plug = store.identity(path), transformer_family(family)
-    network = store.get_or_create(
-        ("network", identity, None),
-        lambda: _read_network(store, plug, network_part(path), None),
-        label=label,
-    )
-    texts = texts_of(store, family, encoders_in(store, path, identity))
-    component = store.inspect_once(inspect_vae, path, identity)
-    target = LoadTarget(store.device, torch.float32)
-    autoencoder = store.get_or_create(
-        ("vae", identity), lambda: read_module(store, AutoencoderKL, component, target)
-    )
-    return model_of(plug, network), texts, with_preview(store, Vae(autoencoder))
+@dataclass(frozen=True, slots=True, eq=False)
+class UnusablePart:
+    """Stands for a part of a checkpoint that is missing or damaged. Any use raises the reason."""
+
+    reason: str
+
+    def __getattr__(self, _name: str) -> NoReturn:
+        raise CheckpointUnavailable(self.reason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -401,45 +394,110 @@ class Checkpoint:
     vae: Vae
 
 
+def _part(load: Callable[[], P]) -> P:
+    """Return a part of a checkpoint, or an `UnusablePart`, because the graph may not use it."""
+    try:
+        return load()
+    except CheckpointUnavailable as error:
+        unusable: Any = UnusablePart(str(error))
+        return cast("P", unusable)
+
+
 def load_checkpoint(store: ModelStore, name: str) -> Checkpoint:
     """Return the models of a checkpoint from memory or disk. Raises CheckpointUnavailable."""
     path = store.models.path(CHECKPOINTS, name)
     identity = store.identity(path)
     if family := store.inspect_once(transformer_checkpoint_family, path, identity):
-        return Checkpoint(name, *load_transformer_checkpoint(store, path, family, label=name))
+        return _transformer_checkpoint(store, path, family, name=name)
     info = store.inspect_once(inspect, path, identity)
-    unet = store.get_or_create(("unet", identity), lambda: _read_unet(store, info.unet), label=name)
-    encoders = tuple(
-        store.get_or_create(
-            ("text", at, identity), partial(read_clip_encoder, store, component, spec)
+    unet = store.get_or_create(("unet", identity), lambda: _read_unet(store, info), label=name)
+    missing = store.inspect_once(_missing_parts, path, identity)
+
+    def texts() -> Clip:
+        if info.text_encoders is None:
+            raise CheckpointUnavailable(missing["CLIP"])
+        encoders = tuple(
+            store.get_or_create(
+                ("text", at, identity), partial(read_clip_encoder, store, component, spec)
+            )
+            for at, (component, spec) in enumerate(info.text_encoders)
         )
-        for at, (component, spec) in enumerate(info.text_encoders)
-    )
-    autoencoder: Any = store.get_or_create(
-        ("vae", identity),
-        lambda: read_module(
-            store, AutoencoderKL, info.vae, LoadTarget(store.device, torch.float32)
-        ),
-    )
+        return Clip(encoders, store.encoding_cache, Embeddings(store))
+
+    def vae() -> Vae:
+        if info.vae is None:
+            raise CheckpointUnavailable(missing["VAE"])
+        return _vae(store, info.vae, identity)
+
     return Checkpoint(
         name,
         Model(
             unet,
             unet_family(info.family),
-            latent_scale=autoencoder.config.scaling_factor,
-            levels=stable_diffusion(zero_terminal=info.has_zero_terminal_snr),
+            latent_scale=info.latent_scale,
+            levels=_levels_of(info),
             prediction=info.prediction,
         ),
-        Clip(encoders, store.encoding_cache, Embeddings(store)),
-        Vae(autoencoder),
+        _part(texts),
+        _part(vae),
     )
 
 
-def _read_unet(store: ModelStore, component: Component) -> Any:
+def _levels_of(info: CheckpointInfo) -> NoiseLevels:
+    if info.edm_sigmas is not None:
+        return continuous_levels(*info.edm_sigmas, "log")
+    return stable_diffusion(zero_terminal=info.has_zero_terminal_snr)
+
+
+def _transformer_checkpoint(
+    store: ModelStore, path: Path, family: Family, *, name: str
+) -> Checkpoint:
+    identity, plug = store.identity(path), transformer_family(family)
+    network = store.get_or_create(
+        ("network", identity, None),
+        lambda: _read_network(store, plug, network_part(path), None),
+        label=name,
+    )
+    missing = store.inspect_once(_missing_parts, path, identity)
+
+    def texts() -> FamilyTexts:
+        if "CLIP" in missing:
+            raise CheckpointUnavailable(missing["CLIP"])
+        return texts_of(store, family, encoders_in(store, path, identity))
+
+    def vae() -> Vae:
+        if "VAE" in missing:
+            raise CheckpointUnavailable(missing["VAE"])
+        component = store.inspect_once(inspect_vae, path, identity)
+        return with_preview(store, _vae(store, component, identity))
+
+    return Checkpoint(name, model_of(plug, network), _part(texts), _part(vae))
+
+
+def _missing_parts(path: Path) -> dict[str, str]:
+    """Return the parts that a checkpoint file lacks; none for a diffusers folder."""
+    if path.is_dir():
+        return {}
+    header = read_header(path)
+    return missing_parts(header, checkpoint_family(header))
+
+
+def _vae(store: ModelStore, component: Component, identity: Identity) -> Vae:
+    target = LoadTarget(store.device, torch.float32)
+    return Vae(
+        store.get_or_create(
+            ("vae", identity), lambda: read_module(store, AutoencoderKL, component, target)
+        )
+    )
+
+
+def _read_unet(store: ModelStore, info: CheckpointInfo) -> Any:
     # Only the UNet gains from half precision. The other models are small, or their values overflow
     # in half precision.
     target = LoadTarget(store.device, unet_dtype(store.unets, store.device))
-    return prepared(read_module(store, UNet2DConditionModel, component, target), store.unets)
+    unet = prepared(read_module(store, UNet2DConditionModel, info.unet, target), store.unets)
+    unet.scales_pictures = info.edm_sigmas is not None
+    return unet
 
 
 def load_vae(store: ModelStore, name: str) -> Vae:
@@ -447,8 +505,4 @@ def load_vae(store: ModelStore, name: str) -> Vae:
     path = store.models.path(VAES, name)
     identity = store.identity(path)
     component = store.inspect_once(inspect_vae, path, identity)
-    target = LoadTarget(store.device, torch.float32)
-    autoencoder = store.get_or_create(
-        ("vae", identity), lambda: read_module(store, AutoencoderKL, component, target)
-    )
-    return with_preview(store, Vae(autoencoder))
+    return with_preview(store, _vae(store, component, identity))

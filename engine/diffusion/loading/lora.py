@@ -30,8 +30,9 @@ from engine.diffusion.loading.networks import prepared
 from engine.diffusion.loading.store import Identity, ModelStore
 from engine.diffusion.loading.streaming import stream, streamed
 from engine.diffusion.patches.variants import sharing_copy
+from engine.diffusion.text.language_models import LanguageModel
 from engine.diffusion.text.text_encoders import TextEncoder
-from engine.errors import CheckpointUnavailable
+from engine.errors import EngineError
 from engine.graph.models_folder import LORAS
 
 M = TypeVar("M", bound=nn.Module)
@@ -111,10 +112,11 @@ def _merge(
 
 
 def _set(module: Any, name: str, weight: Tensor) -> None:
-    """Replace a weight and keep its data type. Text encoders' weights are rounded to float16."""
+    """Replace a weight and keep its data type. Text encoders' weights are rounded as in ComfyUI."""
     layer, _, last = name.rpartition(".")
     dtype = module.get_parameter(name).dtype
-    rounded = weight.to(torch.float16) if isinstance(module, TextEncoder) else weight
+    is_text = isinstance(module, TextEncoder | LanguageModel)
+    rounded = weight.to(module.rounded_to) if is_text else weight
     setattr(module.get_submodule(layer), last, nn.Parameter(rounded.to(dtype), requires_grad=False))
 
 
@@ -200,7 +202,7 @@ def with_lora(
     """Return the networks, changed by the LoRA of that name.
 
     A network for which the file has no layers stays the same. Raises CheckpointUnavailable if the
-    file is missing or damaged, or has no layers for any network.
+    file is missing or damaged, and EngineError if it has no layers for any network.
     """
     path = store.models.path(LORAS, name)
     identity = store.identity(path)
@@ -228,10 +230,10 @@ def _known(networks: Networks) -> tuple[LayersByName, list[LayersByName]]:
 
 
 def _require_some(file: LoraFile, known: set[str]) -> None:
-    """Raise CheckpointUnavailable if `known` has none of the file's layers. Logs unknown layers."""
+    """Raise EngineError if `known` has none of the file's layers. Logs unknown layers."""
     unknown = sum(name not in known for name in file.layers)
     if unknown == len(file.layers):
-        raise CheckpointUnavailable(
+        raise EngineError(
             f"none of the {unknown} layers of {file.name} is a layer of this model: the LoRA was "
             "made for a model of another family"
         )

@@ -33,7 +33,12 @@ from engine.diffusion.loading.lora_layers import JoinedLayers, LayerRows, Layers
 from engine.diffusion.loading.store import tensors_of
 from engine.diffusion.loading.streaming import device_of
 from engine.diffusion.loading.weights import Weights
-from engine.errors import CheckpointUnavailable, is_machine_error, is_out_of_memory
+from engine.errors import (
+    CheckpointUnavailable,
+    EngineError,
+    is_machine_error,
+    is_out_of_memory,
+)
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 """The tensors of one layer in float32, by the names that this module uses."""
@@ -559,7 +564,7 @@ class LoraFile:
 
     @contextmanager
     def fitting(self, change: Change, shape: torch.Size) -> Iterator[None]:
-        """Raise CheckpointUnavailable if a change does not fit a weight of this shape."""
+        """Raise EngineError if a change does not fit a weight of this shape."""
         try:
             yield
         except (TensorsDoNotFit, RuntimeError) as error:
@@ -569,7 +574,7 @@ class LoraFile:
                 raise
             shapes = {name: str(self._weights.shapes[key]) for name, key in change.keys.items()}
             own = [f"{name} {_shown(each)}" for name, each in shapes.items()]
-            raise CheckpointUnavailable(
+            raise EngineError(
                 f"{self.name}: the {change.title} of {_shown(change.layer)} does not fit this "
                 f"model: it has {', '.join(own)}, but the weight is {tuple(shape)}"
             ) from error

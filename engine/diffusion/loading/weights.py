@@ -144,6 +144,10 @@ class Weights:
                 f"{self.name} cannot be read: {first_line(error)}"
             ) from error
 
+    def dtype_of(self, key: str) -> torch.dtype:
+        with self.opened() as read:
+            return read(key).dtype
+
     def require(self, wanted: Mapping[str, Tensor], key_map: KeyMap) -> None:
         """Raise CheckpointUnavailable unless there are tensors for all weights in `wanted`."""
         for name, tensor in wanted.items():

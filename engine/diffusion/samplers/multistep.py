@@ -19,7 +19,6 @@ from torch import Tensor
 
 from engine.diffusion.samplers.ancestral import ancestral_step
 from engine.diffusion.samplers.noise import NoiseSampler
-from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _ADAMS_BASHFORTH = (
@@ -276,26 +275,32 @@ def _vp_time(sigmas: NDArray[np.float64], slope: float, intercept: float) -> NDA
 
 _PREDICTOR_ORDER = 3
 _CORRECTOR_ORDER = 4
-_TAU_SIGMA_MAX, _TAU_SIGMA_MIN = (
-    STABLE_DIFFUSION.percent_to_sigma(percent) for percent in (0.2, 0.8)
-)
 
 
-def sa_solver(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
-    """SA-Solver with a tau of 1 from 20 to 80 % of the timesteps, and of 0 before and after.
+def sa_solver(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, interval: tuple[float, float]
+) -> Sampling:
+    """SA-Solver with a tau of 1 between both sigmas of `interval`, and of 0 before and after.
 
     The authors' scheduler in diffusers has the same tau. The orders 3 and 4 are from the paper.
     """
-    return (yield from stochastic_adams(x, sigmas, noise_sampler, _tau_at))
+    return (yield from stochastic_adams(x, sigmas, noise_sampler, _tau_in(interval)))
 
 
-def sa_solver_pece(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+def sa_solver_pece(
+    x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler, *, interval: tuple[float, float]
+) -> Sampling:
     """`sa_solver` with a second call in each step: predict, evaluate, correct, evaluate."""
-    return (yield from stochastic_adams(x, sigmas, noise_sampler, _tau_at, evaluates_twice=True))
+    return (
+        yield from stochastic_adams(
+            x, sigmas, noise_sampler, _tau_in(interval), evaluates_twice=True
+        )
+    )
 
 
-def _tau_at(sigma: float) -> float:
-    return float(_TAU_SIGMA_MIN <= sigma <= _TAU_SIGMA_MAX)
+def _tau_in(interval: tuple[float, float]) -> Callable[[float], float]:
+    most, least = interval
+    return lambda sigma: float(least <= sigma <= most)
 
 
 def stochastic_adams(

@@ -1,7 +1,7 @@
 """The noise at the start of sampling and in its steps.
 
-Noise is drawn on the CPU, so it is the same on every device. The noise of a job depends only on its
-seed and shape, not on other jobs in the same calls.
+The noise of a job depends only on its seed, its shape and its source, not on other jobs in the same
+calls.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-import torchsde  # type: ignore[import-untyped]  # it ships no types
 from torch import Tensor
 
 from engine.diffusion.images.latents import Latent
+from engine.diffusion.samplers.brownian import DIGITS, BrownianPath
+from engine.diffusion.samplers.noise_sources import Randn, SeededRandn, cpu_randn
 from engine.errors import TooLarge
 
-_PATH_DIGITS = 6
 _SEEDS = 2**64
 _PARALLEL = 1e-3
 _MOST_DRAWS, _MOST_DRAWN = 4096, 2**25
@@ -34,16 +34,16 @@ def shifted_seed(seed: int, by: int) -> int:
     return (seed + by) % _SEEDS
 
 
-def start_noise(latent: Latent, generator: torch.Generator) -> Tensor:
+def start_noise(latent: Latent, draw: Randn) -> Tensor:
     """Return the noise at the start of sampling. Each latent gets the draw of its batch index.
 
     Raises TooLarge if an index is too large. A batch made from parts of other batches can have
     indices of any size.
     """
     if latent.batch_index is None:
-        return torch.randn(latent.samples.shape, generator=generator, dtype=torch.float32)
+        return draw(latent.samples.shape)
     shape = torch.Size((1, *latent.samples.shape[1:]))
-    wanted, draws = set(latent.batch_index), {}
+    wanted, drawn = set(latent.batch_index), {}
     count = max(wanted) + 1
     if count > _MOST_DRAWS or count * shape.numel() > _MOST_DRAWN:
         raise TooLarge(
@@ -53,10 +53,10 @@ def start_noise(latent: Latent, generator: torch.Generator) -> Tensor:
     for index in range(count):
         # Latents are drawn one at a time. If 16 does not divide the size of a latent, one draw of
         # several latents gives different numbers.
-        draw = torch.randn(shape, generator=generator)
+        noise = draw(shape)
         if index in wanted:
-            draws[index] = draw
-    return torch.cat([draws[index] for index in latent.batch_index])
+            drawn[index] = noise
+    return torch.cat([drawn[index] for index in latent.batch_index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +75,15 @@ class Variation:
 UNVARIED = Variation()
 
 
-def varied(noise: Tensor, seed: int, variation: Variation) -> Tensor:
+def varied(
+    noise: Tensor, seed: int, variation: Variation, draws: SeededRandn = cpu_randn
+) -> Tensor:
     """Apply a variation to the noise (batch, channels, h, w) of `seed`."""
     shape = torch.Size((*noise.shape[:2], *(variation.cells or noise.shape[2:])))
-    middle = noise if shape == noise.shape else _drawn(shape, seed)
+    middle = noise if shape == noise.shape else draws(seed)(shape)
     if variation.strength:
-        middle = _between(middle, _drawn(shape, variation.seed), variation.strength)
+        middle = _between(middle, draws(variation.seed)(shape), variation.strength)
     return middle if shape == noise.shape else _with_middle(noise, middle)
-
-
-def _drawn(shape: torch.Size, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
 def _between(start: Tensor, end: Tensor, share: float) -> Tensor:
@@ -113,7 +111,7 @@ def _with_middle(noise: Tensor, middle: Tensor) -> Tensor:
 
 def independent_noise(x: Tensor, seed: int) -> NoiseSampler:
     """Return a function with independent draws. The first draw equals the start noise of `seed`."""
-    return drawn_noise(x, torch.Generator().manual_seed(seed))
+    return drawn_noise(x, cpu_randn(seed))
 
 
 def scaled_noise(noise: NoiseSampler, factor: float) -> NoiseSampler:
@@ -122,39 +120,35 @@ def scaled_noise(noise: NoiseSampler, factor: float) -> NoiseSampler:
     return lambda sigma, sigma_next: noise(sigma, sigma_next) * factor
 
 
-def drawn_noise(x: Tensor, generator: torch.Generator) -> NoiseSampler:
-    """Return a function whose noise is the next draw of `generator`."""
-
-    def draw(_sigma: Tensor, _sigma_next: Tensor) -> Tensor:
-        return torch.randn(x.shape, generator=generator, dtype=torch.float32).to(x.device)
-
-    return draw
+def drawn_noise(x: Tensor, draw: Randn) -> NoiseSampler:
+    """Return a function whose noise is the next draw."""
+    return lambda _sigma, _sigma_next: draw(x.shape).to(x.device)
 
 
-def brownian_noise(x: Tensor, sigmas: Tensor, seed: int) -> NoiseSampler:
+def brownian_noise(
+    x: Tensor, sigmas: Tensor, seed: int, draws: SeededRandn = cpu_randn
+) -> NoiseSampler:
     """Return the increments of one Brownian path over sigma.
 
-    The path is computed as in section 4 of Li et al. 2020 (arXiv:2001.01328). It depends only on
-    the seed and on the ends of `sigmas`, so more steps follow the same path more closely.
+    The path depends only on the seed and on the ends of `sigmas`, so more steps follow the same
+    path more closely.
     """
     sigma_min, sigma_max = _rounded(sigmas[sigmas > 0].min()), _rounded(sigmas.max())
     if sigma_min == sigma_max:
-        return independent_noise(x, seed)
-    origin = torch.zeros(x.shape, dtype=torch.float32)
-    path = torchsde.BrownianTree(t0=sigma_min, w0=origin, t1=sigma_max, entropy=seed)
+        return drawn_noise(x, draws(seed))
+    path = BrownianPath(sigma_min, sigma_max, seed, lambda key: draws(key)(x.shape))
 
     def increment(sigma: Tensor, sigma_next: Tensor) -> Tensor:
         # A sigma within a step is computed by exp and log, so it can be outside the path.
         ends = (min(max(_rounded(s), sigma_min), sigma_max) for s in (sigma, sigma_next))
         low, high = sorted(ends)
-        difference: Tensor = path(low, high)
         sign = -1 if sigma >= sigma_next else 1
-        normal: Tensor = sign * difference / float(abs(sigma - sigma_next)) ** 0.5
+        normal: Tensor = sign * path.change(low, high) / float(abs(sigma - sigma_next)) ** 0.5
         return normal.to(x.device)
 
     return increment
 
 
 def _rounded(sigma: Tensor) -> float:
-    """Round sigma to the precision of the path. The path warns about ends with more digits."""
-    return round(float(sigma), _PATH_DIGITS)
+    """Round sigma to the precision of the path."""
+    return round(float(sigma), DIGITS)

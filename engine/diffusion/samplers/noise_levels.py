@@ -237,7 +237,7 @@ class FlowLevels(NoiseLevels):
         return float(self.sigma_max)
 
     def sigma_at(self, timestep: Tensor) -> Tensor:
-        return shifted_sigmas(timestep, self.shift)
+        return self._shifted(timestep)
 
     def timestep_of(self, sigmas: Tensor) -> Tensor:
         return sigmas
@@ -253,7 +253,10 @@ class FlowLevels(NoiseLevels):
             return float("inf")
         if percent >= 1.0:
             return 0.0
-        return float(shifted_sigmas(torch.tensor(1.0 - percent), self.shift))
+        return float(self._shifted(torch.tensor(1.0 - percent, dtype=torch.float64)))
+
+    def _shifted(self, times: Tensor) -> Tensor:
+        return shifted_sigmas(times, self.shift, len(self.sigmas))
 
     def noised(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
         return (1 - sigma) * clean + sigma * noise
@@ -262,13 +265,23 @@ class FlowLevels(NoiseLevels):
         return x / (1 - sigma) if 0 < sigma < 1 else x
 
 
-def shifted_sigmas(times: Tensor, shift: float) -> Tensor:
-    """Return the sigmas of times from 0 to 1. For Flux, the shift is exp(mu)."""
+FLUX_LEVELS = 10_000
+"""The number of noise levels of Flux.1 dev that schedules can use."""
+
+
+def shifted_sigmas(times: Tensor, shift: float, count: int) -> Tensor:
+    """Return the sigmas of times from 0 to 1. For Flux, the shift is exp(mu).
+
+    Both forms of the equation are those of ComfyUI. They differ in the last bit, on which the noise
+    of Brownian paths depends.
+    """
+    if count == FLUX_LEVELS:
+        return shift / (shift + (1 / times - 1))
     return shift * times / (1 + (shift - 1) * times)
 
 
 @lru_cache(maxsize=256)
 def flow_levels(shift: float, count: int = 1000) -> FlowLevels:
     """Return `count` levels with that shift. Equal arguments give the same object while cached."""
-    sigmas = shifted_sigmas(torch.arange(1, count + 1, dtype=torch.float64) / count, shift)
-    return FlowLevels(sigmas.float(), sigmas.log().float(), shift=shift)
+    sigmas = shifted_sigmas(torch.arange(1, count + 1) / count, shift, count)
+    return FlowLevels(sigmas, sigmas.log(), shift=shift)

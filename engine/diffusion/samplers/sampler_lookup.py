@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.diffusion.families.flow_sampling import FLOW_SAMPLERS, noise_by_level, run_on_levels
+from engine.diffusion.families.flow_sampling import for_flow, run_on_levels
 from engine.diffusion.samplers.ancestral import NO_CHURN, Churn, churned
 from engine.diffusion.samplers.noise import (
     NoiseSampler,
@@ -18,7 +18,8 @@ from engine.diffusion.samplers.noise import (
     independent_noise,
     scaled_noise,
 )
-from engine.diffusion.samplers.noise_levels import NoiseLevels
+from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION, NoiseLevels
+from engine.diffusion.samplers.noise_sources import SeededRandn, cpu_randn
 from engine.diffusion.samplers.runge_kutta import Sampling
 from engine.webui.sampler_names import SAMPLER_OF, SCHEDULER_OF
 
@@ -54,34 +55,34 @@ def sampling_of(
     *,
     seed: int,
     step_noise: NoiseSampler | None = None,
+    path_draws: SeededRandn = cpu_randn,
     path: Tensor | None = None,
     options: SamplerOptions = DEFAULT,
-    is_flow: bool = False,
+    levels: NoiseLevels = STABLE_DIFFUSION,
 ) -> Sampling:
     """Return the generator of a sampler, before its first step.
 
-    A sampler with Brownian noise draws its path from `seed`. The path covers the sigmas of `path`,
-    or `sigmas` if `path` is None. A sampler with independent noise uses `step_noise`, or draws from
-    `seed` if `step_noise` is None. `is_flow` is true for the sigmas of a flow model.
+    A sampler with Brownian noise draws its path from `seed` by `path_draws`. The path covers the
+    sigmas of `path`, or `sigmas` if `path` is None. A sampler with independent noise uses
+    `step_noise`, or draws from `seed` if `step_noise` is None. `levels` are those of the model.
     """
     row = SAMPLER_OF[name]
     sampler: Callable[..., Sampling] = function_at(row.function)
-    chosen = {} if row.eta is None or options.eta is None else {"eta": options.eta}
+    chosen: dict[str, Any] = {}
+    if row.eta is not None and options.eta is not None:
+        chosen["eta"] = options.eta
+    if row.noise_interval is not None:
+        chosen["interval"] = tuple(map(levels.percent_to_sigma, row.noise_interval))
     is_churned = row.churns and options.churn.amount > 0
-    own = FLOW_SAMPLERS.get(name) if is_flow else None
-    runs_on_levels = is_flow and own is None
-    if row.noise == "none" and not is_churned:
-        if runs_on_levels and row.needs_uncond:
-            return run_on_levels(sampler, x, sigmas)
-        return sampler(x, sigmas)
-    if row.noise == "brownian":
-        noise = brownian_noise(x, sigmas if path is None else path, seed)
-    else:
-        noise = step_noise or independent_noise(x, seed)
-    noise = scaled_noise(noise, options.noise_factor)
-    if runs_on_levels:
-        noise = noise_by_level(noise)
-    steps = partial(own or sampler, noise_sampler=noise, **chosen)
+    if row.noise != "none" or is_churned:
+        if row.noise == "brownian":
+            noise = brownian_noise(x, sigmas if path is None else path, seed, path_draws)
+        else:
+            noise = step_noise or independent_noise(x, seed)
+        chosen["noise_sampler"] = scaled_noise(noise, options.noise_factor)
     if is_churned:
-        steps = partial(churned, sampler, noise_sampler=noise, churn=options.churn)
-    return run_on_levels(steps, x, sigmas) if runs_on_levels else steps(x, sigmas)
+        sampler = partial(churned, sampler, churn=options.churn)
+    if levels.is_flow:
+        run = partial(run_on_levels, sampler, levels)
+        sampler = run if is_churned else for_flow(row.cpu_name, sampler, levels)
+    return sampler(x, sigmas, **chosen)

@@ -61,8 +61,13 @@ def sgm_uniform(levels: NoiseLevels, steps: int) -> Tensor:
 
 
 def simple(levels: NoiseLevels, steps: int) -> Tensor:
-    """Return the model's sigmas at evenly spaced indexes, from the largest on, each only once."""
-    picked = [-(1 + int(i * len(levels.sigmas) / steps)) for i in range(steps)]
+    """Return the model's sigmas at evenly spaced indexes, from the largest on, each only once.
+
+    The distance is rounded before it is multiplied, as in ComfyUI. For 38 steps and some other
+    numbers of steps, this changes an index.
+    """
+    distance = len(levels.sigmas) / steps
+    picked = [-(1 + int(i * distance)) for i in range(steps)]
     return levels.sigmas[torch.tensor(picked).unique_consecutive()]
 
 

@@ -115,6 +115,36 @@ def seeds_2(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
     return x
 
 
+def exp_heun_2_x0(x: Tensor, sigmas: Tensor) -> Sampling:
+    """RES in single steps of order 2 with c_2 = 1 (Zhang et al. 2023, arXiv:2308.02157).
+
+    This is Heun's method with exponential integrators.
+    """
+    return (yield from _exp_heun_2(x, sigmas))
+
+
+def exp_heun_2_x0_sde(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
+    """`exp_heun_2_x0` for the reverse SDE, with the noise of SEEDS (arXiv:2305.14267)."""
+    return (yield from _exp_heun_2(x, sigmas, noise_sampler))
+
+
+def _exp_heun_2(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler | None = None) -> Sampling:
+    for sigma, sigma_next in pairwise(sigmas):
+        x0 = yield x, sigma
+        if sigma_next == 0:
+            return x0
+        h = sigma.log() - sigma_next.log()
+        rate_h = h if noise_sampler is None else 2 * h
+        x = (-rate_h).exp() * x - (-rate_h).expm1() * x0
+        if noise_sampler is not None:
+            x = x + sigma_next * _noise_std(h) * noise_sampler(sigma, sigma_next)
+            # As in ComfyUI, each step has a second draw, which is not used.
+            noise_sampler(sigma_next, sigma_next)
+        x0_next = yield x, sigma_next
+        x = x + _phi_2(rate_h) * (x0_next - x0)
+    return x
+
+
 def seeds_3(x: Tensor, sigmas: Tensor, noise_sampler: NoiseSampler) -> Sampling:
     """SEEDS-3 with stages at 1/3 and 2/3 of a step (Gonzalez et al. 2023, arXiv:2305.14267)."""
     for sigma, sigma_next in pairwise(sigmas):

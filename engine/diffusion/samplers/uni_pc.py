@@ -14,7 +14,8 @@ from torch import Tensor
 from engine.diffusion.samplers.runge_kutta import Sampling
 
 _MAX_ORDER = 3
-_LAST_SIGMA = 1e-3
+LAST_SIGMA = 1e-3
+"""The sigma at which UniPC ends instead of 0."""
 
 
 def uni_pc(x: Tensor, sigmas: Tensor) -> Sampling:
@@ -62,7 +63,7 @@ def _uni_pc(x: Tensor, sigmas: Tensor, *, exponential: bool) -> Sampling:
 
     The order is below the number of steps. As in ComfyUI, a single step only rescales x.
     """
-    last = sigmas[-1:].clamp(min=_LAST_SIGMA)
+    last = sigmas[-1:].clamp(min=LAST_SIGMA)
     marginals = [_Marginal(sigma) for sigma in torch.cat([sigmas[:-1], last])]
     steps = len(marginals) - 1
     x = x / (sigmas[0] ** 2 + 1).sqrt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,18 +27,19 @@ from engine.diffusion.text.text_encoders import (
     Token,
     Tokens,
 )
-from engine.diffusion.text.textual_inversion import Embeddings, ListedEmbeddings
+from engine.diffusion.text.textual_inversion import Embeddings
 from engine.diffusion.text.weighting import weighted_segments
-from engine.errors import EngineError
+from engine.errors import EngineError, MachineFailed
 from engine.stages import Stage
 
 VOCABULARY = 49408
 CHUNK = 75
-_WHOLE_WORD = 8
-"""A word with fewer tokens than this number is never split over two chunks."""
+_WHOLE_UNIT = 8
+"""A unit with fewer tokens than this number is never split over two chunks."""
 _CHUNKS_PER_REQUEST = 16
 _TOKENIZER_FOLDER = Path(__file__).parents[1] / "configs" / "tokenizer"
 _EMBEDDING = "embedding:"
+_BEFORE_EMBEDDING = re.compile(rf"[ \n](?={_EMBEDDING})")
 
 Weighted: TypeAlias = tuple[Token, float]
 Chunk: TypeAlias = tuple[Weighted, ...]
@@ -58,7 +60,7 @@ def load_tokenizer() -> CLIPTokenizer:
     )
     # If files of the tokenizer are missing, its vocabulary is empty.
     if len(tokenizer) != VOCABULARY:
-        raise EngineError(f"the tokenizer in {_TOKENIZER_FOLDER} knows {len(tokenizer)} tokens")
+        raise MachineFailed(f"the tokenizer in {_TOKENIZER_FOLDER} knows {len(tokenizer)} tokens")
     return tokenizer
 
 
@@ -96,6 +98,12 @@ class Clip:
             for each in self.encoders
         )
 
+    def embeddings_left_out(self, text: str) -> list[str]:
+        """Return the embeddings in a text that do not exist or lack vectors for an encoder."""
+        known = self.embeddings.listed()
+        embeddings = {name: known.find(name) for name in embedding_names(text)}
+        return [name for name, found in embeddings.items() if not (found and self.fits(found))]
+
     def encode(self, text: str) -> Work[Conditioning]:
         return encode(self, chunks_of(text, self.tokenizer, self.embeddings))
 
@@ -108,17 +116,19 @@ def chunks_of(
 ) -> list[Chunk]:
     """Return the tokens of a prompt with their weights, in chunks.
 
-    An empty prompt has one empty chunk. Without `embeddings`, the name of an embedding is an
-    ordinary word.
+    A unit is a run of text with one weight, or an embedding. As in ComfyUI, a unit that does not
+    fit into the rest of a chunk is split, also within a word. If it has fewer than 8 tokens, it
+    begins the next chunk instead. An empty prompt has one empty chunk. Without `embeddings`, the
+    name of an embedding is an ordinary word.
     """
     chunks: list[list[Weighted]] = [[]]
-    for word in _words(prompt, tokenizer, embeddings):
+    for unit in _units(prompt, tokenizer, embeddings):
         free = CHUNK - len(chunks[-1])
-        if free < len(word) < _WHOLE_WORD:
+        if free < len(unit) < _WHOLE_UNIT:
             chunks.append([])
             free = CHUNK
-        chunks[-1] += word[:free]
-        chunks += [word[at : at + CHUNK] for at in range(free, len(word), CHUNK)]
+        chunks[-1] += unit[:free]
+        chunks += [unit[at : at + CHUNK] for at in range(free, len(unit), CHUNK)]
     return [padded(chunk) for chunk in chunks]
 
 
@@ -131,37 +141,50 @@ def padded(tokens: Sequence[Weighted]) -> Chunk:
 _EMPTY: Tokens = (START, *(END,) * (CHUNK + 1))
 
 
-def _words(
+def _units(
     prompt: str, tokenizer: CLIPTokenizer, embeddings: Embeddings | None
 ) -> Iterator[list[Weighted]]:
-    weighted = [
-        (word, weight)
-        for segment, weight in weighted_segments(prompt)
-        for word in segment.replace("\n", " ").split(" ")
-        if word
-    ]
     known = None if embeddings is None else embeddings.listed()
-    plain = [_without_embedding(word, known) for word, _ in weighted]
+    parts = [
+        (name, text, weight)
+        for segment, weight in weighted_segments(prompt)
+        for name, text in ([(None, segment)] if known is None else split_at_embeddings(segment))
+    ]
     encoded = tokenizer.backend_tokenizer.encode_batch(
-        [rest for _, rest in plain], add_special_tokens=False
+        [text for _, text, _ in parts], add_special_tokens=False
     )
-    for (_, weight), (embedding, _), encoding in zip(weighted, plain, encoded, strict=True):
-        if embedding is not None:
+    for (name, _, weight), encoding in zip(parts, encoded, strict=True):
+        if known is not None and name and (embedding := known.find(name)):
             yield [(token, weight) for token in embedding.tokens]
         if encoding.ids:
             yield [(token, weight) for token in encoding.ids]
 
 
-def _without_embedding(word: str, known: ListedEmbeddings | None) -> tuple[Embedding | None, str]:
-    """Return the embedding that a word names, or None, and the rest of the word."""
-    if known is None or not word.startswith(_EMBEDDING):
-        return None, word
-    name = word.removeprefix(_EMBEDDING)
-    stem = name.rstrip(",")
-    found = known.find(name)
-    if found is None and stem != name:
-        return known.find(stem), name[len(stem) :]
-    return found, ""
+def split_at_embeddings(text: str) -> Iterator[tuple[str | None, str]]:
+    """Split a text before each `embedding:`, and yield each name with the text that follows it.
+
+    The name is None for the text before the first embedding. As in ComfyUI, a comma directly after
+    a name is part of the text, and the words after a name are joined with single spaces.
+    """
+    for part in _BEFORE_EMBEDDING.split(text):
+        if not part.startswith(_EMBEDDING):
+            yield None, part
+            continue
+        word, *words = part.removeprefix(_EMBEDDING).split() or [""]
+        name, rest = word.rstrip(","), " ".join(words)
+        commas = word[len(name) :]
+        yield name, f"{commas} {rest}" if commas else rest
+
+
+def embedding_names(prompt: str) -> list[str]:
+    """Return the names of the embeddings in a prompt, each once."""
+    found = (
+        name
+        for segment, _ in weighted_segments(prompt)
+        for name, _ in split_at_embeddings(segment)
+        if name
+    )
+    return [*dict.fromkeys(found)] if _EMBEDDING in prompt else []
 
 
 @dataclass(slots=True, eq=False)
@@ -296,6 +319,10 @@ class FamilyTexts(ABC):
     @abstractmethod
     def with_networks(self, networks: Sequence[Any]) -> Self:
         """Return a copy with other networks."""
+
+    def embeddings_left_out(self, text: str) -> list[str]:
+        """Return all embeddings that a text names, because a language model uses none of them."""
+        return embedding_names(text)
 
     @abstractmethod
     def encode(self, text: str) -> Work[Conditioning]:

@@ -36,6 +36,8 @@ class LanguageModel(nn.Module):
     checkpoint_name: ClassVar[str]
     """The name of the model in a checkpoint with several models."""
     model: Any
+    rounded_to: torch.dtype = torch.float32
+    """The data type to which merged weights are rounded: that of the file if it has 16 bits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -87,8 +87,7 @@ class TextEncoderSpec:
         return replace(self, missing_layers=1)
 
 
-CLIP_L = TextEncoderSpec("clip_l", pad_token=END, layer=-1, has_final_norm=True)
-FLUX_CLIP_L = replace(CLIP_L, is_pooled=True)
+CLIP_L = TextEncoderSpec("clip_l", pad_token=END, layer=-1, has_final_norm=True, is_pooled=True)
 CLIP_H = TextEncoderSpec("clip_h", pad_token=0, layer=-2, has_final_norm=True)
 SDXL_CLIP_L = TextEncoderSpec("clip_l", pad_token=END, layer=-2, has_final_norm=False)
 CLIP_G = TextEncoderSpec("clip_g", pad_token=0, layer=-2, has_final_norm=False, has_projection=True)
@@ -103,6 +102,9 @@ def next_serial() -> int:
 
 class TextEncoder(nn.Module):
     """A text encoder with the weight names of transformers' CLIPTextModelWithProjection."""
+
+    rounded_to: ClassVar[torch.dtype] = torch.float16
+    """The data type to which merged weights are rounded."""
 
     def __init__(self, config: CLIPTextConfig, spec: TextEncoderSpec) -> None:
         super().__init__()

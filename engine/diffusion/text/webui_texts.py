@@ -80,25 +80,38 @@ def encode(
     *,
     sigmas: Tensor,
     options: TextOptions = _PLAIN,
+    on_left_out: Callable[[str], None] = lambda _name: None,
 ) -> Work[tuple[Conditioning, Conditioning]]:
-    """Return the conditionings of both prompts for a sampler that steps along `sigmas`."""
+    """Return the conditionings of both prompts for a sampler that steps along `sigmas`.
+
+    `on_left_out` is called with the name of each known embedding that lacks vectors for a text
+    encoder and, for language models, of each `embedding:name`.
+    """
     if isinstance(clip, FamilyTexts):
-        own = yield from _encode_whole(clip, positive, sigmas)
-        other = yield from _encode_whole(clip, negative, sigmas)
+        own = yield from _encode_whole(clip, positive, sigmas, on_left_out)
+        other = yield from _encode_whole(clip, negative, sigmas, on_left_out)
         return _composed(positive, own, other), other
-    conditional = yield from _encode_parts(clip, positive, sigmas, options)
-    unconditional = yield from _encode_parts(clip, negative, sigmas, options)
+    conditional = yield from _encode_parts(
+        clip, positive, sigmas, options=options, on_left_out=on_left_out
+    )
+    unconditional = yield from _encode_parts(
+        clip, negative, sigmas, options=options, on_left_out=on_left_out
+    )
     if options.zeroes_empty_negative and clip.has_pooled and _is_empty(negative):
         unconditional = tuple(each.zeroed_out() for each in unconditional)
     return _composed(positive, conditional, unconditional), unconditional
 
 
-def _encode_whole(clip: FamilyTexts, parts: Parts, sigmas: Tensor) -> Work[Conditioning]:
+def _encode_whole(
+    clip: FamilyTexts, parts: Parts, sigmas: Tensor, on_left_out: Callable[[str], None]
+) -> Work[Conditioning]:
     """Encode texts for a family that has neither chunks nor the WebUI's weights."""
     found: list[Condition] = []
     for part in parts:
         for stretch, sigma_range in sigma_ranges_of(part.stretches, sigmas):
             words = " ".join("".join(each for each, _ in some) for some in stretch.sections)
+            for name in clip.embeddings_left_out(words):
+                on_left_out(name)
             conditioning = yield from clip.encode(words)
             found += (
                 replace(each, strength=part.weight, sigma_range=sigma_range)
@@ -113,13 +126,18 @@ def _is_empty(parts: Parts) -> bool:
 
 
 def _encode_parts(
-    clip: Clip, parts: Parts, sigmas: Tensor, options: TextOptions
+    clip: Clip,
+    parts: Parts,
+    sigmas: Tensor,
+    *,
+    options: TextOptions,
+    on_left_out: Callable[[str], None],
 ) -> Work[Conditioning]:
     found: list[Condition] = []
     weigh = _WEIGHINGS[options.emphasis]
     for part in parts:
         texts = dict.fromkeys(each.sections for each in part.stretches)
-        chunks = {each: _chunks(clip, each, options) for each in texts}
+        chunks = {each: _chunks(clip, each, options, on_left_out) for each in texts}
         longest = max(map(len, chunks.values()))
         for stretch, sigma_range in sigma_ranges_of(part.stretches, sigmas):
             own = chunks[stretch.sections]
@@ -145,23 +163,34 @@ def _padded_to(conditions: Sequence[Condition]) -> Callable[[Condition], Conditi
     return pad
 
 
-def _chunks(clip: Clip, sections: Sequence[Section], options: TextOptions) -> list[Chunk]:
-    if not options.makes_plain:
-        return chunks_of(sections, clip.tokenizer, clip.embeddings)
-    plain = [[(plain_text(words), weight) for words, weight in each] for each in sections]
-    return chunks_of(plain, clip.tokenizer, clip.embeddings, fits=clip.fits)
+def _chunks(
+    clip: Clip,
+    sections: Sequence[Section],
+    options: TextOptions,
+    on_left_out: Callable[[str], None],
+) -> list[Chunk]:
+    def is_used(name: str, embedding: Embedding) -> bool:
+        if clip.fits(embedding):
+            return True
+        on_left_out(PurePosixPath(name).stem)
+        return not options.makes_plain
+
+    texts: Sequence[Sequence[Segment]] = sections
+    if options.makes_plain:
+        texts = [[(plain_text(words), weight) for words, weight in each] for each in sections]
+    return chunks_of(texts, clip.tokenizer, clip.embeddings, is_used)
 
 
 def chunks_of(
     sections: Sequence[Sequence[Segment]],
     tokenizer: CLIPTokenizer,
     embeddings: Embeddings | None = None,
-    fits: Callable[[Embedding], bool] = lambda _: True,
+    is_used: Callable[[str, Embedding], bool] = lambda _name, _embedding: True,
 ) -> list[Chunk]:
     """Return the tokens with their weights in chunks. There is at least one chunk.
 
     Each section begins a new chunk. The name of an embedding is replaced by the embedding's tokens.
-    If there are no `embeddings`, or if `fits` is false for the embedding, the name stays a word.
+    If there are no `embeddings`, or if `is_used` is false for an embedding, the name stays a word.
     """
     known = None if embeddings is None else embeddings.listed()
     names = {} if known is None else _names_by_token(known.names)
@@ -174,7 +203,7 @@ def chunks_of(
                 continue
             spelling, name = word
             found = None if known is None else known.find(name)
-            if found is not None and fits(found):
+            if found is not None and is_used(name, found):
                 builder.add_embedding(found.tokens, weight)
             elif found is not None:
                 for token in spelling:

@@ -27,7 +27,7 @@ def weighted_segments(prompt: str) -> list[tuple[str, float]]:
     while pending:
         start, end, weight, depth = pending.pop()
         pieces = list(_split(text, start, end, closing)) if depth < _DEEPEST else []
-        if not any(is_group for _, _, is_group in pieces):
+        if not pieces:
             found.append((_unhide(text[start:end]), weight))
             continue
         for first, last, is_group in reversed(pieces):
@@ -102,6 +102,11 @@ def _opened(text: str, start: int, end: int, weight: float) -> tuple[int, float]
         else:
             return colon, absolute if math.isfinite(absolute) else 1.0
     return end, weight * _PAREN_WEIGHT
+
+
+def without_escapes(text: str) -> str:
+    r"""Return the text with bare parentheses instead of `\(` and `\)`."""
+    return text.replace("\\(", "(").replace("\\)", ")")
 
 
 def _unhide(text: str) -> str:

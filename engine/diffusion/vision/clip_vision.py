@@ -1,4 +1,4 @@
-"""The vision models of CLIP (Radford et al. 2021, arXiv:2103.00020).
+"""The vision models of CLIP (Radford et al. 2021, arXiv:2103.00020) and SigLIP (arXiv:2303.15343).
 
 A vision model converts a picture to an embedding, and to hidden states of the picture's patches. A
 model is stored in a file in the layout of transformers or of open_clip, or inside a checkpoint.
@@ -6,7 +6,7 @@ model is stored in a file in the layout of transformers or of open_clip, or insi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,24 +15,34 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
 
 from engine.batcher import Request, Work
 from engine.diffusion.device_error import memory_checked
-from engine.diffusion.images.latents import Images
+from engine.diffusion.images.latents import COLOURS, Images
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.checkpoint_info import Component, MapKeys
 from engine.diffusion.loading.layers import use_one_dnn
-from engine.diffusion.loading.layout import StoredTensor
+from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.loading.networks import configuration_checked, load_module
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.weights import LoadTarget, Weights, component_files, read_json
 from engine.errors import CheckpointUnavailable
 from engine.graph.models_folder import CONFIG_SUFFIX
 
-ClipVision: TypeAlias = CLIPVisionModelWithProjection
-_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
+ClipVision: TypeAlias = CLIPVisionModelWithProjection | SiglipVisionModel
+Colour: TypeAlias = tuple[float, float, float]
+_CLIP_MEAN_AND_STD: tuple[Colour, Colour] = (
+    (0.48145466, 0.4578275, 0.40821073),
+    (0.26862954, 0.26130258, 0.27577711),
+)
+"""The mean and the standard deviation of the colours on which CLIP was trained."""
+_SIGLIP_NORMAL: tuple[Colour, Colour] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _MOST_RATIO = 8
 """The largest ratio of the sides of an image before it is resized. Without this limit, a narrow
 image would become very large.
@@ -44,15 +54,20 @@ class ClipVisionOutput:
     """The output of a vision model for images, in float32 on the CPU."""
 
     image_embeds: Tensor
-    """(images, projected width)."""
+    """(images, projected width). The width is 0 for SigLIP, which has no projection."""
     penultimate_hidden_states: Tensor
-    """(images, 1 + patches, width): the states before the last layer."""
+    """(images, 1 + patches, width): the states before the last layer. SigLIP has no class token, so
+    it has only the states of the patches.
+    """
+    last_hidden_states: Tensor
+    """The states after the last layer. Those of SigLIP are normalized."""
 
     @classmethod
     def joined(cls, parts: Sequence[ClipVisionOutput]) -> ClipVisionOutput:
         return cls(
             torch.cat([each.image_embeds for each in parts]),
             torch.cat([each.penultimate_hidden_states for each in parts]),
+            torch.cat([each.last_hidden_states for each in parts]),
         )
 
 
@@ -79,10 +94,15 @@ class EncodeVision(Request):
         side = network.config.image_size
         assert isinstance(side, int)  # The images are squares, so their size is one number.
         with memory_checked():
-            pixels = [preprocessed(each.image, side, crop=each.crop) for each in requests]
+            is_siglip = isinstance(network, SiglipVisionModel)
+            normal = _SIGLIP_NORMAL if is_siglip else _CLIP_MEAN_AND_STD
+            pixels = [
+                preprocessed(each.image, side, crop=each.crop, normal=normal) for each in requests
+            ]
             found = network(torch.cat(pixels).to(network.device), output_hidden_states=True)
-            embeds, states = found.image_embeds.cpu(), found.hidden_states[-2].cpu()
-        parts = zip(embeds.split(1), states.split(1), strict=True)
+            states, last = found.hidden_states[-2].cpu(), found.last_hidden_state.cpu()
+            embeds = states.new_zeros(len(states), 0) if is_siglip else found.image_embeds.cpu()
+        parts = zip(embeds.split(1), states.split(1), last.split(1), strict=True)
         return [ClipVisionOutput(*each) for each in parts]
 
 
@@ -94,13 +114,16 @@ def encoded(network: ClipVision, images: Images, *, crop: bool) -> Work[ClipVisi
     return ClipVisionOutput.joined(parts)
 
 
-def preprocessed(images: Images, side: int, *, crop: bool) -> Tensor:
+def preprocessed(
+    images: Images, side: int, *, crop: bool, normal: tuple[Colour, Colour] = _CLIP_MEAN_AND_STD
+) -> Tensor:
     """Return images as the model's input, (images, 3, side, side) on the CPU.
 
-    With `crop`, the input is the middle of an image. Without `crop`, the input is the whole image,
+    `normal` is the mean and the standard deviation of the colours that the model needs. With
+    `crop`, the input is the middle of an image. Without `crop`, the input is the whole image,
     stretched to a square.
     """
-    planes = images.movedim(-1, 1)
+    planes = images[..., :COLOURS].movedim(-1, 1)
     height, width = planes.shape[2:]
     if (height, width) != (side, side):
         sides = side, side
@@ -112,7 +135,7 @@ def preprocessed(images: Images, side: int, *, crop: bool) -> Tensor:
         planes = _middle(planes, side, side)
     # As in ComfyUI, values are rounded to 8 bits. OpenAI's code reads 8-bit values from files.
     levels = (planes * 255.0).clamp(0, 255).round() / 255.0
-    mean, deviation = (torch.tensor(each)[:, None, None] for each in (_MEAN, _DEVIATION))
+    mean, deviation = (torch.tensor(each)[:, None, None] for each in normal)
     return (levels - mean) / deviation
 
 
@@ -126,12 +149,26 @@ def _middle(planes: Tensor, height: int, width: int) -> Tensor:
     return planes[:, :, top : top + height, left : left + width]
 
 
+def _empty(config: dict[str, Any]) -> ClipVision:
+    if config.get("model_type") == _SIGLIP:
+        return SiglipVisionModel(SiglipVisionConfig(**config))
+    return CLIPVisionModelWithProjection(CLIPVisionConfig(**config))
+
+
 FOLDER = "image_encoder"
 """The name of the vision model's folder in a diffusers folder."""
-_LAYERS = "vision_model.encoder.layers."
+_MODEL = "vision_model."
+_LAYERS = f"{_MODEL}encoder.layers."
 _OPEN_LAYERS = "transformer.resblocks."
 _OPEN_PREFIXES = ("visual.", "embedder.model.visual.")
 """The prefixes in a file of CLIP and in a checkpoint of unCLIP."""
+_CLASS_TOKEN = "vision_model.embeddings.class_embedding"
+"""Only CLIP has a class token."""
+_SIGLIP = "siglip_vision_model"
+_SIGLIP_WIDTH, _SIGLIP_LAYERS = 1152, 27
+"""The width and the number of layers of SigLIP So400m."""
+_SIGLIP_SIDES = {729: 384, 1024: 512}
+"""The side of an image by the number of its patches. A patch does not always divide the side."""
 _PATCHES = "vision_model.embeddings.patch_embedding.weight"
 _POSITIONS = "vision_model.embeddings.position_embedding.weight"
 _MIDDLE = f"{_LAYERS}0.mlp.fc1.weight"
@@ -141,7 +178,7 @@ _ACTIVATIONS = {24: "quick_gelu", 32: "gelu", 48: "gelu"}
 """The activations by the number of layers: OpenAI's ViT-L/14, open_clip's ViT-H/14 and bigG/14."""
 
 
-def load_clip_vision(store: ModelStore, kind: str, name: str) -> CLIPVisionModelWithProjection:
+def load_clip_vision(store: ModelStore, kind: str, name: str) -> ClipVision:
     """Return the vision model in a file, from memory or disk. Raises CheckpointUnavailable."""
     path = store.models.path(kind, name)
     component = store.inspect(inspect_clip_vision, path)
@@ -166,12 +203,48 @@ def inspect_clip_vision(path: Path) -> Component:
         weights = Weights(*component_files(folder))
         return Component(read_json(folder / "config.json"), weights, layout.identity_map)
     weights = Weights(path)
+    if _CLASS_TOKEN not in weights.shapes and _POSITIONS in weights.shapes:
+        return Component(siglip_config(weights, path), weights, _siglip_map)
     layers, map_keys = _layout(weights)
     own = path.with_suffix(CONFIG_SUFFIX)
     for config in (own / "config.json", own / FOLDER / "config.json"):
         if config.is_file():
             return Component(read_json(config), weights, map_keys)
     return Component(_config(weights, layers, map_keys), weights, map_keys)
+
+
+def _siglip_map(names: Iterable[str]) -> KeyMap:
+    return {name: StoredTensor(f"{_MODEL}{name}") for name in names}
+
+
+def siglip_config(weights: Weights, path: Path) -> dict[str, Any]:
+    """Return the configuration of a SigLIP in the layout of transformers.
+
+    Raises CheckpointUnavailable for other models without a class token.
+    """
+    layers = {key.split(".")[3] for key in weights.shapes if key.startswith(_LAYERS)}
+    own = path.with_suffix(CONFIG_SUFFIX) / "config.json"
+    if own.is_file():
+        return {**read_json(own), "model_type": _SIGLIP, "vision_use_head": False}
+    shape, states = weights.shapes.get(_PATCHES, ()), weights.shapes[_POSITIONS][0]
+    is_known = (shape[:1], len(layers)) == ((_SIGLIP_WIDTH,), _SIGLIP_LAYERS)
+    if not is_known or len(shape) != 4 or states not in _SIGLIP_SIDES:
+        raise CheckpointUnavailable(
+            f"{weights.name} is not a known vision model; the known SigLIP is So400m"
+        )
+    return {
+        "hidden_size": _SIGLIP_WIDTH,
+        "intermediate_size": 4304,
+        "num_hidden_layers": _SIGLIP_LAYERS,
+        "num_attention_heads": _HEADS,
+        "patch_size": shape[2],
+        "image_size": _SIGLIP_SIDES[states],
+        "hidden_act": "gelu_pytorch_tanh",
+        # As in ComfyUI. The published configuration has 1e-6.
+        "layer_norm_eps": 1e-5,
+        "model_type": _SIGLIP,
+        "vision_use_head": False,
+    }
 
 
 def _layout(weights: Weights) -> tuple[str, MapKeys]:
@@ -218,13 +291,14 @@ def _size(weights: Weights, stored: StoredTensor) -> tuple[int, ...]:
     return shape[::-1] if stored.transposed else shape
 
 
-def _read(store: ModelStore, component: Component) -> CLIPVisionModelWithProjection:
+def _read(store: ModelStore, component: Component) -> ClipVision:
     # As in ComfyUI, vision models are rounded to half precision, like text encoders.
     target = LoadTarget(store.device, torch.float32, rounded_to=torch.float16)
     with configuration_checked(component.weights.name), torch.device("meta"):
-        empty = CLIPVisionModelWithProjection(CLIPVisionConfig(**component.config))
+        empty = _empty(component.config)
     network = use_one_dnn(load_module(store, empty, component, target))
-    embeddings = network.vision_model.embeddings
+    inner: Any = network if isinstance(network, SiglipVisionModel) else network.vision_model
+    embeddings = inner.embeddings
     # Files do not contain this buffer.
     positions = torch.arange(embeddings.num_positions, device=store.device)
     embeddings.position_ids = torch.nn.Buffer(positions[None], persistent=False)

@@ -84,7 +84,7 @@ def _each(context: Context, image: Images, change: Change) -> Work[tuple[Images]
     from darkroom_preprocessors.planes import Preprocess
 
     made: list[Images] = []
-    for one in image.split(1):
+    for one in image[..., :3].split(1):
         changed: Images = yield Preprocess(one, change, context.device)
         made.append(changed)
     return (torch.cat(made),)

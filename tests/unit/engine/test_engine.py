@@ -13,7 +13,7 @@ from engine.errors import Cancelled, CheckpointUnavailable, EngineError, NodeFai
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.validation import validate
-from engine.reports import Finished, ImageReady, Progress
+from engine.reports import Errored, ErroredNode, Finished, ImageReady, Progress
 from tests.support.engine.diffusion_requests import compiled
 from tests.support.engine.engines import Running, running
 from tests.support.engine.latents import farthest
@@ -95,8 +95,13 @@ def test_a_failing_node_is_named_and_leaves_the_others(submit: Submit) -> None:
     other = submit(text_to_image(steps=6))
     area = {"width": 64, "height": 64, "x": 4096, "y": 0, "strength": 1.0}
     outside = node("ConditioningSetArea", conditioning=["6", 0], **area)
-    error = submit(text_to_image(positive=["10", 0]) | {"10": outside}).error(NodeFailed)
-    assert (error.node_id, error.class_type) == ("3", "KSampler")
+    end = submit(text_to_image(positive=["10", 0]) | {"10": outside}).wait()
+    assert isinstance(end, Errored)
+    assert isinstance(end.error, NodeFailed)
+    assert (end.error.node_id, end.error.class_type) == ("3", "KSampler")
+    assert end.node is not None
+    assert (end.node.node_id, end.node.class_type) == ("3", "KSampler")
+    assert f"({end.node.class_type}): {end.node.exception}: " in str(end.error)
     assert other.images()
 
 
@@ -128,7 +133,10 @@ def test_a_callback_that_raises_ends_its_own_run_alone(
 
 def test_a_checkpoint_that_went_away_ends_the_run(empty_catalogue: Catalogue) -> None:
     with running(empty_catalogue.models.root) as engine:
-        engine.submit(text_to_image()).error(CheckpointUnavailable)
+        end = engine.submit(text_to_image()).wait()
+    assert isinstance(end, Errored)
+    assert isinstance(end.error, CheckpointUnavailable)
+    assert end.node == ErroredNode("4", "CheckpointLoaderSimple", "CheckpointUnavailable")
 
 
 def test_stopping_cancels_what_runs_and_takes_nothing_more(tiny_root: Path) -> None:

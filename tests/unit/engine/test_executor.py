@@ -123,6 +123,18 @@ def test_a_failing_body_is_named() -> None:
         next(execution)
 
 
+def test_a_failing_estimate_is_named() -> None:
+    class Meter:
+        def start(self, _node: Node) -> None:
+            raise ZeroDivisionError("broken")
+
+    given: Any = {"meter": Meter(), "bodies": BODIES, "on_output": print}
+    graph = Graph((node("a", "Plain"), node("s", "Save", "a")))
+    execution = Executor(graph, cast("Any", CONTEXT), **given).run()
+    with pytest.raises(NodeFailed, match=r"node a \(Plain\): ZeroDivisionError: broken"):
+        next(execution)
+
+
 def test_an_engine_error_passes_as_it_is() -> None:
     execution, _ = started(node("a", "Ask"), node("s", "Save", "a"))
     (request,) = next(execution)

@@ -17,7 +17,7 @@ class Files:
     """What reads find. While it hangs, a read does not return."""
 
     def __init__(self) -> None:
-        self.content: str | Exception = "first"
+        self.content: str | BaseException = "first"
         self.count = 0
         self._answers = threading.Event()
         self._answers.set()
@@ -31,7 +31,7 @@ class Files:
     def read(self) -> str:
         self.count += 1
         self._answers.wait()
-        if isinstance(self.content, Exception):
+        if isinstance(self.content, BaseException):
             raise self.content
         return self.content
 
@@ -114,13 +114,23 @@ def test_a_read_that_fails_counts_as_one_that_hangs(files: Files) -> None:
     assert some.read("a", files.read) == "first"
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("gone"), CheckpointUnavailable("damaged")])
-def test_an_answer_about_a_file_is_no_failure_of_the_folder(error: Exception, files: Files) -> None:
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("gone"), CheckpointUnavailable("damaged"), Panic("unwrap")]
+)
+def test_an_answer_about_a_file_is_no_failure_of_the_folder(
+    error: BaseException, files: Files
+) -> None:
     some = reads()
     some.read("a", files.read)
     files.content = error
     with pytest.raises(type(error)):
         some.read("a", files.read)
+    files.content = "second"
+    assert some.read("b", files.read) == "second"
 
 
 def test_without_waiting_only_what_is_known_is_answered(files: Files) -> None:

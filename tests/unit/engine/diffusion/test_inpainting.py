@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,16 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.diffusion.conditioning.condition import Area, Condition
+from engine.diffusion.conditioning.condition import Area, ConcatImage, Condition
+from engine.diffusion.conditioning.fitting import fitted_conditionings
 from engine.diffusion.families.stable_diffusion import SD1
 from engine.diffusion.images.latent_operations import LatentOperations
-from engine.diffusion.images.latents import Latent, noise_like
-from engine.diffusion.inpainting import KeptNoise, fitted_mask, inpainting
+from engine.diffusion.images.latents import Latent
+from engine.diffusion.inpainting import KeptNoise, fitted_mask, inpainting, spread
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise import shifted_seed, start_noise
+from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION
+from engine.diffusion.samplers.noise_sources import cpu_randn
 from engine.diffusion.samplers.runge_kutta import euler
 from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, trajectory
-from engine.errors import TooLarge
+from engine.errors import EngineError, TooLarge
 from engine.executor import BODIES
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
@@ -44,7 +48,7 @@ def test_a_mask_of_any_size_is_fitted_to_the_latents() -> None:
 
 
 def test_where_the_mask_is_0_the_model_gets_the_latent_with_its_noise() -> None:
-    noise, sigmas = noise_like(CLEAN, 1), torch.tensor([8.0, 2.0, 0.0])
+    noise, sigmas = cpu_randn(1)(CLEAN.shape), torch.tensor([8.0, 2.0, 0.0])
     mask = fitted_mask(MASK, CLEAN)
     masked = inpainting(euler(CLEAN + 8 * noise, sigmas), mask, CLEAN, KeptNoise(noise))
     x, sigma = next(masked)
@@ -103,7 +107,7 @@ def test_a_row_takes_the_noise_that_its_index_says(catalogue: Catalogue) -> None
 @pytest.mark.parametrize("side", [8, 5])
 def test_indices_pick_among_draws_one_after_the_other(side: int) -> None:
     samples = torch.zeros(3, 4, side, 7)
-    picked = start_noise(Latent(samples, batch_index=(2, 0, 2)), torch.Generator().manual_seed(9))
+    picked = start_noise(Latent(samples, batch_index=(2, 0, 2)), cpu_randn(9))
     generator = torch.Generator().manual_seed(9)
     draws = [torch.randn((4, side, 7), generator=generator) for _ in range(3)]
     assert torch.equal(picked, torch.stack([draws[2], draws[0], draws[2]]))
@@ -120,7 +124,7 @@ def test_an_index_that_grew_by_batches_of_batches_is_refused() -> None:
 
     def draw() -> None:
         with pytest.raises(TooLarge, match="too long to draw"):
-            start_noise(latent, torch.Generator().manual_seed(9))
+            start_noise(latent, cpu_randn(9))
 
     assert least_cpu_s(draw) < 0.5
 
@@ -144,15 +148,14 @@ class NoisePredictor(nn.Module):
         return (torch.zeros_like(x[:, :4]),)
 
 
-@pytest.mark.parametrize("mask", [MASK, None])
-def test_an_inpainting_model_gets_the_mask_and_the_latent_outside(mask: Tensor | None) -> None:
-    predictor = NoisePredictor(9)
-    condition = Condition(torch.zeros(1, 77, 8), area=Area(8, 4, 0, 4))
+def inputs_of(channels: int, *conditions: Condition, mask: Tensor | None = None) -> list[Tensor]:
+    """The inputs that a UNet with so many channels gets for conditions of one conditioning."""
+    predictor = NoisePredictor(channels)
     work = trajectory(
         Model(predictor, SD1(), latent_scale=2.0),
         Latent(CLEAN, noise_mask=mask),
         SamplerSchedule("euler", torch.tensor([8.0, 0.0])),
-        guidance=Guidance((condition, Condition(condition.tokens)), (), 1.0),
+        guidance=Guidance(conditions, (), 1.0),
         noise_config=NoiseConfig(1),
         on_sigmas_passed=lambda _: None,
     )
@@ -160,9 +163,83 @@ def test_an_inpainting_model_gets_the_mask_and_the_latent_outside(mask: Tensor |
     (x0,) = type(request).run_batch([request])
     with pytest.raises(StopIteration):
         work.send(x0)
-    window, whole = sorted(predictor.inputs, key=lambda each: each.shape[3])
+    return predictor.inputs
+
+
+TEXT = Condition(torch.zeros(1, 77, 8))
+GREY = torch.tensor([0.8223, -0.6876, 0.6364, 0.1380])[:, None, None].expand_as(CLEAN)
+
+
+@pytest.mark.parametrize("mask", [MASK, None])
+def test_an_inpainting_model_gets_the_mask_and_the_latent_outside(mask: Tensor | None) -> None:
+    area = replace(TEXT, area=Area(8, 4, 0, 4))
+    window, whole = sorted(inputs_of(9, area, TEXT, mask=mask), key=lambda each: each.shape[3])
     expected = fitted_mask(MASK, CLEAN) if mask is not None else torch.ones(1, 1, 8, 8)
     assert torch.equal(whole[:, 4:5], expected)
-    grey = torch.tensor([0.8223, -0.6876, 0.6364, 0.1380])[:, None, None].expand_as(CLEAN)
-    assert torch.equal(whole[:, 5:], CLEAN * 2 if mask is not None else grey)
+    assert torch.equal(whole[:, 5:], CLEAN * 2 if mask is not None else GREY)
     assert torch.equal(window[:, 4:], whole[:, 4:, :, 4:])
+
+
+@pytest.mark.parametrize("mask", [MASK, None])
+def test_the_picture_of_a_text_replaces_the_latent_and_its_mask(mask: Tensor | None) -> None:
+    soft = 1 - 0.4 * MASK
+    image = ConcatImage(CLEAN.flip(3), soft)
+    (given,) = inputs_of(9, replace(TEXT, concat_image=image), mask=mask)
+    assert torch.equal(given[:, 4:5], fitted_mask(soft, CLEAN).round())
+    assert torch.equal(given[:, 5:], CLEAN.flip(3) * 2)
+    (own,) = inputs_of(9, replace(TEXT, concat_image=ConcatImage(CLEAN.flip(3))), mask=mask)
+    assert torch.equal(own[:, 5:], GREY if mask is None else CLEAN.flip(3) * 2)
+    assert torch.equal(
+        own[:, 4:5],
+        torch.ones_like(soft[None, :, :8, :8]) if mask is None else fitted_mask(MASK, CLEAN),
+    )
+
+
+def test_an_instruction_model_gets_the_picture_without_a_scale() -> None:
+    image = ConcatImage(CLEAN.flip(3), MASK)
+    with_picture, without = replace(TEXT, concat_image=image), TEXT
+    given = torch.cat(inputs_of(8, with_picture, without, mask=MASK))
+    assert torch.equal(given[:, 4:], torch.cat([CLEAN.flip(3), torch.zeros(SHAPE)]))
+
+
+def test_cosxl_edit_gets_the_picture_with_a_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NoisePredictor, "scales_pictures", True, raising=False)
+    (given,) = inputs_of(8, replace(TEXT, concat_image=ConcatImage(CLEAN.flip(3))))
+    assert torch.equal(given[:, 4:], CLEAN.flip(3) * 2)
+
+
+def test_other_models_ignore_the_picture() -> None:
+    image = ConcatImage(torch.zeros(1, 16, 8, 8), MASK)
+    (given,) = inputs_of(4, replace(TEXT, concat_image=image))
+    assert given.shape == SHAPE
+
+
+@pytest.mark.parametrize("channels", [8, 9])
+def test_a_picture_for_another_model_is_refused(channels: int) -> None:
+    image = ConcatImage(torch.zeros(1, 16, 8, 8))
+    with pytest.raises(EngineError, match="16 channels, but Stable Diffusion 1 needs 4"):
+        inputs_of(channels, replace(TEXT, concat_image=image))
+
+
+def test_a_picture_of_another_size_keeps_its_middle() -> None:
+    wide = torch.arange(16.0).expand(1, 4, 8, 16)
+    (given,) = inputs_of(8, replace(TEXT, concat_image=ConcatImage(wide)))
+    assert torch.equal(given[:, 4:], wide[..., 4:12])
+
+
+def test_an_area_gets_the_picture_of_the_text_that_covers_it() -> None:
+    """The negative text has no area, so its copy for the area has its own picture."""
+    like, levels = torch.zeros(SHAPE), STABLE_DIFFUSION
+    positive, negative = (replace(TEXT, concat_latent=torch.full(SHAPE, v)) for v in (1.0, 2.0))
+    area = replace(positive, area=Area(8, 4, 0, 4))
+    _, fitted = fitted_conditionings((area, positive), (negative,), like, levels)
+    assert [each.area for each in fitted] == [None, area.area]
+    assert all(each.condition.concat_latent is negative.concat_latent for each in fitted)
+
+
+@pytest.mark.parametrize(
+    ("own", "count", "expected"),
+    [(1, 3, [0, 0, 0]), (2, 4, [0, 0, 1, 1]), (5, 3, [0, 2, 4]), (4, 1, [0]), (3, 3, [0, 1, 2])],
+)
+def test_pictures_are_spread_over_a_batch(own: int, count: int, expected: list[int]) -> None:
+    assert spread(torch.arange(own), count).tolist() == expected

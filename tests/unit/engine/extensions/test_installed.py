@@ -79,7 +79,7 @@ def test_a_module_may_not_load_torch(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (None, 'the module must define NODES_API = "1.1"'),
+        (None, 'the module must define NODES_API = "1.2"'),
         (1.0, "the module must define NODES_API"),
         ("1", "the module must define NODES_API"),
         ("1.x", "the module must define NODES_API"),
@@ -125,6 +125,14 @@ def lacks_one(context: object, a: int) -> tuple[int]:
         (own(outputs=("INT", "*")), "the node may not have outputs of the type *"),
         (own(outputs=()), "the node must either have outputs or be an output node"),
         (own(is_output=True), "the node must either have outputs or be an output node"),
+        (
+            own(type_follows="a"),
+            "a, which `type_follows` or `passed_input` names, is no input of type Link",
+        ),
+        (
+            own(body=lacks_one, inputs={"a": Int(1, 0, 2)}, passed_input="a"),
+            "a, which `type_follows` or `passed_input` names, is no input of type Link",
+        ),
         (own(""), "the node has no name"),
         (own("KSampler"), "KSampler of own_nodes ? has the name of a node of Darkroom: rename it"),
         (NODE_TYPES[0], "the module declares no node"),

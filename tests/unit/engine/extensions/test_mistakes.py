@@ -162,13 +162,21 @@ GREY = torch.zeros(1, 8, 8, 3)
         ((None,), "the output 0 (IMAGE) must be a tensor, not NoneType"),
         ((GREY[0],), "the output 0 (IMAGE) must have 4 dimensions above 0, not (8, 8, 3)"),
         ((GREY[:0],), "must have 4 dimensions above 0, not (0, 8, 8, 3)"),
-        ((GREY[..., :1],), "must have 3 channels, not 1"),
+        ((GREY[..., :1],), "must have 3 or 4 channels, not 1"),
         ((GREY.double(),), "must be float32 on the CPU, not torch.float64 on cpu"),
     ],
     ids=str,
 )
 def test_results_are_held_to_the_declaration(value: Any, words: str, packages: Packages) -> None:
     assert words in packages.message(returning(value))
+
+
+def test_images_may_have_an_opacity() -> None:
+    from engine.diffusion.output_check import require_output
+
+    require_output("IMAGE", torch.zeros(1, 8, 8, 4))
+    with pytest.raises(ValueError, match="must have 3 or 4 channels, not 5"):
+        require_output("IMAGE", torch.zeros(1, 8, 8, 5))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +12,17 @@ from safetensors.numpy import save_file
 
 from engine.errors import CheckpointUnavailable
 from engine.families.family import Family
-from engine.families.recognition import family_of
+from engine.families.recognition import family_of, problems_of
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.safetensors_header import read_header
 
+_SDXL_ENCODERS = ("conditioner.embedders.0.transformer.x", "conditioner.embedders.1.model.x")
 SD = ("model.diffusion_model.x", "first_stage_model.x")
 
 
-def write(path: Path, shapes: dict[str, list[int]]) -> None:
+def write(path: Path, shapes: dict[str, list[int]], type: Any = np.float16) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({key: np.zeros(shape, np.float16) for key, shape in shapes.items()}, path)
+    save_file({key: np.zeros(shape, type) for key, shape in shapes.items()}, path)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,9 @@ def write(path: Path, shapes: dict[str, list[int]]) -> None:
             ("model.diffusion_model.double_blocks.0.img_attn.qkv.weight", "text_encoders.x"),
             Family.FLUX,
         ),
-        (("double_blocks.0.img_attn.qkv.weight",), None),
+        (("double_blocks.0.img_attn.qkv.weight",), Family.FLUX),
+        (("model.diffusion_model.cap_pad_token",), Family.Z_IMAGE),
+        ((*SD, "model.diffusion_model.input_blocks.0.0.weight"), Family.SD1),
         (SD, None),
     ],
 )
@@ -47,6 +51,26 @@ def test_a_checkpoints_family_is_told_from_its_names(
 ) -> None:
     write(tmp_path / "checkpoints" / "x.safetensors", {key: [1] for key in keys})
     assert family_of(ModelsFolder(tmp_path), "checkpoints", "x.safetensors") == family
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (("cond_stage_model.transformer.x",), None),
+        (("cond_stage_model.model.visual.x",), "of another kind than InstructPix2Pix"),
+        (("cond_stage_model.transformer.x", "edm_vpred.sigma_max"), "only for Stable Diffusion XL"),
+        (("cond_stage_model.transformer.x", "edm_mean"), "Playground 2.5"),
+        ((*_SDXL_ENCODERS, "edm_vpred.sigma_max"), None),
+    ],
+)
+def test_only_instruction_models_have_8_channels(
+    keys: tuple[str, ...], problem: str | None, tmp_path: Path
+) -> None:
+    """Stable Zero123 has 8 channels, too, and a vision model in place of the text encoder."""
+    shapes = {"model.diffusion_model.input_blocks.0.0.weight": [320, 8, 3, 3]}
+    write(tmp_path / "checkpoints" / "x.safetensors", shapes | {key: [1] for key in keys})
+    found = problems_of(ModelsFolder(tmp_path), "checkpoints", "x.safetensors").whole
+    assert found is None if problem is None else problem in str(found)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +135,144 @@ def test_a_folders_transformer_tells_its_family_whatever_the_pipeline_is_called(
         (transformer.parent / "model_index.json").write_text(f"{mark} ")
         os.utime(transformer.parent / "model_index.json", ns=(0, len(name)))
         assert family_of(ModelsFolder(tmp_path), "checkpoints", "x") == family
+
+
+UNET = "model.diffusion_model."
+ATTENTION = f"{UNET}input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight"
+
+
+@pytest.mark.parametrize(
+    ("width", "more", "family"),
+    [
+        (768, {}, Family.SD1),
+        (1024, {}, Family.SD2),
+        (2048, {f"{UNET}label_emb.0.0.weight": [4, 4]}, Family.SDXL),
+        (1280, {f"{UNET}label_emb.0.0.weight": [4, 4]}, Family.SDXL_REFINER),
+        (40, {f"{UNET}label_emb.0.0.weight": [4, 4]}, Family.SDXL),
+        (40, {}, Family.SD1),
+    ],
+)
+def test_a_checkpoint_without_text_encoder_shows_its_family_by_the_width_of_its_texts(
+    width: int, more: dict[str, list[int]], family: Family, tmp_path: Path
+) -> None:
+    shapes = {f"{UNET}input_blocks.0.0.weight": [4, 4, 3, 3], ATTENTION: [4, width]}
+    write(tmp_path / "x.safetensors", shapes | more)
+    models = ModelsFolder(tmp_path)
+    assert family_of(models, "checkpoints", "x.safetensors") == family
+    problems = problems_of(models, "checkpoints", "x.safetensors")
+    assert problems.of({"MODEL"}) is None
+    assert "has no known text encoder" in str(problems.of({"MODEL", "CLIP"}))
+    assert "has no VAE" in str(problems.of({"VAE"}))
+
+
+WHOLE = (*SD, "cond_stage_model.transformer.x")
+
+
+@pytest.mark.parametrize(
+    ("folder", "keys", "type", "problem"),
+    [
+        ("checkpoints", WHOLE, np.float16, None),
+        ("checkpoints", (f"{UNET}joint_blocks.x", "text_encoders.x"), None, "Stable Diffusion 3"),
+        ("checkpoints", (f"{UNET}double_layers.x", "text_encoders.x"), None, "AuraFlow"),
+        ("checkpoints", (f"{UNET}cap_embedder.x", "text_encoders.x"), None, "Lumina 2"),
+        ("checkpoints", (f"{UNET}mlp_t5.0.weight", "text_encoders.x"), None, "HunyuanDiT"),
+        ("checkpoints", (*WHOLE, f"{UNET}x.weight"), np.int8, "x.weight is stored as I8"),
+        ("checkpoints", (*WHOLE, "cond_stage_model.position_ids"), np.int64, None),
+        ("checkpoints", ("joint_blocks.x",), None, "Stable Diffusion 3"),
+        ("diffusion_models", ("cap_pad_token",), None, None),
+        ("diffusion_models", ("cap_pad_token", "layers.0.weight"), np.uint8, "is stored as U8"),
+        ("diffusion_models", ("cap_embedder.x",), None, "Lumina 2"),
+        ("text_encoders", ("model.layers.0.self_attn.q_norm.weight",), None, None),
+        ("text_encoders", ("model.layers.0.x",), None, "not a known text encoder"),
+    ],
+)
+def test_a_header_shows_what_cannot_be_used(
+    folder: str, keys: tuple[str, ...], type: Any, problem: str | None, tmp_path: Path
+) -> None:
+    write(tmp_path / folder / "x.safetensors", {key: [1] for key in keys}, type or np.float16)
+    found = problems_of(ModelsFolder(tmp_path), folder, "x.safetensors").whole
+    assert found is None if problem is None else problem in str(found)
+
+
+def test_a_scale_for_each_row_cannot_be_used(tmp_path: Path) -> None:
+    shapes = {"cap_pad_token": [1], "x.weight": [4, 4], "x.weight_scale": [4, 1]}
+    write(tmp_path / "unet" / "x.safetensors", shapes)
+    problem = problems_of(ModelsFolder(tmp_path), "diffusion_models", "x.safetensors").whole
+    assert "x.weight_scale has 4 scales" in str(problem)
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "loras", "vae", "controlnet"])
+def test_a_damaged_file_cannot_be_used(folder: str, tmp_path: Path) -> None:
+    models, place = ModelsFolder(tmp_path), tmp_path / folder
+    for name, content in (("html", b"<!DOCTYPE html><html></html>" * 40), ("empty", b"")):
+        place.mkdir(exist_ok=True)
+        (place / f"{name}.safetensors").write_bytes(content)
+    assert "is damaged" in str(problems_of(models, folder, "html.safetensors").whole)
+    assert problems_of(models, folder, "empty.safetensors").whole is None
+    assert problems_of(models, folder, "missing.safetensors").whole is None
+
+
+T5 = "encoder.block.0.layer.0.SelfAttention.q.weight"
+IN_COMFYUI = "comfy/text_encoders/t5_tokenizer/tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("folder", "keys", "place"),
+    [
+        ("text_encoders", (T5,), "text_encoders/x.config/tokenizer.json"),
+        ("clip", (T5,), "text_encoders/t5xxl.config/tokenizer.json"),
+        ("clip", (T5,), f"../{IN_COMFYUI}"),
+        (
+            "checkpoints",
+            (f"{UNET}double_blocks.0.img_attn.qkv.weight", f"text_encoders.t5xxl.transformer.{T5}"),
+            "checkpoints/x.config/tokenizer.json",
+        ),
+    ],
+)
+def test_a_t5_without_tokenizer_cannot_be_used(
+    folder: str, keys: tuple[str, ...], place: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "models"
+    write(root / folder / "x.safetensors", {key: [1] for key in keys})
+    kind = "text_encoders" if folder == "clip" else folder
+    problems = problems_of(ModelsFolder(root), kind, "x.safetensors")
+    assert f"{folder}/x.config/tokenizer.json or text_encoders/t5xxl.config/tokenizer.json" in str(
+        problems.of({"CLIP"})
+    )
+    assert problems.of({"MODEL"}) is None
+    (root / place).parent.mkdir(parents=True)
+    (root / place).touch()
+    assert problems_of(ModelsFolder(root), kind, "x.safetensors").of({"CLIP"}) is None
+
+
+def test_a_t5_may_have_its_tokenizer_in_its_file_or_in_the_configured_comfyui(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "models"
+    write(root / "clip" / "with.safetensors", {T5: [1], "spiece_model": [8]})
+    write(root / "clip" / "without.safetensors", {T5: [1]})
+    (tmp_path / "other" / IN_COMFYUI).parent.mkdir(parents=True)
+    (tmp_path / "other" / IN_COMFYUI).touch()
+    for name, install, is_usable in (
+        ("with", None, True),
+        ("without", None, False),
+        ("without", tmp_path / "other", True),
+    ):
+        models = ModelsFolder(root, comfyui_dir=install)
+        found = problems_of(models, "text_encoders", f"{name}.safetensors")
+        assert (found.of({"CLIP"}) is None) is is_usable
+
+
+def test_a_folder_of_flux_without_the_tokenizer_of_its_t5_cannot_be_used(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "checkpoints" / "x"
+    (folder / "text_encoder_2").mkdir(parents=True)
+    (folder / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    models = ModelsFolder(tmp_path / "models", ttl_s=0)
+    problem = problems_of(models, "checkpoints", "x").of({"CLIP"})
+    assert "at x/tokenizer_2/tokenizer.json" in str(problem)
+    (folder / "tokenizer_2").mkdir()
+    (folder / "tokenizer_2" / "tokenizer.json").touch()
+    assert problems_of(models, "checkpoints", "x").of({"CLIP"}) is None
 
 
 def test_what_is_no_file_is_said_to_be_none(tmp_path: Path) -> None:

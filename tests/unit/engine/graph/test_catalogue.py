@@ -13,6 +13,7 @@ from engine.graph import names
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import NodeType, gather_nodes, node
 from engine.nodes import NODE_TYPES
+from engine.nodes.sides import CROP
 from tests.support.engine.workflows import TINY
 
 
@@ -24,6 +25,7 @@ def test_object_info_has_comfyuis_shape(catalogue: Catalogue) -> None:
     assert sampler["input"]["required"]["steps"][0] == "INT"
     assert sampler["input"]["required"]["steps"][1]["max"] == 10_000
     assert sampler["input"]["required"]["sampler_name"][0] == [row.name for row in names.SAMPLERS]
+    assert sampler["input"]["required"]["scheduler"][0][0] == "simple"
     assert sampler["input"]["required"]["model"][0] == "MODEL"
     assert sampler["input_order"]["required"][0] == "model"
     assert sampler["output"] == ["LATENT"]
@@ -38,6 +40,52 @@ def test_object_info_has_comfyuis_shape(catalogue: Catalogue) -> None:
     assert custom["output_name"] == ["output", "denoised_output"]
     assert custom["input"]["required"]["add_noise"][0] == "BOOLEAN"
     assert custom["input"]["required"]["add_noise"][1]["default"] is True
+
+
+def test_object_info_declares_a_dynamic_choice_as_comfyui_does(catalogue: Catalogue) -> None:
+    info = catalogue.object_info()["ResizeImageMaskNode"]
+    assert list(info["input"]["required"]) == ["input", "resize_type", "scale_method"]
+    kind, options = info["input"]["required"]["resize_type"]
+    assert kind == "COMFY_DYNAMICCOMBO_V3"
+    parts = {each["key"]: each["inputs"]["required"] for each in options["options"]}
+    assert list(parts) == [
+        "scale dimensions",
+        "scale by multiplier",
+        "scale longer dimension",
+        "scale shorter dimension",
+        "scale width",
+        "scale height",
+        "scale total pixels",
+        "match size",
+        "scale to multiple",
+    ]
+    assert list(parts["scale dimensions"]) == ["width", "height", "crop"]
+    assert parts["scale dimensions"]["crop"] == [
+        ["disabled", "center"],
+        {"default": "center", "tooltip": CROP.tooltip},
+    ]
+    assert parts["match size"]["match"] == ["IMAGE,MASK", {}]
+    assert parts["scale to multiple"]["multiple"][1]["default"] == 8
+    assert parts["scale total pixels"]["multiple"][1]["default"] == 1
+    assert info["input"]["required"]["scale_method"][1]["default"] == "area"
+    assert (info["output"], info["output_name"]) == (["IMAGE,MASK"], ["resized"])
+
+
+@pytest.mark.parametrize(
+    ("class_type", "kind", "name"),
+    [
+        ("SaveImage", "IMAGE", "images"),
+        ("PreviewImage", "IMAGE", "images"),
+        ("SaveImageAdvanced", "IMAGE", "images"),
+        ("MaskPreview", "MASK", "mask"),
+    ],
+)
+def test_object_info_has_what_an_output_node_passes_on(
+    class_type: str, kind: str, name: str, catalogue: Catalogue
+) -> None:
+    info = catalogue.object_info()[class_type]
+    assert (info["output"], info["output_name"]) == ([kind], [name])
+    assert info["output_node"] is True
 
 
 def test_everything_but_diffusion_loads_without_torch() -> None:

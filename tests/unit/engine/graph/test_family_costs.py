@@ -25,16 +25,16 @@ _Z_IMAGE, _FLUX = ("cap_pad_token",), ("double_blocks.0.img_attn.qkv.weight",)
 _FILES = {
     "diffusion_models/tiny-z-image": _Z_IMAGE,
     "diffusion_models/tiny-flux-dev": _FLUX,
-    "diffusion_models/damaged": None,
-    "text_encoders/tiny-qwen3": (),
-    "text_encoders/tiny-t5xxl": (),
-    "text_encoders/tiny-clip-l": (),
+    "diffusion_models/unknown": None,
+    "text_encoders/tiny-qwen3": ("model.layers.0.self_attn.q_norm.weight",),
+    "text_encoders/tiny-t5xxl": ("encoder.block.0.layer.0.SelfAttention.q.weight",),
+    "text_encoders/tiny-clip-l": ("text_model.encoder.layers.0.layer_norm1.weight",),
     "loras/x": (),
     "vae/tiny-ae": (),
     "vae/tiny-flux-ae": (),
     "checkpoints/sd1": ("x", "first_stage_model.x", "cond_stage_model.transformer.x"),
-    "checkpoints/z-image": (*_Z_IMAGE, "text_encoders.x"),
-    "checkpoints/flux": (*_FLUX, "text_encoders.x"),
+    "checkpoints/z-image": (*_Z_IMAGE, "text_encoders.x", "vae.x"),
+    "checkpoints/flux": (*_FLUX, "text_encoders.x", "vae.x"),
 }
 _SIZE = {"width": 1024, "height": 1024}
 
@@ -46,17 +46,20 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
         path = root / f"{name}.safetensors"
         path.parent.mkdir(exist_ok=True)
         if keys is None:
-            path.write_bytes(b"no header")
+            path.touch()
             continue
         own = [f"model.diffusion_model.{keys[0]}", *keys[1:]] if "checkpoints" in name else keys
         save_file({key: np.zeros(1, np.float16) for key in own}, path)
+    tokenizer = root / "text_encoders/t5xxl.config/tokenizer.json"
+    tokenizer.parent.mkdir()
+    tokenizer.touch()
     return Catalogue(ModelsFolder(root))
 
 
 def whole(name: str, catalogue: Catalogue) -> Cost:
     body = {"prompt": "x", "seed": 1, "steps": 10, "cfg_scale": 1.0, **_SIZE}
     made = compile_parameters(
-        parse_parameters(body), catalogue, Limits(), default_checkpoint=f"{name}.safetensors"
+        parse_parameters(body), catalogue.models, Limits(), default_checkpoint=f"{name}.safetensors"
     )
     return cost_of(made.prompt, catalogue)
 
@@ -105,10 +108,10 @@ def test_a_lora_costs_what_the_models_do_that_it_changes(catalogue: Catalogue) -
         assert cost_of(graph, catalogue).work - before == pytest.approx(work.LOAD * more)
 
 
-def test_a_network_whose_header_cannot_be_read_costs_as_the_costliest(catalogue: Catalogue) -> None:
-    damaged, known = z_image_graph(steps=4), z_image_graph(steps=4)
-    damaged["1"]["inputs"]["unet_name"] = "damaged.safetensors"
-    assert cost_of(damaged, catalogue).work > cost_of(known, catalogue).work
+def test_a_network_of_unknown_family_costs_as_the_costliest(catalogue: Catalogue) -> None:
+    unknown, known = z_image_graph(steps=4), z_image_graph(steps=4)
+    unknown["1"]["inputs"]["unet_name"] = "unknown.safetensors"
+    assert cost_of(unknown, catalogue).work > cost_of(known, catalogue).work
 
 
 def test_limits_hold_for_them(catalogue: Catalogue) -> None:
@@ -125,3 +128,32 @@ def test_the_latent_of_a_deep_model_has_its_size_whatever_it_began_as(catalogue:
     ]
     shallow, deep = (graph_of(each, catalogue).node_bytes["8"] for each in prompts)
     assert shallow == deep
+
+
+def test_tokens_of_a_long_text_cost_as_patches_of_the_image(catalogue: Catalogue) -> None:
+    usual, long, large = (
+        cost_of(flux_graph("cat " * count, steps=10) | {"6": _latent(side)}, catalogue)
+        for count, side in ((100, 64), (1000, 64), (100, 1024))
+    )
+    share = (long.tokens - 512) * 256 / 1024**2
+    assert 0.8 < share < 0.9
+    found = (long.work - usual.work) / (large.work - usual.work)
+    assert found == pytest.approx(share, rel=0.1)
+
+
+def _latent(side: int) -> dict[str, Any]:
+    return node("EmptySD3LatentImage", width=side, height=side, batch_size=1)
+
+
+def test_reference_latents_cost_as_more_pixels_of_the_image(catalogue: Catalogue) -> None:
+    graph = flux_graph(steps=10)
+    graph["6"]["inputs"] |= _SIZE
+    before = cost_of(graph, catalogue).work
+    for name, text in (("20", "4"), ("21", "20")):
+        graph[name] = node("ReferenceLatent", conditioning=[text, 0], latent=["6", 0])
+    graph["8"]["inputs"]["positive"] = ["21", 0]
+    sizes = [1024 * 1024 * count / 1e6 for count in (1, 3)]
+    tokens = 256 * work.TOKEN_MEGAPIXELS
+    one, three = (each * (1 + (each + tokens) / work.ATTENTION_MEGAPIXELS) for each in sizes)
+    more = 10 * TRAITS[Family.FLUX].work.call * (three - one)
+    assert cost_of(graph, catalogue).work - before == pytest.approx(more, rel=0.01)

@@ -53,7 +53,7 @@ INF, NAN = float("inf"), float("nan")
         ("3", "model", [["4", "0"], ["4", False], ["4", -1], ["4", 3]], "bad_linked_input"),
         ("3", "model", [["nope", 0]], "bad_linked_input"),
         ("3", "model", [["4", 1]], "return_type_mismatch"),
-        ("3", "latent_image", [["9", 0]], "bad_linked_input"),
+        ("3", "latent_image", [["9", 1]], "bad_linked_input"),
         ("4", "ckpt_name", ["../../etc/passwd"], "value_not_in_list"),
         ("5", "width", [4097], "value_bigger_than_max"),
         ("5", "width", [15], "value_smaller_than_min"),
@@ -341,6 +341,17 @@ def test_a_graph_names_each_of_its_files_once_and_in_order(own: Catalogue) -> No
     assert found.input_files == ("b.png",)
 
 
+@pytest.mark.parametrize(
+    "name", ["a.png", "a.png [input]", "clipspace/a.png [input]", "pets/a.png"]
+)
+def test_the_name_of_a_file_may_be_as_comfyuis_mask_editor_writes_it(
+    own: Catalogue, name: str
+) -> None:
+    found = validate(loading(name), own, Limits(), ["a.png"])
+    assert found.input_files == ("a.png",)
+    assert found.node("l0").literals == {"image": "a.png"}
+
+
 def test_a_file_that_is_not_there_is_not_in_the_list(own: Catalogue) -> None:
     with pytest.raises(GraphInvalid) as caught:
         validate(loading("cat.png", "../dog.png"), own, Limits(), ["cat.png"])
@@ -355,7 +366,7 @@ def test_a_file_that_is_not_there_is_not_in_the_list(own: Catalogue) -> None:
     [
         (3, "invalid_input_type"),
         ("\ud800", "invalid_input_type"),
-        (["s0", 0], "bad_linked_input"),
+        (["s0", 1], "bad_linked_input"),
         (["l0", 0], "return_type_mismatch"),
     ],
 )

@@ -93,6 +93,16 @@ def test_a_crop_keeps_the_middle(width: int, height: int, kept: list[float]) -> 
     assert float(scaled.mean()) == pytest.approx(sum(kept) / len(kept))
 
 
+@pytest.mark.parametrize("method", ["area", "lanczos"])
+@pytest.mark.parametrize(("width", "height"), [(1, 4000), (4000, 1)])
+def test_a_crop_to_extreme_proportions_keeps_the_nearest_pixels(
+    method: str, width: int, height: int
+) -> None:
+    scaled = scale(images(1, 2, 2) + 0.5, width, height, upscale_method=method, crop="center")
+    assert scaled.shape == (1, height, width, 3)
+    assert bool((scaled > 0).all())
+
+
 @pytest.mark.parametrize(("factor", "size"), [(1.5, (10, 16)), (0.5, (4, 6)), (0.01, (1, 1))])
 def test_a_factor_is_rounded_to_whole_pixels(factor: float, size: tuple[int, int]) -> None:
     inputs = {"upscale_method": "bilinear", "scale_by": factor}
@@ -394,3 +404,308 @@ def test_a_colour_is_masked() -> None:
     images[0, 0, 1] = torch.tensor([1.0, 128 / 255, 0.0])
     (found,) = outputs_of("ImageColorToMask", image=images, color=0xFF8000)
     assert found.tolist() == [[[0.0, 1.0], [0.0, 0.0]]]
+
+
+RESIZES = [
+    ("scale dimensions", {"width": 20, "height": 9, "crop": "center"}, (20, 9)),
+    ("scale dimensions", {"width": 20, "height": 0, "crop": "disabled"}, (20, 15)),
+    ("scale dimensions", {"width": 0, "height": 0, "crop": "center"}, (16, 12)),
+    ("scale by multiplier", {"multiplier": 1.37}, (22, 16)),
+    ("scale by multiplier", {"multiplier": 0.01}, (1, 1)),
+    ("scale longer dimension", {"longer_size": 23}, (23, 17)),
+    ("scale longer dimension", {"longer_size": 1}, (1, 1)),
+    ("scale shorter dimension", {"shorter_size": 23}, (31, 23)),
+    ("scale width", {"width": 11}, (11, 8)),
+    ("scale height", {"height": 11}, (15, 11)),
+    ("scale total pixels", {"megapixels": 0.01, "multiple": 1}, (118, 89)),
+    ("scale total pixels", {"megapixels": 0.01, "multiple": 16}, (112, 96)),
+    ("match size", {"match": torch.zeros(3, 10, 33, 3), "crop": "center"}, (33, 10)),
+    ("match size", {"match": torch.zeros(1, 5, 4), "crop": "disabled"}, (4, 5)),
+    ("scale to multiple", {"multiple": 5}, (15, 10)),
+    ("scale to multiple", {"multiple": 4}, (16, 12)),
+    ("scale to multiple", {"multiple": 13}, (16, 12)),
+]
+"""The ways to resize 16 x 12 pixels, their parts, and the width and height of the result."""
+
+
+def resized(given: Tensor, resize_type: str, method: str = "area", **parts: Any) -> Tensor:
+    inputs = {f"resize_type.{name}": value for name, value in parts.items()}
+    found: Tensor = output_of(
+        "ResizeImageMaskNode", input=given, resize_type=resize_type, scale_method=method, **inputs
+    )
+    return found
+
+
+@pytest.mark.parametrize(("resize_type", "parts", "sides"), RESIZES)
+@pytest.mark.parametrize("method", ["nearest-exact", "lanczos"])
+def test_images_and_masks_are_resized_alike(
+    resize_type: str, parts: dict[str, Any], sides: tuple[int, int], *, method: str
+) -> None:
+    grey = images(2)[..., :1].expand(-1, -1, -1, 3)
+    image = resized(grey, resize_type, method, **parts)
+    mask = resized(grey[..., 0], resize_type, method, **parts)
+    assert image.shape == (2, sides[1], sides[0], 3)
+    assert torch.equal(mask, image[..., 0])
+
+
+def test_what_is_left_over_of_a_multiple_is_cut_off_evenly() -> None:
+    given = torch.arange(20.0).expand(1, 8, -1)
+    found = resized(given, "scale to multiple", "nearest-exact", multiple=8)
+    assert found.shape == (1, 8, 16)
+    assert found[0, 0].tolist() == list(range(2, 18))
+
+
+@pytest.mark.parametrize("sides", [(16, 12), (12, 16), (9, 9)])
+def test_the_longer_side_gets_the_size(sides: tuple[int, int]) -> None:
+    inputs = {"upscale_method": "area", "largest_size": 8}
+    found = output_of("ImageScaleToMaxDimension", image=images(1, sides[1], sides[0]), **inputs)
+    assert max(found.shape[1:3]) == 8
+    assert min(found.shape[1:3]) == round(min(sides) / max(sides) * 8)
+    thin = output_of("ImageScaleToMaxDimension", image=images(1, 1, 100), **inputs)
+    assert thin.shape == (1, 1, 8, 3)
+
+
+def stitched(first: Tensor, second: Tensor | None, **options: Any) -> Tensor:
+    inputs = {
+        "direction": "right",
+        "match_image_size": False,
+        "spacing_width": 0,
+        "spacing_color": "white",
+    } | options
+    more = {} if second is None else {"image2": second}
+    found: Tensor = output_of("ImageStitch", image1=first, **more, **inputs)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("direction", "expected"),
+    [
+        ("right", [0.0, 0.0, 0.5]),
+        ("left", [0.5, 0.0, 0.0]),
+        ("down", [0.0, 0.0, 0.5]),
+        ("up", [0.5, 0.0, 0.0]),
+    ],
+)
+def test_the_second_image_is_joined_to_one_side(direction: str, expected: list[float]) -> None:
+    shape = (1, 1, 2, 3) if direction in ("left", "right") else (1, 2, 1, 3)
+    found = stitched(torch.zeros(shape), torch.full((1, 1, 1, 3), 0.5), direction=direction)
+    assert found.reshape(-1, 3)[:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("colour", "stripe", "frame"),
+    [
+        ("white", [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]),
+        ("black", [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
+        ("red", [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
+        ("blue", [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]),
+    ],
+)
+def test_a_stripe_has_its_colour_and_a_smaller_image_a_frame(
+    colour: str, stripe: list[float], frame: list[float]
+) -> None:
+    half = torch.full((1, 4, 2, 3), 0.5)
+    found = stitched(half, half[:, :1], spacing_width=3, spacing_color=colour)
+    assert found.shape == (1, 4, 8, 3)  # a stripe of an even width
+    assert (found[0, :, 2:6] == torch.tensor(stripe)).all()
+    assert (found[0, 1, 6:] == 0.5).all()
+    for row in (0, 2, 3):
+        assert (found[0, row, 6:] == torch.tensor(frame)).all()
+
+
+def test_the_second_image_can_be_resized_to_the_joined_side() -> None:
+    first, second = images(2, 12, 16), images(1, 20, 31)
+    found = stitched(first, second, match_image_size=True)
+    larger = output_of(
+        "ImageScale", image=second, upscale_method="lanczos", width=18, height=12, crop="disabled"
+    )
+    assert torch.equal(found, torch.cat((first, larger.expand(2, -1, -1, -1)), dim=2))
+    thin = stitched(first, images(1, 500, 1), match_image_size=True)
+    assert thin.shape == (2, 12, 17, 3)
+
+
+def test_of_a_smaller_batch_the_last_image_is_repeated() -> None:
+    first, second = images(2, 4, 5), images(3, 4, 5)
+    found = stitched(first, second)
+    assert torch.equal(found[:, :, :5], first[[0, 1, 1]])
+    assert torch.equal(found[:, :, 5:], second)
+    assert torch.equal(stitched(first, None), first)
+
+
+def test_compared_images_are_saved_in_two_equal_parts() -> None:
+    one, three = row(0.1), torch.cat([row(0.2), row(0.3), row(0.4)])
+    assert outputs_of("ImageCompare") == []
+    for inputs, expected in (
+        ({"image_a": three}, [51, 76, 102]),
+        ({"image_a": one, "image_b": three}, [25, 25, 25, 51, 76, 102]),
+    ):
+        assert [int(each[0, 0, 0]) for each in outputs_of("ImageCompare", **inputs)] == expected
+
+
+def test_a_mask_is_shown_as_grey_images() -> None:
+    first, second = outputs_of("MaskPreview", mask=torch.tensor([[[0.0, 1.0]], [[0.5, 0.25]]]))
+    assert first.tolist() == [[[0, 0, 0], [255, 255, 255]]]
+    assert second[0, :, 1].tolist() == [127, 63]
+
+
+@pytest.mark.parametrize(
+    ("class_type", "inputs"),
+    [
+        ("ImageScaleToMaxDimension", {"upscale_method": "area", "largest_size": 65}),
+        (
+            "ResizeImageMaskNode",
+            {
+                "resize_type": "scale by multiplier",
+                "scale_method": "area",
+                "resize_type.multiplier": 2.1,
+            },
+        ),
+        (
+            "ImageStitch",
+            {
+                "direction": "up",
+                "match_image_size": True,
+                "spacing_width": 2,
+                "spacing_color": "red",
+            },
+        ),
+    ],
+)
+def test_results_that_are_too_large_are_refused(class_type: str, inputs: dict[str, Any]) -> None:
+    given = images(1, 64, 32)
+    if class_type == "ImageStitch":
+        inputs = inputs | {"image1": given, "image2": given}
+    elif class_type == "ResizeImageMaskNode":
+        inputs = inputs | {"input": given}
+    else:
+        inputs = inputs | {"image": images(1, 64, 64)}
+    with pytest.raises(TooLarge, match="at most 2 images and 4096 pixels"):
+        outputs_of(class_type, limits=SMALL, **inputs)
+
+
+def clear(count: int = 1, height: int = 12, width: int = 16) -> Tensor:
+    """Images with an opacity."""
+    opacity = images(count, height, width)[..., 1:2]
+    return torch.cat((images(count, height, width), opacity), dim=-1)
+
+
+def test_an_image_and_its_opacity_are_joined_and_split() -> None:
+    image, mask = images(2, 4, 6), images(2, 4, 6)[..., 0]
+    joined = output_of("JoinImageWithAlpha", image=image, alpha=mask)
+    assert torch.equal(joined, torch.cat((image, 1.0 - mask[..., None]), dim=-1))
+    assert torch.equal(output_of("JoinImageWithAlpha", image=joined, alpha=mask), joined)
+    colours, found = outputs_of("SplitImageWithAlpha", image=joined)
+    assert torch.equal(colours, image)
+    assert torch.allclose(found, mask)
+    colours, found = outputs_of("SplitImageWithAlpha", image=image)
+    assert torch.equal(colours, image)
+    assert torch.equal(found, torch.zeros_like(mask))
+
+
+def test_masks_for_an_opacity_are_resized_and_the_smaller_batch_is_repeated() -> None:
+    image, masks = images(2, 4, 8), torch.tensor([[[0.0, 1.0]], [[0.5, 0.5]], [[1.0, 1.0]]])
+    joined = output_of("JoinImageWithAlpha", image=image, alpha=masks)
+    assert torch.equal(joined[..., :3], image[[0, 1, 0]])
+    assert joined[0, 0, :, 3].tolist() == [1.0, 1.0, 0.875, 0.625, 0.375, 0.125, 0.0, 0.0]
+    assert (joined[1, ..., 3] == 0.5).all()
+    with pytest.raises(TooLarge, match="3 images"):
+        outputs_of("JoinImageWithAlpha", limits=SMALL, image=image, alpha=masks)
+
+
+def test_an_opacity_is_saved() -> None:
+    (pixels,) = outputs_of("PreviewImage", images=torch.full((1, 2, 3, 4), 0.5))
+    assert pixels.shape == (2, 3, 4)
+    assert (pixels == 127).all()
+
+
+def test_the_opacity_is_a_channel_of_a_mask() -> None:
+    given = clear()
+    assert torch.equal(output_of("ImageToMask", image=given, channel="alpha"), given[..., 3])
+
+
+def test_filters_of_colours_keep_the_opacity() -> None:
+    given = clear()
+    inverted = output_of("ImageInvert", image=given)
+    assert torch.equal(inverted[..., :3], 1 - given[..., :3])
+    quantized = output_of("ImageQuantize", image=given, colors=4, dither="none")
+    plain = output_of("ImageQuantize", image=given[..., :3], colors=4, dither="none")
+    assert torch.equal(quantized[..., :3], plain)
+    mixed = {"image2": images(), "blend_factor": 0.5, "blend_mode": "multiply"}
+    blended = output_of("ImageBlend", image1=given, **mixed)
+    for found in (inverted, quantized, blended):
+        assert torch.equal(found[..., 3], given[..., 3])
+    edges = {"low_threshold": 0.1, "high_threshold": 0.3}
+    found = output_of("Canny", image=given, **edges)
+    assert torch.equal(found, output_of("Canny", image=given[..., :3], **edges))
+
+
+def test_images_with_and_without_an_opacity_are_combined() -> None:
+    plain, given = images(1, 4, 5), clear(1, 4, 5)
+    opaque = torch.cat((plain, torch.ones(1, 4, 5, 1)), dim=-1)
+    for first, second in ((plain, given), (given, plain)):
+        joined = output_of("ImageBatch", image1=first, image2=second)
+        expected = [opaque if each is plain else given for each in (first, second)]
+        assert torch.equal(joined, torch.cat(expected))
+        assert torch.equal(stitched(first, second), torch.cat(expected, dim=2))
+    pasting = {"x": 0, "y": 0, "resize_source": False}
+    for below, above, expected in ((plain, given, given[..., :3]), (given, plain, opaque)):
+        found = output_of("ImageCompositeMasked", destination=below, source=above, **pasting)
+        assert torch.equal(found, expected)
+    assert output_of(
+        "ImageBlend", image1=plain, image2=given, blend_factor=1.0, blend_mode="normal"
+    ).equal(given[..., :3])
+
+
+def test_a_frame_around_a_clear_image_is_as_clear_as_its_level() -> None:
+    found = stitched(clear(1, 4, 2), images(1, 2, 2), spacing_width=2, spacing_color="black")
+    assert found.shape == (1, 4, 6, 4)
+    assert (found[0, :, 2:4] == torch.tensor([0.0, 0.0, 0.0, 1.0])).all()
+    assert (found[0, 0, 4:] == torch.tensor([0.0, 0.0, 0.0, 1.0])).all()
+    turned = stitched(images(1, 4, 2), clear(1, 2, 2), spacing_color="black")
+    assert (turned[0, 0, 2:] == 0.0).all()
+
+
+@pytest.mark.parametrize(
+    ("target", "inside"),
+    [((32, 20), (3, 0, 26, 20)), ((9, 50), (0, 22, 9, 6)), ((8, 6), (0, 0, 8, 6))],
+)
+def test_images_are_fitted_into_a_size(
+    target: tuple[int, int], inside: tuple[int, int, int, int]
+) -> None:
+    inputs = {"padding_color": "white", "interpolation": "nearest-exact"}
+    found = output_of(
+        "ResizeAndPadImage",
+        image=torch.zeros(2, 12, 16, 3),
+        target_width=target[0],
+        target_height=target[1],
+        **inputs,
+    )
+    left, top, width, height = inside
+    expected = torch.ones(2, target[1], target[0], 3)
+    expected[:, top : top + height, left : left + width] = 0
+    assert torch.equal(found, expected)
+    with pytest.raises(TooLarge):
+        outputs_of(
+            "ResizeAndPadImage",
+            limits=SMALL,
+            image=images(1, 1, 1),
+            target_width=65,
+            target_height=64,
+            **inputs,
+        )
+
+
+def test_many_batches_are_joined_by_number() -> None:
+    first, second, tenth = images(1, 4, 4), images(1, 8, 8), images(2, 4, 4)
+    found = output_of(
+        "BatchImagesNode",
+        **{"images.image10": tenth, "images.image2": second, "images.image0": first},
+    )
+    small = output_of(
+        "ImageScale", image=second, upscale_method="bilinear", width=4, height=4, crop="center"
+    )
+    assert torch.equal(found, torch.cat((first, small, tenth)))
+    with pytest.raises(TooLarge, match="3 images"):
+        outputs_of(
+            "BatchImagesNode", limits=SMALL, **{"images.image0": first, "images.image1": tenth}
+        )

@@ -13,15 +13,27 @@ from tests.support.engine.graphs import cost_of, refusal_of
 
 LACKING = {
     "3d/stable_zero123_example": "ImageOnlyCheckpointLoader",
-    "edit_models/sdxl_edit_model": "InstructPixToPixConditioning",
-    "gligen/gligen_textbox_example": "GLIGENLoader",
 }
 """Those that are not valid, and a node that each of them lacks."""
 TEMPLATES = (
+    "basic_mask_operations_and_compositing",
+    "flux1_krea_dev",
+    "flux_canny_model_example",
+    "flux_fill_inpaint_example",
+    "flux_fill_outpaint_example",
+    "flux_kontext_dev_basic",
+    "flux_redux_model_example",
+    "image_anima_base_v1",
     "image_sdxl_simple",
+    "image_z_image",
+    "image_z_image_int8",
+    "image_z_image_turbo",
     "sdxl_simple_example",
     "sdxl_refiner_prompt_example",
     "sdxlturbo_example",
+    "utility_image_stitch",
+    "utility_interpolation_image_upscale",
+    "utility_z_image_turbo_2k_upscaler.app",
 )
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from engine.diffusion.images.img2img import Region, levels_of, region_of, resized
 from engine.diffusion.images.latents import Latent
 from engine.diffusion.model import Model
+from engine.diffusion.samplers.noise_sources import cpu_randn
+from engine.diffusion.samplers.philox import Philox
 from tests.support.engine.bodies import outputs_of
 
 NO_TRANSPARENCY = torch.zeros(1, 64, 64)
@@ -152,17 +154,26 @@ def test_a_fill_has_the_colours_around_it() -> None:
     assert (found - red).abs().max() < 8 / 255
 
 
-@pytest.mark.parametrize("content", ["original", "latent noise", "latent nothing"])
-def test_a_latent_starts_from_what_was_asked_for(content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "more"),
+    [
+        ("original", {}),
+        ("latent noise", {}),
+        ("latent noise", {"randn_source": "NV"}),
+        ("latent nothing", {}),
+    ],
+)
+def test_a_latent_starts_from_what_was_asked_for(content: str, more: dict[str, Any]) -> None:
     before = Latent(torch.full((1, 4, 2, 2), 3.0))
     mask = torch.zeros(1, 16, 16)
     mask[:, :, 8:] = 1
-    model = cast("Model", type("Scaled", (), {"latent_scale": 0.5})())
+    scaled = {"latent_scale": 0.5, "device": torch.device("cpu")}
+    model = cast("Model", type("Scaled", (), scaled)())
     inputs = {"model": model, "samples": before, "mask": mask, "content": content, "seed": 7}
-    (found,) = outputs_of("WebUILatentMask", **inputs)
+    (found,) = outputs_of("WebUILatentMask", **inputs | more)
     assert (found.samples[..., 0] == 3).all()
     assert found.noise_mask.tolist() == [[[0, 1], [0, 1]]]
-    noise = torch.randn(1, 4, 2, 2, generator=torch.Generator().manual_seed(7)) / 0.5
+    noise = (Philox(7).randn if more else cpu_randn(7))((1, 4, 2, 2)) / 0.5
     expected = {
         "original": before.samples,
         "latent noise": noise,

@@ -55,6 +55,13 @@ def made(extension: Extension) -> Made:
     return made
 
 
+@pytest.mark.parametrize("class_type", [*LINES, *OTHERS])
+def test_opacities_are_left_out(class_type: str, made: Made) -> None:
+    image = torch.rand(SIDE, SIDE, 3, generator=torch.Generator().manual_seed(0))
+    transparent = torch.cat([image, torch.zeros(SIDE, SIDE, 1)], dim=-1)
+    assert torch.equal(made(class_type, transparent), made(class_type, image))
+
+
 def square(inside: float, outside: float) -> Tensor:
     image = torch.full((SIDE, SIDE, 3), outside)
     image[32:96, 32:96] = inside

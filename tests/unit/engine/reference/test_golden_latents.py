@@ -16,7 +16,7 @@ from tests.support.engine.latents import all_latents_and_images, psnr_db_of
 from tests.support.engine.workflows import text_to_image
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "latents.safetensors"
-PAIRS = [(row.name, "karras") for row in names.SAMPLERS]
+PAIRS = [(row.name, "karras") for row in names.SAMPLERS if not row.draws_path_on_device]
 PAIRS += [("euler", row.name) for row in names.SCHEDULERS if row.name != "karras"]
 
 

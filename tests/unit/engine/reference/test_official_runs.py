@@ -18,6 +18,7 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from tests.support.comfyui.official import examples, renamed
 from tests.support.engine.control_nets import tiny_control_net
+from tests.support.engine.gligens import tiny_gligen, write_gligen
 from tests.support.engine.latents import recorded
 from tests.support.engine.workflows import TINY
 from tests.support.uploads import png
@@ -68,6 +69,7 @@ def _write(root: Path) -> None:
     tiny_control_net(1).save_pretrained(root / "controlnet" / "net")
     adapter: Any = T2IAdapter(3, UNET["block_out_channels"], 2)
     save_file(adapter.state_dict(), root / "controlnet" / "adapter.safetensors")
+    write_gligen(tiny_gligen(1), root / "gligen" / "one.safetensors")
     network = Compact(features=8, depth=3, scale=3)
     save_file(network.state_dict(), root / "upscale_models" / "one.safetensors")
 
@@ -108,6 +110,7 @@ def _models(checkpoint: str, control: str) -> Mapping[str, str]:
         "hypernetworks": "one.pt",
         "controlnet": f"{control}.safetensors",
         "upscale_models": "one.safetensors",
+        "gligen": "one.safetensors",
         "clip_vision": "one.safetensors",
     }
 

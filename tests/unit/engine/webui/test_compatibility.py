@@ -27,6 +27,19 @@ def sampler_of(catalogue: Catalogue, name: str = "sample-0", **body: Any) -> dic
     return found
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"override_settings": {"x": [None]}},
+        {"override_settings": {"sd_model_checkpoint": " "}},
+        {"steps": {}},
+    ],
+)
+def test_what_is_recorded_is_recorded_in_the_same_way_again(body: dict[str, Any]) -> None:
+    recorded = parse_parameters(body | {"seed": 1}, "webui").recorded()
+    assert parse_parameters(recorded, "webui").recorded() == recorded
+
+
 def test_its_defaults_are_recorded() -> None:
     recorded = parse_parameters({}, "webui").recorded()
     assert recorded == {"compatibility": "webui", "prompt": "", "steps": 50}
@@ -48,6 +61,29 @@ def test_noise_goes_on_and_timesteps_are_fractions(models: Catalogue) -> None:
         assert literals["rounds_timesteps"] is False
         assert "eta" not in literals
     assert graph_of(models, compatibility="comfyui").node("sample-0").class_type == "KSampler"
+
+
+@pytest.mark.parametrize(
+    ("settings", "source"),
+    [({}, "GPU"), *(({"randn_source": source}, source) for source in ("GPU", "CPU", "NV"))],
+)
+def test_the_source_of_noise_is_the_device_unless_another_one_is_named(
+    models: Catalogue, settings: dict[str, Any], source: str
+) -> None:
+    assert sampler_of(models, override_settings=settings)["randn_source"] == source
+
+
+@pytest.mark.parametrize("source", ["CPU", "NV"])
+def test_comfyui_has_no_other_source_of_noise(models: Catalogue, source: str) -> None:
+    asked = {"compatibility": "comfyui", "override_settings": {"randn_source": source}}
+    assert "only supported in" in field_errors(models, **asked)["override_settings.randn_source"]
+    asked["override_settings"] = {"randn_source": "GPU"}
+    assert graph_of(models, **asked).node("sample-0").class_type == "KSampler"
+
+
+def test_the_webui_has_one_sampler_for_all_sources(models: Catalogue) -> None:
+    literals = sampler_of(models, sampler_name="dpmpp_3m_sde_gpu")
+    assert literals["sampler_name"] == "webui_dpmpp_3m_sde"
 
 
 def test_settings_reach_the_sampler(models: Catalogue) -> None:
@@ -155,6 +191,11 @@ def test_unknown_networks_are_left_out(models: Catalogue) -> None:
         "grain.safetensors"
     ]
     assert graph.node("text").literals["text"] == "a  dog"
+    assert compiled(models, **WEBUI, prompt=prompt, enable_hr=True, hr_prompt=prompt).notes == (
+        "lora_left_out: nope",
+        "network_left_out: hypernet:x",
+    )
+    assert compiled(models, **WEBUI, prompt="a dog").notes == ()
     assert "much" in field_errors(models, **WEBUI, prompt="<lora:grain:much>")["prompt"]
 
 

@@ -95,6 +95,13 @@ def test_the_seed_of_a_picture_is_its_samplers(models: Catalogue) -> None:
     assert [graph.node(f"masked-{index}").literals["seed"] for index in (0, 1)] == [5, 6]
 
 
+def test_noise_under_the_mask_has_the_source_of_all_noise(models: Catalogue) -> None:
+    settings = {"randn_source": "NV"}
+    graph = graph_of(models, **MASKED, inpainting_fill=2, override_settings=settings)
+    found = [graph.node(name).literals["randn_source"] for name in ("masked-0", "sample-0")]
+    assert found == ["NV", "NV"]
+
+
 def test_what_is_under_the_mask(models: Catalogue) -> None:
     graphs = [graph_of(models, **MASKED, inpainting_fill=fill) for fill in range(4)]
     contents = [graph.node("masked-0").literals["content"] for graph in graphs]

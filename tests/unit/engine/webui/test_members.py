@@ -45,6 +45,9 @@ SENT_ALONG: dict[str, Any] = {
 }
 
 
+WEBUI: dict[str, Any] = {"compatibility": "webui", "steps": 20}
+
+
 def test_what_the_webuis_clients_send_by_default_changes_nothing(models: Catalogue) -> None:
     assert compiled(models, **SENT_ALONG) == compiled(models)
 
@@ -62,15 +65,25 @@ def test_what_the_webuis_clients_send_by_default_changes_nothing(models: Catalog
         ("script_name", "x/y plot"),
         ("alwayson_scripts", {"controlnet": {"args": [{"enabled": True, "model": "x"}]}}),
         ("alwayson_scripts", {"controlnet": {"args": [{"model": "x"}]}}),
-        ("nonsense", None),
-        ("override_settings.randn_source", "GPU"),
+        ("alwayson_scripts", {"Seed": {"args": [6, False, -1, 0, 0, 0]}}),
+        ("alwayson_scripts", {"Refiner": {"args": [True, "other", 0.5]}}),
+        ("alwayson_scripts", {"Extra options": {"args": ["x"]}}),
+        ("alwayson_scripts", {"ADetailer": {"args": [True, {"ad_model": "face.pt"}]}}),
+        ("nonsense", 1),
+        ("nonsense", 0),
+        ("nonsense", "x"),
+        ("nonsense", [False, {"a": "x"}]),
+        ("hr_nonsense", 0.5),
+        ("override_settings.nonsense", "x"),
+        ("override_settings.uni_pc_lower_order_final", False),
         ("override_settings.samples_format", "jpg"),
         ("override_settings.tiling", True),
     ],
 )
 def test_a_wish_that_is_not_supported_is_named(models: Catalogue, name: str, value: Any) -> None:
     member, _, setting = name.partition(".")
-    errors = field_errors(models, **{member: {setting: value} if setting else value})
+    body = {member: {setting: value} if setting else value, "enable_hr": member[:3] == "hr_"}
+    errors = field_errors(models, **body)
     assert "supported" in errors.get(name, errors.get(setting, ""))
 
 
@@ -88,7 +101,37 @@ def test_a_wish_that_is_not_supported_is_named(models: Catalogue, name: str, val
         {"override_settings": {f"save_{place}": True for place in range(50)}},
         {"force_task_id": "task(abc)"},
         {"eta": 0},
-        {"override_settings": {"randn_source": "CPU", "samples_format": "png"}},
+        {"styles": ["", None, "None"]},
+        {"styles": ""},
+        {"enable_hr": False, "hr_upscaler": "?", "hr_sampler_name": "?", "hr_scheduler": "?"},
+        {"enable_hr": "false", "hr_checkpoint_name": "?", "hr_scale": 0, "hr_resize_x": -1},
+        {"hr_cfg": 2.5, "hr_prompt": ["?"], "hr_additional_modules": ["t5.safetensors"]},
+        {"denoising_strength": -1, "init_images": []},
+        {"resize_mode": -1, "mask": "", "mask_blur": -4, "inpainting_fill": 9, "mask_round": False},
+        {"refiner_checkpoint": "none", "refiner_switch_at": 80},
+        {"s_churn": 0, "s_tmin": -1, "s_tmax": 1e12},
+        {"script_name": "None", "script_args": [1, "x"]},
+        {"script_name": "", "script_args": [0], "alwayson_scripts": {"any": None}},
+        {"alwayson_scripts": {"Extra options": {"args": []}, "Refiner": {"args": [False, "x", 1]}}},
+        {"alwayson_scripts": {"Refiner": {"args": [True, "None", 0.8]}}},
+        {"alwayson_scripts": {"seed": {"args": [5, True, -1, 0, 0, 0]}}},
+        {"alwayson_scripts": {"Seed": {"args": [-1, False, 7, 0.5, 64, 64]}}},
+        {"alwayson_scripts": {"Sampler": {"args": [20, "Euler", "Automatic"]}}},
+        {"alwayson_scripts": {"ADetailer": {"args": [True, False, {"ad_model": "None"}]}}},
+        {"alwayson_scripts": {"AnimateDiff": {"args": [{"enable": False, "model": "x"}]}}},
+        {"alwayson_scripts": {"ControlNet": {"args": [{"enabled": "false", "model": "x"}]}}},
+        {"alwayson_scripts": {"ControlNet": {"args": [{"model": "None", "module": "none"}]}}},
+        {"sd_model_checkpoint": "None", "override_settings": {"sd_vae": "automatic"}},
+        {"sampler_index": "None", "scheduler": "none"},
+        {"alwayson_scripts": {"other": {"args": [-1, None, "", "None", [], {}]}}},
+        {"seed_enable_extras": True, "prompt_for_display": None, "do_not_reload_embeddings": True},
+        {"outpath_samples": "out", "outpath_grids": "out"},
+        {"firstphase_width": -1, "tiling": "", "override_settings": [], "comments": ""},
+        {**dict.fromkeys(("x1", "x2"), False), "x3": None, "x4": "", "x5": -1, "x6": [], "x7": {}},
+        {"x": [None, "", {"y": False}], "z": "none"},
+        {"override_settings": {"x": "", "sd_hypernetwork": "None", "y": False, "randn_source": ""}},
+        {"override_settings": {f"x{number}": None for number in range(50)}},
+        {"override_settings": {"randn_source": "GPU", "samples_format": "png"}},
         {"override_settings": {"save_images_add_number": True, "samples_save": False}},
         {"override_settings": {"live_previews_enable": False, "emphasis": "Original"}},
     ],
@@ -96,11 +139,16 @@ def test_a_wish_that_is_not_supported_is_named(models: Catalogue, name: str, val
 )
 def test_what_says_the_same_as_nothing_is_taken(models: Catalogue, sent: dict[str, Any]) -> None:
     for compatibility in ("webui", "comfyui"):
-        body = {"compatibility": compatibility, "steps": 20}
-        assert compiled(models, **body, **sent).prompt == compiled(models, **body).prompt
+        body = {"compatibility": compatibility, "steps": 20, "sampler_name": "Euler"}
+        assert compiled(models, **body | sent).prompt == compiled(models, **body).prompt
 
 
-WEBUI: dict[str, Any] = {"compatibility": "webui", "steps": 20}
+def test_members_of_a_mask_have_no_effect_without_a_mask(models: Catalogue) -> None:
+    body = {**WEBUI, "init_images": ["cat.png"]}
+    sent = {"mask": None, "mask_blur": -1, "inpainting_fill": 9, "inpaint_full_res_padding": -1}
+    assert compiled(models, **body, **sent).prompt == compiled(models, **body).prompt
+    errors = field_errors(models, **body | sent | {"mask": "mask.png"})
+    assert set(errors) == sent.keys() - {"mask"}
 
 
 def samplers_of(catalogue: Catalogue, **body: Any) -> list[dict[str, Any]]:
@@ -178,7 +226,13 @@ def test_a_refiner_that_is_the_model_changes_nothing(models: Catalogue) -> None:
     [
         ("Euler", {"s_churn", "s_tmin", "s_tmax", "s_noise", "s_min_uncond"}),
         ("DPM2", {"s_churn", "s_tmin", "s_tmax", "s_noise", "s_min_uncond"}),
-        ("Euler a", {"s_noise", "s_min_uncond"}),
+        ("Euler a", {"s_min_uncond"}),
+        ("LCM", {"s_min_uncond"}),
+        ("Restart", {"s_min_uncond"}),
+        ("DPM adaptive", {"s_min_uncond"}),
+        ("DPM fast", {"s_noise", "s_min_uncond"}),
+        ("DPM2 a", {"s_noise", "s_min_uncond"}),
+        ("DPM++ 3M SDE", {"s_noise", "s_min_uncond"}),
         ("DPM++ SDE", {"s_noise", "s_min_uncond"}),
         ("DPM++ 2M", {"s_min_uncond"}),
         ("DDIM", {"s_min_uncond"}),
@@ -195,6 +249,12 @@ def test_a_sampler_gets_its_own_members(
     assert by_setting == [found]
     others = dict.fromkeys(asked, 3)
     assert samplers_of(models, sampler_name=sampler, **asked, override_settings=others) == [found]
+
+
+def test_a_member_without_effect_is_not_in_the_text(models: Catalogue) -> None:
+    body = {**WEBUI, "s_noise": 1.5, "s_churn": 3}
+    assert "Sigma" not in text_of_image(models, 0, sampler_name="Euler a", **body)
+    assert "Sigma noise: 1.5" in text_of_image(models, 0, sampler_name="DPM++ SDE", **body)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.diffusion.conditioning.control_file import config_of, read_control_net
 from engine.diffusion.conditioning.control_net import Control, residuals
 from engine.errors import CheckpointUnavailable
+from engine.families.control_nets import ControlKind, control_traits
 from tests.support.engine.control_nets import (
     picture,
     tiny_control_net,
@@ -123,9 +124,15 @@ def test_shuffle_pools_what_it_finds(network: Any, tmp_path: Path) -> None:
     ],
 )
 def test_a_foreign_file_is_refused_by_its_kind(key: str, message: str, tmp_path: Path) -> None:
-    save_file({key: torch.zeros(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(CheckpointUnavailable, match=message):
-        read_control_net(tmp_path / "x.safetensors", CPU)
+    for value in (torch.zeros(1), torch.tensor(0.0)):
+        save_file({key: value}, tmp_path / "x.safetensors")
+        with pytest.raises(CheckpointUnavailable, match=message):
+            read_control_net(tmp_path / "x.safetensors", CPU)
+
+
+def test_a_number_in_place_of_the_types_of_a_union_is_no_error() -> None:
+    shapes = {"controlnet_cond_embedding.conv_in.weight": (1,), "task_embedding": ()}
+    assert control_traits("x", shapes).kind is ControlKind.UNET
 
 
 def test_a_file_of_differences_is_added_to_a_model(network: Any, tmp_path: Path) -> None:

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import EulerDiscreteScheduler, StableDiffusionControlNetPipeline
+from diffusers import (
+    ControlNetModel,
+    EulerDiscreteScheduler,
+    StableDiffusionControlNetPipeline,
+)
+from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.diffusion.conditioning import control_net
 from engine.diffusion.conditioning.condition import Conditioning, controlled
-from engine.diffusion.conditioning.control_net import Control, residuals
+from engine.diffusion.conditioning.control_file import read_control_net
+from engine.diffusion.conditioning.control_net import Control, ControlNet, residuals
 from engine.diffusion.conditioning.fitting import fitted_conditionings
 from engine.diffusion.denoise import Denoise
+from engine.diffusion.images.resampling import resampled
 from engine.diffusion.loading.checkpoints import Checkpoint
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.runge_kutta import euler
@@ -25,7 +34,14 @@ from engine.errors import EngineError
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from engine.nodes.control import control_net_apply, control_net_apply_advanced
-from tests.support.engine.control_nets import noise, picture, text, tiny_control_net
+from tests.support.engine.control_nets import (
+    noise,
+    picture,
+    text,
+    tiny_control_net,
+    tiny_union,
+    write_sizes,
+)
 from tests.support.engine.latents import farthest, psnr_db_of, shared_images
 from tests.support.engine.workflows import Prompt, node, text_to_image
 from training.single_file import SCHEDULER
@@ -40,8 +56,26 @@ def test_a_picture_is_cut_around_its_middle_and_pictures_take_turns(networks: Ne
     assert torch.equal(found[0, 0, 0], torch.arange(24.0, 72.0).repeat_interleave(2))
     assert torch.equal(found[1], found[0] + 1000)
     assert torch.equal(found[2], found[0])
+    with_opacity = Control(networks[0], torch.cat([hint, hint[..., :1]], dim=-1), 1.0)
+    assert torch.equal(with_opacity.hint_for(torch.zeros(3, 4, 12, 12)), found)
     tall = Control(networks[0], hint.transpose(1, 2), 1.0).hint_for(torch.zeros(1, 4, 6, 6))
     assert torch.equal(tall[0, 0, :, 0], torch.arange(24.0, 72.0))
+
+
+def test_only_the_pictures_that_latents_use_are_resized(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def counted(samples: Tensor, *args: Any, **options: Any) -> Tensor:
+        counts.append(len(samples))
+        return resampled(samples, *args, **options)
+
+    monkeypatch.setattr(control_net, "resampled", counted)
+    control = Control(networks[0], torch.rand(16, 8, 8, 3), 1.0)
+    for batch in (1, 3, 3, 20):
+        assert len(control.hint_for(torch.zeros(batch, 4, 2, 2))) == batch
+    assert counts == [1, 3, 16]
 
 
 def test_a_control_net_for_texts_of_another_width_is_refused(networks: Networks) -> None:
@@ -156,6 +190,56 @@ def by_diffusers(
     return found
 
 
+def test_a_union_gets_the_types_of_its_pictures_row_by_row(tmp_path: Path) -> None:
+    union = tiny_union(1)
+    path = tmp_path / "union.safetensors"
+    save_file(union.state_dict(), path)
+    write_sizes(union, path)
+    found = ControlNet(read_control_net(path, torch.device("cpu")))
+    state = union.state_dict()
+    plain: Any = ControlNetModel(**{**tiny_control_net(1).config, "class_embed_type": "identity"})
+    plain.load_state_dict({key: state[key] for key in plain.state_dict()})
+    x, timestep, tokens, hint = noise(), torch.tensor([400]), text(1)[0].tokens, picture(2)
+
+    def expected(number: int | None) -> Tensor:
+        types = torch.eye(3)[number] if number is not None else torch.zeros(3)
+        waves = union.control_type_proj(types).reshape(1, -1)
+        pixels = hint.movedim(-1, 1)
+        with ExitStack() as hooks:
+            if number is not None:
+                mean = union.controlnet_cond_embedding(pixels).mean((2, 3))
+                (layer,) = union.transformer_layes
+                token = layer((mean + state["task_embedding"][number])[None])[0]
+                added = union.spatial_ch_projs(token)[..., None, None]
+                hook = plain.controlnet_cond_embedding.register_forward_hook(
+                    lambda *given: given[-1] + added
+                )
+                hooks.callback(hook.remove)
+            labels = union.control_add_embedding(waves)
+            result: Tensor = plain(
+                x, timestep, tokens, pixels, class_labels=labels, return_dict=False
+            )[1]
+        return result
+
+    numbers = (2, None, 0)
+    controls = [[found.with_type(number).control(hint, 1.0)] for number in numbers]
+    with torch.inference_mode():
+        middle = residuals(
+            controls,
+            [1, 1, 1],
+            x=x.expand(3, -1, -1, -1),
+            timesteps=timestep.expand(3),
+            tokens=tokens.expand(3, -1, -1),
+            inputs={},
+        )["mid_block_additional_residual"]
+        for row, number in zip(middle, numbers, strict=True):
+            assert psnr_db_of(row.numpy(), expected(number)[0].numpy()) > 100
+        for one, other in combinations(middle, 2):
+            assert psnr_db_of(one.numpy(), other.numpy()) < 80
+    with pytest.raises(EngineError, match="types 0 to 2, but this is type 3"):
+        found.with_type(3)
+
+
 @pytest.mark.parametrize(
     ("strengths", "percents"),
     [((1.0,), (0.0, 1.0)), ((0.4,), (0.25, 0.75)), ((0.8, 0.5), (0.0, 0.5))],
@@ -170,7 +254,7 @@ def test_latents_are_those_of_diffusers(
     hints = [picture(seed) for seed in range(len(strengths))]
     positive, negative = text(1), text(2)
     for network, hint, strength in zip(used, hints, strengths, strict=True):
-        given = {"control_net": network, "image": hint, "strength": strength}
+        given = {"control_net": ControlNet(network), "image": hint, "strength": strength}
         ends = dict(zip(("start_percent", "end_percent"), percents, strict=True))
         positive, negative = control_net_apply_advanced.body(
             None, positive=positive, negative=negative, **given, **ends
@@ -183,7 +267,7 @@ def test_latents_are_those_of_diffusers(
 
 
 def test_the_old_node_guides_uncond_too(checkpoint: Checkpoint, networks: Networks) -> None:
-    apply = {"control_net": networks[0], "image": picture(0), "strength": 1.0}
+    apply = {"control_net": ControlNet(networks[0]), "image": picture(0), "strength": 1.0}
     (positive,) = control_net_apply.body(None, conditioning=text(1), **apply)
     found = sampled(checkpoint.model, positive, text(2))
     expected = by_diffusers(checkpoint, networks[:1], [picture(0)], [1.0])

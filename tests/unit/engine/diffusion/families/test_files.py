@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -18,12 +20,12 @@ from torch import Tensor
 
 from engine.diffusion.loading.checkpoints import load_checkpoint, load_diffusion_model, load_texts
 from engine.diffusion.loading.store import ModelStore
-from engine.errors import CheckpointUnavailable, EngineError
-from engine.families.family import Family
+from engine.errors import CheckpointUnavailable, EngineError, GraphInvalid
 from engine.options import UnetOptions
 from tests.support.engine.diffusion_requests import compiled
 from tests.support.engine.engines import Running, running
 from tests.support.engine.latents import farthest
+from tests.support.engine.spiece_model import spiece_model
 from tests.support.engine.stores import store_of
 from tests.support.engine.transformer_graphs import flux_graph, z_image_graph
 from tests.support.engine.workflows import TINY, Submit, node, text_to_image
@@ -100,22 +102,53 @@ def test_a_foreign_file_says_what_it_is(key: str, kind: str, root: Path, store: 
         load_diffusion_model(store, NAME, "default")
 
 
-def test_a_missing_tokenizer_is_named_with_its_places(root: Path, store: ModelStore) -> None:
-    place = root / "text_encoders/tiny-qwen3.config/tokenizer.json"
+_T5 = ["tiny-clip-l.safetensors", "tiny-t5xxl.safetensors"]
+
+
+def test_the_tokenizer_of_t5_is_in_one_of_several_places(root: Path) -> None:
+    write_flux(root)
+    place = root / "clip/tiny-t5xxl.config/tokenizer.json"
     content = place.read_bytes()
     place.unlink()
-    with pytest.raises(CheckpointUnavailable, match=r"tiny-qwen3.config/tokenizer.json or .*qwen3"):
-        load_texts(store, Family.Z_IMAGE, ["tiny-qwen3.safetensors"])
-    shared = root / "text_encoders/qwen3.config/tokenizer.json"
-    shared.parent.mkdir()
-    shared.write_bytes(content)
-    load_texts(store, Family.Z_IMAGE, ["tiny-qwen3.safetensors"])
+    with pytest.raises(
+        CheckpointUnavailable,
+        match=r"put its tokenizer.json, which ComfyUI has in comfy/text_encoders/t5_tokenizer/, at "
+        r"clip/tiny-t5xxl.config/tokenizer.json or text_encoders/t5xxl.config/tokenizer.json",
+    ):
+        load_texts(store_of(root), _T5)
+    comfyui = root / "other/comfy/text_encoders/t5_tokenizer/tokenizer.json"
+    for other in (root / "text_encoders/t5xxl.config/tokenizer.json", comfyui):
+        other.parent.mkdir(parents=True)
+        other.write_bytes(content)
+        store = store_of(root)
+        store.models.comfyui_dir = root / "other"
+        load_texts(store, _T5)
+        other.unlink()
+
+
+def test_a_t5_may_have_its_tokenizer_in_a_tensor(root: Path, store: ModelStore) -> None:
+    write_flux(root)
+    (root / "clip/tiny-t5xxl.config/tokenizer.json").unlink()
+    content = np.frombuffer(spiece_model(), np.uint8).copy()
+    stored = {"spiece_model": torch.from_numpy(content)}
+    _change(root / "clip/tiny-t5xxl.safetensors", lambda state: {**state, **stored})
+    request: Any = next(load_texts(store, _T5)._states("a red square"))  # type: ignore[union-attr]
+    known = sentencepiece.SentencePieceProcessor(model_proto=content.tobytes())
+    assert request.texts == [(*(ids := known.encode("a red square")), 1, *[0] * (255 - len(ids)))]
+
+
+def test_a_qwen3_needs_no_tokenizer_in_the_models_folder(root: Path, store: ModelStore) -> None:
+    (root / "text_encoders/tiny-qwen3.config/tokenizer.json").unlink()
+    with pytest.raises(CheckpointUnavailable, match="it has a token 151664, but the encoder knows"):
+        load_texts(store, ["tiny-qwen3.safetensors"])
 
 
 def test_a_text_encoder_of_another_kind_is_refused(root: Path, store: ModelStore) -> None:
     write_flux(root)
-    with pytest.raises(CheckpointUnavailable, match="z_image needs the text encoders qwen3"):
-        load_texts(store, Family.Z_IMAGE, ["tiny-clip-l.safetensors"])
+    with pytest.raises(
+        CheckpointUnavailable, match="no supported model has the text encoders t5xxl"
+    ):
+        load_texts(store, ["tiny-t5xxl.safetensors"])
 
 
 def test_a_tokenizer_of_unknown_tokens_is_refused(root: Path, store: ModelStore) -> None:
@@ -124,7 +157,7 @@ def test_a_tokenizer_of_unknown_tokens_is_refused(root: Path, store: ModelStore)
     tokenizer.add_tokens([f"<token {at}>" for at in range(320)])
     tokenizer.save(str(place))
     with pytest.raises(CheckpointUnavailable, match="tokenizer of tiny-qwen3"):
-        load_texts(store, Family.Z_IMAGE, ["tiny-qwen3.safetensors"])
+        load_texts(store, ["tiny-qwen3.safetensors"])
 
 
 def test_a_clip_of_another_vocabulary_is_refused(root: Path, store: ModelStore) -> None:
@@ -132,10 +165,8 @@ def test_a_clip_of_another_vocabulary_is_refused(root: Path, store: ModelStore) 
     key = "text_model.embeddings.token_embedding.weight"
     path = root / "clip/tiny-clip-l.safetensors"
     _change(path, lambda state: {**state, key: state[key][:100].clone()})
-    with pytest.raises(
-        CheckpointUnavailable, match="not CLIP-L: it has a vocabulary of 100 tokens"
-    ):
-        load_texts(store, Family.FLUX, ["tiny-clip-l.safetensors", "tiny-t5xxl.safetensors"])
+    with pytest.raises(CheckpointUnavailable, match="not CLIP: it has a vocabulary of 100 tokens"):
+        load_texts(store, ["tiny-clip-l.safetensors", "tiny-t5xxl.safetensors"])
 
 
 def test_what_is_in_memory_is_had_without_waiting_for_the_folder(
@@ -143,7 +174,7 @@ def test_what_is_in_memory_is_had_without_waiting_for_the_folder(
 ) -> None:
     store = store_of(transformers_root)
     loads: list[Callable[[], Any]] = [
-        lambda: load_texts(store, Family.Z_IMAGE, ["tiny-qwen3.safetensors"]).encoder,  # type: ignore[attr-defined]
+        lambda: load_texts(store, ["tiny-qwen3.safetensors"]).encoder,  # type: ignore[attr-defined]
         lambda: load_checkpoint(store, "whole.safetensors").model.unet,
         lambda: load_checkpoint(store, "folder").model.unet,
     ]
@@ -298,7 +329,10 @@ _TENSORS: dict[str, Callable[[Tensor], Tensor | None]] = {
 
 def _told(submit: Submit, kind: str, name: str) -> str:
     """Return the message about the file of that name, which cannot be used."""
-    said = str(submit(_graph(kind, f"{name}.safetensors")).error(EngineError))
+    try:
+        said = str(submit(_graph(kind, f"{name}.safetensors")).error(EngineError))
+    except GraphInvalid as refusal:  # The header shows what is wrong.
+        said = str(refusal)
     assert f"{name}.safetensors" in said
     assert "cannot be used" not in said, "what is wrong is known, and can be said"
     assert len(said) < 600

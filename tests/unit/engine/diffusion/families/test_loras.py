@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.diffusion.loading.checkpoints import load_diffusion_model, load_texts
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.model import Model
-from engine.errors import CheckpointUnavailable, EngineError
+from engine.errors import EngineError
 from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
@@ -41,6 +41,7 @@ from tests.support.engine.loras import (
 from tests.support.engine.stores import store_of
 from tests.support.engine.transformer_graphs import flux_graph, z_image_graph
 from tests.support.engine.workflows import Watched, held, node, with_input
+from training.tiny_transformers import write_flux, write_z_image
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ def test_both_text_encoders_of_flux_are_changed(
     prefix: str, at: int, layer: str, own: str, store: ModelStore, root: Path
 ) -> None:
     names = ["tiny-clip-l.safetensors", "tiny-t5xxl.safetensors"]
-    texts = load_texts(store, Family.FLUX, names)
+    texts = load_texts(store, names)
     name = layer.replace("encoder.block", own) if own else layer
     weight = texts.networks[at].get_parameter(f"{name}.weight")
     down, up = torch.ones(1, weight.shape[1]), torch.ones(len(weight), 1)
@@ -237,8 +238,49 @@ def test_both_text_encoders_of_flux_are_changed(
     assert changed.networks[at].serial != texts.networks[at].serial
 
 
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("family", "file", "prefix", "layer"),
+    [
+        (
+            Family.FLUX,
+            "clip/tiny-t5xxl.safetensors",
+            "text_encoder_2.",
+            "encoder.block.0.layer.0.SelfAttention.o",
+        ),
+        (
+            Family.Z_IMAGE,
+            "text_encoders/tiny-qwen3.safetensors",
+            "text_encoder.",
+            "model.layers.0.mlp.up_proj",
+        ),
+    ],
+)
+def test_merged_weights_of_a_language_model_are_rounded_to_the_type_of_its_file(
+    family: Family, file: str, prefix: str, layer: str, stored: torch.dtype, tmp_path: Path
+) -> None:
+    (write_flux if family is Family.FLUX else write_z_image)(tmp_path)
+    (tmp_path / "loras").mkdir()
+    path = tmp_path / file
+    state = {name: each.to(stored) for name, each in load_file(path).items()}
+    save_file(state, path)
+    store = store_of(tmp_path)
+    others = ["tiny-clip-l.safetensors"] if family is Family.FLUX else []
+    texts = load_texts(store, [*others, path.name])
+    weight = state[f"{layer}.weight"].float()
+    tensors = {
+        f"{prefix}{layer}.lora_A.weight": torch.full((1, weight.shape[1]), 0.125),
+        f"{prefix}{layer}.lora_B.weight": torch.ones(len(weight), 1),
+    }
+    network = FLUX if family is Family.FLUX else Z_IMAGE
+    encoder = texts_changed(store, network, texts, tensors).networks[-1]
+    changed = {encoder.layer_key(name): each for name, each in encoder.named_parameters()}
+    wanted = (weight + 0.5 * 0.125).to(stored).float()
+    torch.testing.assert_close(changed[f"{layer}.weight"], wanted, rtol=0, atol=0)
+
+
 def test_the_text_encoder_of_z_image_is_changed(store: ModelStore, root: Path) -> None:
-    texts = load_texts(store, Family.Z_IMAGE, ["tiny-qwen3.safetensors"])
+    texts = load_texts(store, ["tiny-qwen3.safetensors"])
     (encoder,) = texts.networks
     name = "model.layers.0.mlp.up_proj"
     weight = encoder.get_parameter(f"{name}.weight")
@@ -255,7 +297,7 @@ def test_the_text_encoder_of_z_image_is_changed(store: ModelStore, root: Path) -
 def test_a_lora_of_another_family_says_so(store: ModelStore, root: Path) -> None:
     model = load_diffusion_model(store, Z_IMAGE, "default")
     pairs = pairs_for(state_of(root, FLUX), ("double_blocks", "single_blocks"))
-    with pytest.raises(CheckpointUnavailable, match="made for a model of another family"):
+    with pytest.raises(EngineError, match="made for a model of another family"):
         applied(store, with_alpha(pairs, flat("lora_unet_")), model)
 
 

@@ -11,6 +11,7 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 
 from engine.batcher import Work
+from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.images.latents import Latent
 from engine.diffusion.images.vae import (
     Decode,
@@ -271,3 +272,36 @@ def test_a_run_whose_vae_ran_out_of_memory_says_it_at_its_end(
     watched = submit(with_input(empty, "8", samples=["5", 0]))
     assert watched.images()[0].pixels.shape == (height, width, 3)
     assert getattr(watched.events[-1], "notes", None) == ("vae_tiled",)
+
+
+TEXT = (Condition(torch.zeros(1, 77, 8)), Condition(torch.ones(1, 77, 8)))
+
+
+def test_an_inpainting_model_gets_the_picture_without_what_is_masked(vae: Vae) -> None:
+    """The mask is rounded only to hide the picture. Odd sides lose the same at both ends."""
+    pixels, mask = images(1, 35, 48), torch.zeros(1, 35, 48)
+    mask[:, 9:17, 16:24], mask[:, 9:17, 24:28] = 0.6, 0.4
+    inputs = {"vae": vae, "pixels": pixels, "mask": mask, "noise_mask": True}
+    made = outputs_of("InpaintModelConditioning", positive=TEXT, negative=TEXT[:1], **inputs)
+    hidden = pixels.clone()
+    hidden[:, 9:17, 16:24] = 0.5
+    for conditioning, texts in zip(made[:2], (TEXT, TEXT[:1]), strict=True):
+        assert [id(each.tokens) for each in conditioning] == [id(each.tokens) for each in texts]
+        for each in conditioning:
+            assert torch.allclose(each.concat_image.samples, modes(vae, hidden[:, 1:33]), atol=1e-5)
+            assert torch.equal(each.concat_image.mask, mask[:, 1:33])
+    assert torch.allclose(made[2].samples, modes(vae, pixels[:, 1:33]), atol=1e-5)
+    assert torch.equal(made[2].noise_mask, mask[:, 1:33])
+    inputs["noise_mask"] = False
+    *_, latent = outputs_of("InpaintModelConditioning", positive=TEXT, negative=TEXT, **inputs)
+    assert latent.noise_mask is None
+
+
+def test_an_instruction_model_gets_the_picture_and_an_empty_latent(vae: Vae) -> None:
+    pixels = images(2, 32, 48)
+    inputs = {"positive": TEXT, "negative": TEXT[:1], "vae": vae, "pixels": pixels}
+    positive, negative, latent = outputs_of("InstructPixToPixConditioning", **inputs)
+    for each in (*positive, *negative):
+        assert torch.allclose(each.concat_image.samples, modes(vae, pixels), atol=1e-5)
+        assert each.concat_image.mask is None
+    assert torch.equal(latent.samples, torch.zeros(2, 4, 4, 6))

@@ -34,6 +34,7 @@ from tests.support.engine.engines import running
 from tests.support.engine.latents import all_latents_and_images, farthest, psnr_db_of
 from tests.support.engine.stores import store_of
 from tests.support.engine.workflows import TINY, RunAll, node, text_to_image, with_input
+from training.tiny_families import write_family
 
 
 @pytest.fixture
@@ -81,19 +82,17 @@ def test_a_foreign_file_is_refused_by_its_kind(key: str, message: str, folder: P
         load(folder)
 
 
-@pytest.mark.parametrize(("channels", "kind"), [(5, "depth"), (8, "instruction"), (11, "11 input")])
+@pytest.mark.parametrize(("channels", "kind"), [(5, "depth"), (7, "upscaling"), (11, "11 input")])
 def test_a_model_of_other_inputs_is_refused(channels: int, kind: str, folder: Path) -> None:
     _widen(folder / TINY, channels)
     with pytest.raises(CheckpointUnavailable, match=kind):
         load(folder)
 
 
-def test_an_inpainting_model_loads_and_says_so(folder: Path) -> None:
-    assert not load(folder).model.inpaints
-    _widen(folder / TINY, 9)
-    loaded = load(folder)
-    assert loaded.model.inpaints
-    assert loaded.model.unet.conv_in.weight.shape[1] == 9
+@pytest.mark.parametrize("channels", [8, 9])
+def test_a_model_with_a_picture_as_input_loads(channels: int, folder: Path) -> None:
+    _widen(folder / TINY, channels)
+    assert load(folder).model.unet.conv_in.weight.shape[1] == channels
 
 
 def _widen(path: Path, channels: int) -> None:
@@ -130,7 +129,12 @@ def test_a_configuration_that_makes_no_model_says_so(
     path.write_text(json.dumps(given | change) if change else "{")
     said = "no model can be built" if change else "cannot be"
     with pytest.raises(CheckpointUnavailable, match=said):
-        load(folder)
+        use_all_parts(load(folder))
+
+
+def use_all_parts(checkpoint: Checkpoint) -> None:
+    assert checkpoint.vae.autoencoder
+    assert checkpoint.clip.networks
 
 
 def write_in_parts(checkpoint: Checkpoint, unet: Any, out: Path) -> None:
@@ -179,6 +183,26 @@ def test_a_pickled_file_is_refused(asked: str, at: str, folder: Path) -> None:
     assert store_of(folder.parent).models.names("checkpoints") == (TINY,)
     with pytest.raises(CheckpointUnavailable, match="any code"):
         load(folder, asked)
+
+
+@pytest.mark.parametrize(("least", "sigma_min"), [(0.01, 0.01), (None, 0.002)])
+def test_cosxl_has_the_noise_levels_of_its_file(
+    least: float | None, sigma_min: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoints" / "cosxl.safetensors"
+    write_family(Family.SDXL, path, tmp_path / "rest")
+    assert not load(path.parent, path.name).model.unet.scales_pictures
+    sigmas = {"sigma_max": 80.0} | ({"sigma_min": least} if least else {})
+    marks = {f"edm_vpred.{name}": torch.tensor(each) for name, each in sigmas.items()}
+    save_file(load_file(path) | marks, path)
+    model = load(path.parent, path.name).model
+    assert model.prediction == "v_prediction"
+    assert float(model.levels.sigma_max) == pytest.approx(80.0)
+    assert float(model.levels.sigma_min) == pytest.approx(sigma_min)
+    assert model.unet.scales_pictures
+    save_file(load_file(path) | {"edm_vpred.sigma_max": torch.tensor(-1.0)}, path)
+    with pytest.raises(CheckpointUnavailable, match="unusable noise levels"):
+        load(path.parent, path.name)
 
 
 FAMILIES = [Family.SD2, Family.SDXL, Family.SDXL_REFINER]

@@ -17,7 +17,7 @@ from engine.diffusion.loading import layout
 from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.patches.variants import sharing_copy
-from engine.errors import CheckpointUnavailable
+from engine.errors import EngineError
 from engine.graph.catalogue import Catalogue
 from engine.options import UnetOptions
 from tests.support.engine.latents import all_latents_and_images
@@ -225,5 +225,5 @@ def test_a_copy_of_a_merged_network_is_merged_into_as_it_is(rig: Rig) -> None:
 )
 def test_a_file_that_fits_nothing_says_so(tensors: dict[str, int], message: str, rig: Rig) -> None:
     rig.write({key: torch.zeros(size, size) for key, size in tensors.items()})
-    with pytest.raises(CheckpointUnavailable, match=message):
+    with pytest.raises(EngineError, match=message):
         rig.merged()

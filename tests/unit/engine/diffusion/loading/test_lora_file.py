@@ -19,7 +19,7 @@ from engine.diffusion.loading.checkpoints import load_checkpoint
 from engine.diffusion.loading.lora import Networks, with_lora
 from engine.diffusion.loading.lora_file import Change, LoraFile, TensorsDoNotFit, row_size
 from engine.diffusion.loading.lora_layers import LayerRows
-from engine.errors import CheckpointUnavailable
+from engine.errors import CheckpointUnavailable, EngineError
 from tests.support.engine.stores import store_of
 from tests.support.engine.workflows import TINY
 
@@ -329,7 +329,7 @@ def apply(tiny_root: Path, tmp_path: Path) -> Apply:
     ),
 )
 def test_what_does_not_fit_says_so(tensors: dict[str, Tensor], layer: str, apply: Apply) -> None:
-    with pytest.raises(CheckpointUnavailable, match=r"^bad.safetensors: .* does not fit this"):
+    with pytest.raises(EngineError, match=r"^bad.safetensors: .* does not fit this"):
         apply(tensors, layer)
 
 

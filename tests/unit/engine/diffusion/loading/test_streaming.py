@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.families.family_lookup import transformer_family
+from engine.diffusion.families.model_family import Call, CallRows
 from engine.diffusion.loading.checkpoints import load_diffusion_model, load_texts
 from engine.diffusion.loading.store import ModelStore
 from engine.diffusion.loading.streaming import FreeMemory, stream, streamed
@@ -116,7 +117,7 @@ def network_of(store: ModelStore) -> Any:
 
 
 def texts_of(store: ModelStore) -> FamilyTexts:
-    return load_texts(store, Family.Z_IMAGE, [ENCODER])
+    return load_texts(store, [ENCODER])
 
 
 def size_of(module: nn.Module) -> int:
@@ -127,10 +128,9 @@ def velocity(network: Any) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 16, 8, 8, generator=generator)
     texts = [torch.randn(1, 5 * at, Z_IMAGE["cap_feat_dim"], generator=generator) for at in (1, 2)]
-    conditions = [Condition(each) for each in texts]
-    return transformer_family(Family.Z_IMAGE).velocity(
-        network, x, torch.tensor([0.9, 0.2]), conditions
-    )
+    parts = [CallRows(1, Condition(each)) for each in texts]
+    call = Call(x, torch.tensor([0.9, 0.2]), parts, 10)
+    return transformer_family(Family.Z_IMAGE).velocity(network, call)
 
 
 def states(texts: Any) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.diffusion.samplers.ancestral import Churn
 from engine.diffusion.samplers.noise import UNVARIED, Variation, drawn_noise, varied
 from engine.diffusion.samplers.noise_levels import STABLE_DIFFUSION as LEVELS
+from engine.diffusion.samplers.noise_sources import randn_of
 from engine.diffusion.samplers.sampler_lookup import SamplerOptions, sampling_of
 from engine.diffusion.samplers.schedules import sigmas_for
 from tests.support.engine.make_k_diffusion import CHURN, OUT, SEED, SHAPE, STEPS, denoised
@@ -27,7 +28,7 @@ def end_of(
 ) -> Tensor:
     generator = torch.Generator().manual_seed(SEED)
     x = torch.randn(SHAPE, generator=generator) * scale
-    noise = drawn_noise(x, generator)
+    noise = drawn_noise(x, randn_of(generator))
     sampling = sampling_of(name, x, sigmas, seed=SEED, step_noise=noise, path=path, options=options)
     x, sigma = next(sampling)
     while True:
@@ -90,7 +91,7 @@ def test_fractional_timesteps_are_those_of_k_diffusion() -> None:
 def test_the_noise_of_steps_goes_on_where_that_of_the_start_ends() -> None:
     generator = torch.Generator().manual_seed(SEED)
     first = torch.randn(SHAPE, generator=generator)
-    step = drawn_noise(first, generator)(LEVELS.sigma_max, LEVELS.sigma_min)
+    step = drawn_noise(first, randn_of(generator))(LEVELS.sigma_max, LEVELS.sigma_min)
     assert torch.equal(torch.stack([first, step]), torch.tensor(GOLDEN["noise"]))
 
 
@@ -129,7 +130,7 @@ def test_a_restart_goes_back_once_and_from_36_steps_on_twice() -> None:
         sigmas = sigmas_for(LEVELS, "karras", steps)
         generator = torch.Generator().manual_seed(SEED)
         x = torch.randn(SHAPE, generator=generator)
-        noise = drawn_noise(x, generator)
+        noise = drawn_noise(x, randn_of(generator))
         sampling = sampling_of("restart", x, sigmas, seed=SEED, step_noise=noise)
         x, sigma = next(sampling)
         levels = [float(sigma)]

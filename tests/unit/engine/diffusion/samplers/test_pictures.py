@@ -105,6 +105,9 @@ OF_NOISE: list[dict[str, Any]] = [
     {"eta_noise_seed_delta": 31337},
     {"noise_scale": "sigma", "eta": 0.5},
     {"eta": 0.0},
+    {"randn_source": "NV"},
+    {"randn_source": "NV", "eta_noise_seed_delta": 31337},
+    {"randn_source": "NV", "subseed": 9, "subseed_strength": 0.5},
 ]
 OF_CHURN: list[dict[str, Any]] = [
     {},
@@ -134,6 +137,29 @@ def test_a_sampler_ignores_what_has_no_effect_there(
     run_all: RunAll, sampler: str, options: dict[str, Any]
 ) -> None:
     assert farthest(*run_all([webui(sampler, **options), webui(sampler)])) == 0
+
+
+def test_on_a_cpu_the_device_draws_the_noise_of_the_cpu(run_all: RunAll) -> None:
+    for sampler in ("euler_ancestral", "dpmpp_2m_sde"):
+        sources = [{}, {"randn_source": "CPU"}, {"randn_source": "GPU"}]
+        own, *others = run_all([webui(sampler, **source) for source in sources])
+        assert all(farthest(own, other) <= 1 for other in others), sampler
+
+
+@pytest.mark.parametrize("sampler", [row for row in names.SAMPLERS if row.draws_path_on_device])
+def test_on_a_cpu_a_sampler_with_the_path_of_the_device_is_the_plain_one(
+    run_all: RunAll, sampler: names.Sampler
+) -> None:
+    both = [
+        text_to_image(sampler_name=name, scheduler="karras")
+        for name in (sampler.name, sampler.cpu_name)
+    ]
+    assert farthest(*run_all(both)) <= 1
+
+
+def test_a_brownian_path_may_have_the_noise_of_cuda(run_all: RunAll) -> None:
+    options: list[dict[str, Any]] = [{}, {"randn_source": "NV"}]
+    assert farthest(*run_all([webui("dpmpp_2m_sde", **each) for each in options])) > 3
 
 
 def test_opposite_edges_of_a_tile_fit(run_all: RunAll) -> None:

@@ -259,6 +259,14 @@ def test_the_training_steps_of_six_steps(scheduler: str, expected: list[int]) ->
     assert (found - torch.tensor(expected)).abs().max() <= 1
 
 
+@pytest.mark.parametrize("steps", [38, 76, 122, 152, 174, 186, 198])
+def test_simple_multiplies_a_rounded_distance(steps: int) -> None:
+    """As in ComfyUI, a product that is just below an integer is rounded down."""
+    found = LEVELS.timestep_of(sigmas_for(LEVELS, "simple", steps)[:-1]).tolist()
+    exact = [999 - 1000 * i // steps for i in range(steps)]
+    assert {a - b for a, b in zip(found, exact, strict=True)} == {0, 1}
+
+
 def test_a_linear_quadratic_schedule_is_linear_in_its_first_half() -> None:
     done = 1 - sigmas_for(LEVELS, "linear_quadratic", 10) / LEVELS.sigma_max
     assert torch.allclose(done[:6], torch.linspace(0, 0.025, 6), atol=1e-6)

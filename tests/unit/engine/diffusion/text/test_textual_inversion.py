@@ -21,7 +21,9 @@ from engine.diffusion.text.textual_inversion import Embeddings
 from engine.errors import CheckpointUnavailable
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
+from engine.reports import Finished
 from engine.webui.prompt import read_negative_prompt
+from tests.support.engine.engines import running
 from tests.support.engine.latents import latents_of
 from tests.support.engine.stores import store_of
 from tests.support.engine.workflows import text_to_image, webui_texts_of
@@ -207,6 +209,39 @@ def test_vectors_go_to_the_text_encoder_that_they_were_trained_for(store: ModelS
     same, *others = distances([sdxl(f"a {name} (sleeping:1.2)") for name in names], store)
     assert same < 1e-5
     assert min(others) > 0.01
+
+
+def notes_of(prompt: dict[str, Any], store: ModelStore) -> tuple[str, ...]:
+    with running(store.models.root) as rig:
+        end = rig.submit(prompt).wait()
+    assert isinstance(end, Finished), end
+    return end.notes
+
+
+def test_each_that_is_left_out_has_a_note(store: ModelStore) -> None:
+    own = own_vectors(store)
+    put(store, "whole", own)
+    put(store, "half", {"clip_g": own["clip_g"]})
+    text = "a embedding:missing, (embedding:half:1.1) (embedding:gone) embedding:whole cat"
+    assert notes_of(sdxl(text), store) == (
+        "embedding_left_out: missing",
+        "embedding_left_out: half",
+        "embedding_left_out: gone",
+    )
+    assert notes_of(sdxl("half a embedding:whole"), store) == ()
+
+
+@pytest.mark.parametrize("makes_plain", [True, False])
+def test_in_the_webuis_syntax_one_that_does_not_fit_has_a_note(
+    store: ModelStore, *, makes_plain: bool
+) -> None:
+    own = own_vectors(store)
+    put(store, "sub/wholeword", own)
+    put(store, "halfword", {"clip_g": own["clip_g"]})
+    prompt = sdxl("")
+    prompt["6"] = webui_texts_of(prompt["3"], "a wholeword, (halfword:1.2)")
+    prompt["6"]["inputs"]["makes_plain"] = makes_plain
+    assert notes_of(prompt, store) == ("embedding_left_out: halfword",)
 
 
 def test_the_webuis_text_node_reads_them(store: ModelStore) -> None:

@@ -1,0 +1,1 @@
+"""Conversion of the files of ComfyUI's editor to graphs."""
