@@ -75,16 +75,26 @@ class ComfyUIClient:
         stats: dict[str, Any] = await self._json("GET", "/system_stats")
         return stats
 
-    async def object_info(self) -> dict[str, Any]:
-        """Return the declaration of each node type by its name."""
-        nodes: dict[str, Any] = await self._json("GET", "/object_info")
-        return nodes
+    async def object_info(self) -> bytes:
+        """Return the list of node types, for `ObjectInfo`."""
+        response = await self._send("GET", "/object_info")
+        _require_success(response)
+        return response.content
 
     async def upload(self, name: str, content: bytes) -> str:
-        """Store a file in the input folder, and return its name there."""
+        """Store a file in the input folder, and return its name there.
+
+        Raises ServerUnavailable, RequestFailed, and PromptRefused if the file is too large.
+        """
         files = {"image": (name, content, "application/octet-stream")}
-        stored = await self._json("POST", "/upload/image", files=files, data={"overwrite": "true"})
-        return str(stored["name"])
+        response = await self._send(
+            "POST", "/upload/image", files=files, data={"overwrite": "true"}
+        )
+        if response.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            message = f"ComfyUI accepts no input file of {len(content)} bytes"
+            raise PromptRefused({"type": "too_large", "message": message}, {})
+        _require_success(response)
+        return str(_json_object(response)["name"])
 
     async def submit(
         self, graph: Mapping[str, Any], prompt_id: str, extra_data: Mapping[str, Any]
@@ -128,7 +138,11 @@ class ComfyUIClient:
         """Return the ids of the prompts that run, and of those that wait."""
         queue = await self._json("GET", "/queue")
         running, pending = (
-            {str(item[1]) for item in queue.get(name, ())}
+            # Entries are lists, or objects in the distribution of ComfyUI by hiddenswitch.
+            {
+                str(item["prompt_id" if isinstance(item, dict) else 1])
+                for item in queue.get(name, ())
+            }
             for name in ("queue_running", "queue_pending")
         )
         return running, pending

@@ -13,17 +13,25 @@ INPUT_SUFFIX = " [input]"
 """ComfyUI's suffix for the name of a file in the input folder, which is also the default."""
 _PREFIX = "filename_prefix"
 _RUN_ID = "darkroom_run"
+_SEEDS = ("seed", "noise_seed")
 _TEMP = "temp"
+_LOADED = {("LoadImage", "image"), ("LoadImageMask", "image")}
+"""The inputs of a diffusion job's graph that name files."""
 
 
 def with_job_files(
-    graph: Mapping[str, Any], run_id: str, names: Mapping[str, str]
+    graph: Mapping[str, Any],
+    run_id: str,
+    names: Mapping[str, str],
+    *,
+    is_diffusion: bool = False,
 ) -> dict[str, Any]:
     """Return the graph of one attempt with the names of its files on the server.
 
     `run_id` is unique. Each literal `filename_prefix` begins with it, so files of different
     attempts have different names. Literal texts that are keys of `names` are replaced, also with
-    the suffix ` [input]`.
+    the suffix ` [input]`. The other texts of a diffusion job are no names of files, so only the
+    inputs of its loaders are replaced.
 
     The server keeps the outputs of nodes, and does not run a node with the same inputs again. The
     files of these outputs are gone, so each node at the end of the graph must run again. Without a
@@ -37,20 +45,40 @@ def with_job_files(
         if isinstance(value, list) and value and isinstance(value[0], str)
     }
 
-    def changed(name: str, value: Any) -> Any:
+    def changed(class_type: str, name: str, value: Any) -> Any:
         if not isinstance(value, str):
             return value
         if name == _PREFIX:
             return run_id + posixpath.normpath(f"/{value}")
+        if is_diffusion and (class_type, name) not in _LOADED:
+            return value
         return names.get(value.removesuffix(INPUT_SUFFIX), value)
 
     result = {}
     for node_id, node in graph.items():
-        inputs = {name: changed(name, value) for name, value in node["inputs"].items()}
+        class_type = node["class_type"]
+        inputs = {name: changed(class_type, name, value) for name, value in node["inputs"].items()}
         if node_id not in sources and not isinstance(inputs.get(_PREFIX), str):
             inputs[_RUN_ID] = run_id
         result[node_id] = {**node, "inputs": inputs}
     return result
+
+
+def seed_of(graph: Mapping[str, Any], node_id: str) -> int | None:
+    """Return the seed of a node, or of the nearest node upstream that has a seed."""
+    queue = [node_id]
+    seen = set(queue)
+    for current in queue:
+        inputs = graph[current]["inputs"] if current in graph else {}
+        for name in _SEEDS:
+            if isinstance(seed := inputs.get(name), int):
+                return seed
+        linked = [value[0] for value in inputs.values() if isinstance(value, list) and value]
+        texts = dict.fromkeys(each for each in linked if isinstance(each, str))
+        fresh = [each for each in texts if each in graph and each not in seen]
+        seen.update(fresh)
+        queue += fresh
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +145,24 @@ def _sort_key(node_id: str) -> tuple[list[tuple[bool, int, str]], str]:
     return numbers, node_id
 
 
+def _message_of(message: object) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the data of a message. Some versions write a text instead of both."""
+    if isinstance(message, str):
+        name, _, text = message.partition(":")
+        return name.strip(), {"exception_message": text, "exception_type": "Error"}
+    match message:
+        case [str() as name, dict() as data]:
+            return name, data
+        case _:
+            return "", {}
+
+
 def error_of(entry: Mapping[str, Any]) -> ComfyUIError | None:
     """Return the error in a history entry, or None if the prompt succeeded."""
     status = entry.get("status") or {}
     if status.get("status_str") != "error":
         return None
-    for name, data in reversed(status.get("messages") or ()):
+    for name, data in reversed([_message_of(each) for each in status.get("messages") or ()]):
         if name == "execution_interrupted":
             return PromptInterrupted("the prompt was interrupted")
         if name == "execution_error":

@@ -17,13 +17,17 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from comfyui.client import ComfyUIClient
 from comfyui.errors import RequestFailed, ServerUnavailable, StartFailed
+from comfyui.object_info import ObjectInfo
+from comfyui.packs import pack_commits
 
 logger = logging.getLogger(__name__)
 
@@ -35,21 +39,30 @@ _PASSED_ON = re.compile(
     r"|(CUDA|NVIDIA|HIP|HSA|ROCR|ROCM|ZE|ONEAPI|PYTORCH|TORCH|OMP|GOMP|MKL|MALLOC)_.*"
 )
 """The variables that the server gets. Others may be secrets, which the code of packs could read."""
+_PACKS = "custom_nodes"
 _OUTPUT, _INPUT, _TEMP, _USER = "output", "input", "temp", "user"
+_NO_PARTNER_NODES = "--disable-api-nodes"
 _OPTIONAL = {
     "--log-stdout": (),
     "--preview-method": ("latent2rgb",),
-    "--disable-api-nodes": (),
+    _NO_PARTNER_NODES: (),
     "--database-url": ("sqlite:///:memory:",),
     "--max-upload-size": ("1024",),
 }
 """Arguments for those versions that know them, with their values. The database in memory is needed
-because several servers may use one install. `--disable-api-nodes` removes the nodes that send data
-to other companies.
+because several servers may use one install.
 """
-_HELP_TIMEOUT_S = 60.0
+_MANAGER_CONFIG = "default/ComfyUI-Manager/config.ini"
+"""The configuration of ComfyUI-Manager in the user folder. Newer versions move this file from here
+to `__manager`. If both places had a file, they would run `pip install`.
+"""
+_OFFLINE = "[default]\nnetwork_mode = offline\n"
+_OUTPUT_TIMEOUT_S = 60.0
+_PRINT_DEVICE = "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"
 _READY_POLL_S = 0.25
 _LAST_LINES = 20
+_SHOWN_LINES = 5
+_SHOWN_CHARS = 200
 _LONGEST_LINE = 1000
 _END_TIMEOUT_S = 5.0
 _FAILED_IMPORT = re.compile(r"\(IMPORT FAILED\):\s*(.+)$")
@@ -63,26 +76,41 @@ class Install:
     """The interpreter; None means the install's own one."""
     arguments: tuple[str, ...] = ()
     """Further arguments for `main.py`."""
+    has_partner_nodes: bool = False
+    """Whether the nodes that send data to other companies are loaded."""
 
     def interpreter(self) -> Path:
         """Return the interpreter. Raises StartFailed if there is none."""
         if not (self.folder / "main.py").is_file():
             raise StartFailed(f"{self.folder} is no ComfyUI install: it has no main.py")
         if self.python is not None:
+            if not self.python.exists():
+                raise StartFailed(f"there is no interpreter {self.python}")
             return self.python
         found = (self.folder / each for each in _INTERPRETERS)
         if (python := next(filter(Path.exists, found), None)) is None:
             places = ", ".join(_INTERPRETERS)
-            text = f"{self.folder} has no interpreter in {places}: set comfyui_python"
-            raise StartFailed(text)
+            raise StartFailed(
+                f"{self.folder} has no interpreter in {places}: set comfyui_python, or "
+                "DARKROOM_COMFYUI_PYTHON for `darkroom up`"
+            )
         return python
 
 
 class OwnServer:
     """The process of one install. Each start removes and creates its `folder`."""
 
-    def __init__(self, install: Install, folder: Path, *, on_cpu: bool) -> None:
+    def __init__(
+        self,
+        install: Install,
+        folder: Path,
+        *,
+        on_cpu: bool,
+        required_nodes: Collection[str] = (),
+    ) -> None:
+        """A start fails if the server does not declare each of `required_nodes`."""
         self._install = install
+        self._required_nodes = required_nodes
         self.folder = folder
         self._on_cpu = on_cpu
         self._process: asyncio.subprocess.Process | None = None
@@ -90,10 +118,21 @@ class OwnServer:
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self.failed_imports: list[str] = []
         """The folders of the packs that could not be imported."""
+        self.packs: Mapping[str, str] = {}
+        """The commits of the packs at the start of the server, by folder."""
+        self.version: str | None = None
+        self.node_types = 0
+        """The number of node types that the server has declared at its start."""
 
     @property
     def has_ended(self) -> bool:
         return self._process is not None and self._process.returncode is not None
+
+    @property
+    def last_lines(self) -> str:
+        """The last lines of the log as one line."""
+        lines = list(self._last_lines)[-_SHOWN_LINES:]
+        return " | ".join(line[:_SHOWN_CHARS] for line in lines)
 
     async def start(self) -> ComfyUIClient:
         """Start the server, and wait until it has declared its nodes. Raises StartFailed.
@@ -102,12 +141,14 @@ class OwnServer:
         """
         interpreter = self._install.interpreter()
         await asyncio.to_thread(self._make_folders)
+        self.packs = await asyncio.to_thread(pack_commits, self._install.folder / _PACKS)
         port = _free_port()
         self._last_lines.clear()
         self.failed_imports.clear()
         try:
             arguments = await self._arguments(interpreter, port)
-            self._process = await _spawn(interpreter, arguments, self._install.folder)
+            words = ["main.py", *arguments]
+            self._process = await _spawn(interpreter, words, self._install.folder)
         except OSError as error:
             raise StartFailed(f"{interpreter} cannot be started: {error}") from error
         self._reading = asyncio.create_task(self._read_log(self._process))
@@ -128,15 +169,28 @@ class OwnServer:
                     await asyncio.wait({self._reading}, timeout=_END_TIMEOUT_S)
                 fields = {"action": "comfyui_start", "lines": list(self._last_lines)}
                 logger.error("the log of a ComfyUI that ended at its start", extra=fields)
-                last = self._last_lines[-1] if self._last_lines else "it wrote nothing"
-                raise StartFailed(f"{last} (exit status {self._process.returncode})")
+                text = self.last_lines or "it wrote nothing"
+                raise StartFailed(f"{text} (exit status {self._process.returncode})")
             with suppress(ServerUnavailable, RequestFailed):
                 # Another server may have taken the port. Only ours has our folder as an argument.
                 stats = await client.system_stats()
-                if str(self.folder / _USER) in stats.get("system", {}).get("argv", ()):
-                    await client.object_info()
+                system = stats.get("system", {})
+                if str(self.folder / _USER) in system.get("argv", ()):
+                    self.version = system.get("comfyui_version")
+                    declared = await asyncio.to_thread(ObjectInfo, await client.object_info())
+                    require_nodes(self._required_nodes, declared.nodes, self.failed_imports)
+                    self.node_types = len(declared.nodes)
                     return
             await asyncio.sleep(_READY_POLL_S)
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of the process and all processes that it started. Blocks."""
+        total = 0
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, ProcessLookupError):
+                if self._process is not None and os.getpgid(process.pid) == self._process.pid:
+                    total += process.memory_info().rss
+        return total
 
     def kill(self) -> None:
         """Kill the process and all processes that it started."""
@@ -156,6 +210,9 @@ class OwnServer:
         shutil.rmtree(self.folder, ignore_errors=True)
         for name in (_OUTPUT, _INPUT, _TEMP, _USER):
             (self.folder / name).mkdir(parents=True, mode=0o700)
+        manager_config = self.folder / _USER / _MANAGER_CONFIG
+        manager_config.parent.mkdir(parents=True)
+        manager_config.write_text(_OFFLINE)
 
     def empty_folders(self) -> None:
         """Remove the files of the last job. Blocks, so that no other job begins meanwhile."""
@@ -176,8 +233,9 @@ class OwnServer:
         arguments += ["--listen", "127.0.0.1", "--port", str(port), "--disable-auto-launch"]
         for name in (_OUTPUT, _INPUT, _TEMP, _USER):
             arguments += [f"--{name}-directory", str(self.folder / name)]
+        skipped = {_NO_PARTNER_NODES} if self._install.has_partner_nodes else set()
         for name, values in _OPTIONAL.items():
-            if name in known:
+            if name in known and name not in skipped:
                 arguments += [name, *values]
         return [*arguments, "--cpu"] if self._on_cpu else arguments
 
@@ -193,6 +251,17 @@ class OwnServer:
         await process.wait()
 
 
+def require_nodes(
+    required: Collection[str], declared: Collection[str], failed_imports: Collection[str] = ()
+) -> None:
+    """Raise StartFailed if a required node type is not declared."""
+    if missing := [name for name in required if name not in declared]:
+        text = f"the server has no {', '.join(missing)}, but comfyui_required_nodes names them"
+        if failed_imports:
+            text += f". Packs that could not be imported: {', '.join(failed_imports)}"
+        raise StartFailed(text)
+
+
 async def _lines(stream: asyncio.StreamReader) -> AsyncGenerator[str]:
     """Yield the lines of a stream. Progress bars write long lines with carriage returns."""
     rest = ""
@@ -204,13 +273,12 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncGenerator[str]:
 
 
 async def _spawn(
-    interpreter: Path, arguments: Sequence[str], folder: Path
+    interpreter: Path, words: Sequence[str], folder: Path
 ) -> asyncio.subprocess.Process:
-    """Start `main.py` in a session of its own. Its output and errors go to one pipe."""
+    """Start the interpreter in a session of its own. Its output and errors go to one pipe."""
     return await asyncio.create_subprocess_exec(
         interpreter,
-        "main.py",
-        *arguments,
+        *words,
         cwd=folder,
         env=_environment(os.environ),
         stdin=asyncio.subprocess.DEVNULL,
@@ -236,22 +304,40 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
+async def torch_device(install: Install) -> str:
+    """Return "cuda" if torch finds a GPU in this install, and otherwise "cpu".
+
+    Raises StartFailed, OSError.
+    """
+    words = ["-c", _PRINT_DEVICE]
+    return (await _output(install.interpreter(), words, install.folder)).split()[-1]
+
+
 async def _help(interpreter: Path, folder: Path) -> str:
     """Return the help text of `main.py`, which lists the arguments of this version.
 
     Raises StartFailed, OSError.
     """
-    process = await _spawn(interpreter, ["--help"], folder)
+    return await _output(interpreter, ["main.py", "--help"], folder)
+
+
+async def _output(interpreter: Path, words: Sequence[str], folder: Path) -> str:
+    process = await _spawn(interpreter, words, folder)
     try:
-        async with asyncio.timeout(_HELP_TIMEOUT_S):
-            text, _ = await process.communicate()
+        async with asyncio.timeout(_OUTPUT_TIMEOUT_S):
+            content, _ = await process.communicate()
     except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise StartFailed(f"main.py --help did not end within {_HELP_TIMEOUT_S:g} s") from None
+        text = f"{' '.join(words)} did not end within {_OUTPUT_TIMEOUT_S:g} s"
+        raise StartFailed(text) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    text = content.decode(errors="replace")
     if process.returncode != 0:
-        raise StartFailed(f"main.py --help ended with exit status {process.returncode}")
-    return text.decode(errors="replace")
+        last = (text.splitlines() or ["it wrote nothing"])[-1]
+        raise StartFailed(f"{last} (exit status {process.returncode})")
+    return text
 
 
 def _free_port() -> int:

@@ -41,7 +41,9 @@ _CANCEL_S = constant("COMFYUI_CANCEL_S", 30.0)
 """Seconds that a cancelled prompt may go on. One node or step may take so long."""
 _CANCEL_POLL_S = 0.2
 _MOST_FAILURES = 3
-"""Requests without an answer in succession after which the server is taken to be gone."""
+"""Requests in succession without an answer, or with an error status, after which the server is
+taken to be gone.
+"""
 _MOST_LOST = 2
 """Looks in succession without a trace of the prompt after which the prompt is taken to be lost. The
 server moves a prompt from its queue to its history in two steps.
@@ -81,14 +83,18 @@ class PromptRun:
         prompt_id: str,
         *,
         extra_data: Mapping[str, Any] | None = None,
+        is_shared: bool = True,
         poll_s: float = _POLL_S,
         silence_s: float = _STALLED_AFTER_S,
     ) -> None:
-        """The owner of the websocket calls `note` with every message."""
+        """The owner of the websocket calls `note` with every message. `is_shared` says whether
+        others may have prompts on the server.
+        """
         self._client = client
         self._graph = graph
         self._prompt_id = prompt_id
         self._extra_data = extra_data or {}
+        self._is_shared = is_shared
         self._poll_s = poll_s
         self._silence_s = silence_s
         self._cancel_s = _CANCEL_S
@@ -106,6 +112,8 @@ class PromptRun:
         self._preview: bytes | None = None
         self._may_run = False
         """Whether the server may have the prompt in its queue."""
+        self.is_waiting = False
+        """Whether the prompt waits behind another one, as far as is known."""
         self.is_stuck = False
         """Whether it is not certain that the server has left the cancelled prompt."""
 
@@ -154,6 +162,7 @@ class PromptRun:
         if data.get("prompt_id") != self._prompt_id:
             return
         self._heard_at = time.monotonic()
+        self.is_waiting = False
         match message.type:
             case "execution_cached":
                 nodes = data.get("nodes")
@@ -206,12 +215,12 @@ class PromptRun:
     async def _look(self) -> None:
         """Look for the prompt in the history and in the queue.
 
-        Raises PromptLost, PromptStalled, ServerUnavailable.
+        Raises PromptLost, PromptStalled, ServerUnavailable, RequestFailed.
         """
         try:
             self._entry = await self._client.history(self._prompt_id)
             is_known = self._entry is not None or await self._find_in_queue()
-        except ServerUnavailable:
+        except (ServerUnavailable, RequestFailed):
             self._failures += 1
             if self._failures >= _MOST_FAILURES:
                 raise
@@ -230,10 +239,13 @@ class PromptRun:
     async def _find_in_queue(self) -> bool:
         """Return whether the queue has the prompt.
 
-        While another prompt runs, a waiting prompt is not expected to make progress.
+        While the prompt of another user runs, a waiting prompt is not expected to make progress. On
+        a server without other users, the other prompt was left there by a pack or by an earlier
+        job. If it never ends, the server must be replaced.
         """
         running, pending = await self._client.queue()
-        if self._prompt_id in pending and running:
+        self.is_waiting = self._prompt_id in pending and bool(running)
+        if self.is_waiting and self._is_shared:
             self._heard_at = time.monotonic()
         return self._prompt_id in running | pending
 

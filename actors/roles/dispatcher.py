@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from actors.scheduler.ray_cluster import RayCalls, RayCluster
 from actors.scheduler.slots import SlotNumbers
 from actors.scheduler.status import EndRate
 from actors.scheduler.worker_reaper import keep_workers
-from actors.worker.config import WorkerConfig, default_endpoint, worker_config
+from actors.worker.config import WorkerConfig, configured_endpoints, worker_config
 from actors.worker.engine_process import EngineState
 from engine.interface import Engine
 from events.bus.queues import JobQueue
@@ -37,7 +37,8 @@ from events.errors import DatabaseUnavailable
 from events.log import JobWriter, RetryingLog
 from events.store.endpoints import Endpoints
 from events.store.leases import Leases, answered, lease_holder
-from events.store.records import ENDPOINTS_PERIOD_S, Endpoint
+from events.store.object_infos import ObjectInfos
+from events.store.records import DEFAULT_ENDPOINT, ENDPOINTS_PERIOD_S, Endpoint
 from settings.constant import constant
 from settings.settings import Settings
 from telemetry.dispatcher_metrics import DispatchMetrics, EngineMetrics
@@ -63,7 +64,7 @@ class Dispatcher:
         holder: str,
         leases: Leases,
         endpoints: Endpoints,
-        default_endpoint: Endpoint,
+        configured: Collection[Endpoint],
         open_endpoint: Callable[[Endpoint], EndpointDispatcher],
         deleted_endpoints: DeletedEndpoints,
         gone_endpoints: RowlessEndpoints,
@@ -73,15 +74,14 @@ class Dispatcher:
     ) -> None:
         """`holder` is the name of this process in the lease.
 
-        `default_endpoint` comes from the settings. When this process first gets the lease, the
-        values of `default_endpoint` are written to its row, except for members that were set
-        explicitly. `on_left` is called with the id of an endpoint that this process no longer
-        dispatches.
+        `configured` are the endpoints of the settings. When this process first gets the lease,
+        their values are written to their rows, except for members that were set explicitly.
+        `on_left` is called with the id of an endpoint that this process no longer dispatches.
         """
         self._holder = holder
         self._leases = leases
         self._endpoints = endpoints
-        self._default_endpoint = default_endpoint
+        self._configured = configured
         self._open_endpoint = open_endpoint
         self._removals = (deleted_endpoints, gone_endpoints)
         self._removing: list[asyncio.Task[None]] = []
@@ -89,7 +89,7 @@ class Dispatcher:
         self._period_s = period_s
         self._on_left = on_left
         self._lease_until = 0.0
-        self._is_default_stored = False
+        self._is_settled = False
         self._running: dict[str, tuple[EndpointDispatcher, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
@@ -124,9 +124,9 @@ class Dispatcher:
             await self._leave_all()
             return
         try:
-            if not self._is_default_stored:
-                await self._query(self._endpoints.settle(self._default_endpoint))
-                self._is_default_stored = True
+            if not self._is_settled:
+                await self._query(self._endpoints.settle(self._configured))
+                self._is_settled = True
             rows = {row.id: row for row in await self._query(self._endpoints.all())}
         except DatabaseUnavailable:
             return  # The same endpoints are dispatched until the database answers.
@@ -222,7 +222,7 @@ class DispatcherMetrics:
 
 async def run(settings: Settings) -> None:
     """Run the dispatcher, and regularly call the reaper of workers so that it keeps the workers."""
-    config = worker_config(settings, default_endpoint(settings.default_endpoint))
+    config = worker_config(settings, configured_endpoints(settings)[DEFAULT_ENDPOINT])
     calls, kept_s, reached = RayCalls(at_once=1), settings.dispatch.workers_kept_s, asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(keep_workers(config, calls, kept_s=kept_s, on_reached=reached.set))
@@ -239,12 +239,17 @@ async def run_dispatcher(
     connections = connect(settings.log, "dispatcher")
     queue, writer = connections.queue, JobWriter(RetryingLog(connections.log))
     database = await open_prepared_database(settings.stores)
-    endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
+    endpoints, configured = Endpoints(database), configured_endpoints(settings)
     metrics, running_jobs = DispatcherMetrics(), RunningJobs(settings.owners)
     end_rates = defaultdict[str, EndRate](EndRate)
-    in_ray = partial(RayCluster, calls=RayCalls(), on_engine=metrics.note_engine)
+    in_ray = partial(
+        RayCluster,
+        calls=RayCalls(),
+        on_engine=metrics.note_engine,
+        keep_object_info=ObjectInfos(database).put,
+    )
     cluster_for = open_cluster or in_ray
-    cluster = cluster_for(worker_config(settings, default))
+    cluster = cluster_for(worker_config(settings, configured[DEFAULT_ENDPOINT]))
 
     def open_endpoint(endpoint: Endpoint) -> EndpointDispatcher:
         config = worker_config(settings, endpoint)
@@ -268,13 +273,14 @@ async def run_dispatcher(
             pool=pool,
             running_jobs=running_jobs,
             end_rate=end_rates[endpoint.id],
+            secret=settings.stores.secret_bytes,
         )
 
     dispatcher = Dispatcher(
         holder=lease_holder(),
         leases=Leases(database),
         endpoints=endpoints,
-        default_endpoint=default,
+        configured=configured.values(),
         open_endpoint=open_endpoint,
         deleted_endpoints=DeletedEndpoints(
             endpoints=endpoints, queue=queue, writer=writer, cluster=cluster

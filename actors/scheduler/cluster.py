@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pydantic import SecretStr
+
 from actors.worker.engine_process import EngineState
 from actors.worker.job_actor import RunOutcome
 from events.bus.queues import QueueEntry
@@ -51,7 +53,7 @@ class JobActor(Protocol):
     async def wait_idle(self) -> None:
         """Wait until no job runs. Raises ActorUnavailable."""
 
-    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
+    async def run(self, entry: QueueEntry, job: Job, extra_data: SecretStr | None) -> RunOutcome:
         """Run the job of an entry (see `JobRunner.run` in `actors/worker/job_actor.py`).
 
         The dispatcher may have read `job` some seconds ago. Raises ActorDied, ActorLost.

@@ -18,6 +18,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
+from pydantic import SecretStr
+
 from actors.job_error import fail_job_and_ack
 from actors.scheduler.cluster import ActorDied, ActorLost
 from actors.scheduler.expiry import EXPIRY_PERIOD_S, EntryReaper, Expiry
@@ -36,6 +38,7 @@ from events.log import JobWriter
 from events.store.records import Endpoint
 from events.types import Blame
 from settings.constant import constant
+from storage.service_secret import unsealed
 from telemetry.logs import job_log_fields
 
 logger = logging.getLogger(__name__)
@@ -73,13 +76,14 @@ class EndpointDispatcher:
         pool: WorkerPool,
         running_jobs: RunningJobs,
         end_rate: EndRate,
+        secret: bytes,
         lease_s: float = LEASE_S,
         expiry_period_s: float = EXPIRY_PERIOD_S,
         max_dispatch_failures: int = _MAX_DISPATCH_FAILURES,
     ) -> None:
         """`writer` must use a `RetryingLog`. `running_jobs` counts the jobs of all endpoints.
-        `end_rate` survives a change of the endpoint's row. The lease of a running job lasts
-        `lease_s` seconds.
+        `end_rate` survives a change of the endpoint's row. `secret` is the secret of the service,
+        which workers do not have. The lease of a running job lasts `lease_s` seconds.
         """
         self.endpoint = endpoint
         self.status = EndpointStatus(
@@ -90,6 +94,7 @@ class EndpointDispatcher:
         self._pool = pool
         self._running_jobs = running_jobs
         self._end_rate = end_rate
+        self._secret = secret
         self._max_dispatch_failures = max_dispatch_failures
         self._waiting = WaitingJobs(
             quantum=_FAIR_QUANTUM, runs_some=lambda owner: running_jobs.count(owner, endpoint) > 0
@@ -234,7 +239,7 @@ class EndpointDispatcher:
         assert slot.actor is not None
         slot.jobs_run += 1
         try:
-            outcome = await slot.actor.run(prefetched.entry, job)
+            outcome = await slot.actor.run(prefetched.entry, job, self._extra_data(job))
         except ActorDied as death:
             fields = {"action": "actor_died", "job_id": job.id, "error": str(death)}
             logger.warning("a job actor died", extra=fields)
@@ -258,6 +263,14 @@ class EndpointDispatcher:
             slot.release()
         else:
             slot.recycle()
+
+    def _extra_data(self, job: Job) -> SecretStr | None:
+        """Return the decrypted `extra_data` of a job, or None without any.
+
+        Raises SealBroken if it was encrypted with another secret.
+        """
+        text = job.submitted.sealed_extra_data
+        return None if text is None else SecretStr(unsealed(self._secret, text))
 
     async def _handle_actor_death(
         self, prefetched: Prefetched, worker: Worker, slot: Slot, death: ActorDied

@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 import ray
+from pydantic import SecretStr
 from ray._private.state import state as global_state
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -37,7 +38,13 @@ from actors.scheduler.cluster import (
     EngineRestarts,
     JobActor,
 )
-from actors.scheduler.names import engine_name, is_slot_name, slot_number, standby_name
+from actors.scheduler.names import (
+    engine_name,
+    is_slot_name,
+    slot_number,
+    standby_name,
+    worker_prefix,
+)
 from actors.worker.comfyui_engine import ComfyUIEngineActor
 from actors.worker.config import WorkerConfig
 from actors.worker.engine_process import (
@@ -51,8 +58,10 @@ from actors.worker.engine_process import (
 from actors.worker.job_actor import JobProcessActor, RunOutcome
 from engine.interface import is_machine_error
 from events.bus.queues import QueueEntry
+from events.errors import DatabaseUnavailable
 from events.job import Job
 from events.log import utc_now
+from events.store.records import Endpoint
 from settings.constant import constant
 
 logger = logging.getLogger(__name__)
@@ -80,6 +89,10 @@ ENGINE_ENVIRONMENT = {
 }
 
 
+async def _keep_nothing(*_: object) -> None:
+    pass
+
+
 class RayCluster:
     """See `actors.scheduler.cluster.Cluster`."""
 
@@ -89,9 +102,15 @@ class RayCluster:
         *,
         calls: RayCalls,
         on_engine: Callable[[str, str, EngineState], None] = lambda *_: None,
+        keep_object_info: Callable[[Endpoint, str, bytes], Awaitable[None]] = _keep_nothing,
     ) -> None:
-        """`on_engine` is called with the endpoint, the worker, and each state of its engine."""
+        """`on_engine` is called with the endpoint, the worker, and each state of its engine.
+
+        `keep_object_info` stores the node types of a ComfyUI server. It is called with the digest
+        and the content, and may raise DatabaseUnavailable.
+        """
         self._on_engine = on_engine
+        self._keep_object_info = keep_object_info
         self._config = config
         self._run = calls.run
         self._groups: dict[str, PlacementGroup] = {}
@@ -125,7 +144,17 @@ class RayCluster:
             add_standby=partial(self._add_standby, worker),
             end=self._end_process,
             on_state=partial(self._on_engine, self._config.endpoint.id, worker),
+            keep_object_info=self._keeper(worker),
         )
+
+    def _keeper(self, worker: str) -> Callable[[str, bytes], Awaitable[None]]:
+        """Return the function that stores the node types of a worker.
+
+        Those of a worker with an earlier config are of another server, and are not stored.
+        """
+        if not worker.startswith(worker_prefix(self._config)):
+            return _keep_nothing
+        return partial(self._keep_object_info, self._config.endpoint)
 
     async def _add_standby(self, worker: str, engine: Any) -> None:
         """Make the standby of a started engine, if the workers on its machine have a standby."""
@@ -349,7 +378,7 @@ class RayJobActor:
     async def wait_idle(self) -> None:
         await answer(self._handle.wait_idle, timeout_s=None)
 
-    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
+    async def run(self, entry: QueueEntry, job: Job, extra_data: SecretStr | None) -> RunOutcome:
         # The job actor reads a large job from the log, because Ray would use its object store.
         known = job if job.log_bytes <= _MOST_PASSED_BYTES else None
         try:
@@ -359,6 +388,7 @@ class RayJobActor:
                 known,
                 after_attempts=job.attempts,
                 given_at=utc_now(),
+                extra_data=extra_data,
             )
             return RunOutcome(await run)
         except RayError as error:
@@ -387,17 +417,21 @@ class RayEngineActor:
         add_standby: Callable[[Any], Awaitable[None]],
         end: Callable[[Any], Awaitable[None]],
         on_state: Callable[[EngineState], None] = lambda _: None,
+        keep_object_info: Callable[[str, bytes], Awaitable[None]] = _keep_nothing,
     ) -> None:
         """`handles` are the processes of the engine.
 
         `add_standby` is called when the process with the device has answered for the first time.
         `end` kills this process, and the cluster restarts it. `on_state` is called with each state
-        of the engine.
+        of the engine, and `keep_object_info` with each new answer of `/object_info`.
         """
         self._handles = handles
         self._add_standby = add_standby
         self._end = end
         self._on_state = on_state
+        self._keep_object_info = keep_object_info
+        self._kept_object_info: str | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._holder: Any = None
 
     async def check(self) -> EngineState:
@@ -414,7 +448,21 @@ class RayEngineActor:
                 raise EngineGone(str(error)) from error
             raise
         self._on_state(state)
+        digest = None if state.server is None else state.server.object_info_digest
+        if digest not in {None, self._kept_object_info} and self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep(holder, digest))
         return state
+
+    async def _keep(self, holder: Any, digest: str) -> None:
+        """Store the node types of the server. After an error the next check tries again."""
+        try:
+            await self._keep_object_info(digest, await answer(holder.object_info))
+            self._kept_object_info = digest
+        except (ActorUnavailable, DatabaseUnavailable) as error:
+            fields = {"action": "keep_object_info", "error": str(error)}
+            logger.warning("the node types of ComfyUI could not be stored", extra=fields)
+        finally:
+            self._keeping = None
 
     async def kill(self) -> None:
         if self._holder is not None:
@@ -482,9 +530,7 @@ async def answer(
         async with asyncio.timeout(timeout_s):
             return await method.remote(*arguments)
     except (RayError, TimeoutError) as error:
-        # The text of a RayTaskError begins with the place of the call. Its cause is our exception.
-        reason = error.cause if isinstance(error, RayTaskError) else error
-        raise ActorUnavailable(str(reason) or type(reason).__name__) from error
+        raise ActorUnavailable(first_line(error)) from error
 
 
 _RAY_CALLS = constant("RAY_CALLS", 8)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from actors.scheduler.cluster import (
@@ -18,6 +19,7 @@ from actors.scheduler.cluster import (
 )
 from actors.scheduler.names import slot_name
 from actors.scheduler.slots import Slot, SlotNumbers, Slots, SlotState
+from actors.worker.engine_process import ServerInfo
 from events.retry import keep_trying
 from settings.constant import constant
 
@@ -76,6 +78,7 @@ class Worker:
         self._on_change = on_change
         self._period_s = period_s
         self._engine: EngineActor | None = None
+        self._server: ServerInfo | None = None
         self._gpus = 0.0
 
     async def keep(self) -> None:
@@ -103,8 +106,15 @@ class Worker:
             "state": "leaving" if self.is_leaving else "ready" if self.is_ready else "starting",
             "running": self.slots.busy,
             "checkpoints": sorted(self.checkpoints),
-            "trouble": None if self.is_ready else self.startup.trouble,
+            "trouble": self._trouble(),
+            "server": None if self._server is None else asdict(self._server),
         }
+
+    def _trouble(self) -> str | None:
+        """Return why the worker is not ready, or what it lacks although it is ready."""
+        if not self.is_ready:
+            return self.startup.trouble
+        return None if self._server is None else self._server.trouble
 
     @property
     def has_reported(self) -> bool:
@@ -159,6 +169,7 @@ class Worker:
             await self._end_if_stuck(engine)
         else:
             self._silent_until = time.monotonic() + state.works_s + self._engine_silence_s
+            self._server = state.server
             self._note_answer()
             self.slots.fit(state.jobs)
             if not self.is_ready:
@@ -220,7 +231,7 @@ class Worker:
         )
 
 
-_MOST_CHARS = 300
+_MOST_CHARS = 1200
 _IN_CONSTRUCTOR = "creation task"
 """Text in the first line of Ray's error for an actor whose constructor failed. The reason is in the
 last line of such an error.

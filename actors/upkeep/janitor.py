@@ -169,7 +169,7 @@ class Orphans:
             return []
         if job is not None and job.end is None:
             return []
-        named = set() if job is None else {image.key for image in job.images}
+        named = set() if job is None else {file.key for file in job.files}
         return [key for key in keys if key not in named]
 
     def _is_expired(self, history: StoredFile) -> bool:

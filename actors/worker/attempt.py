@@ -27,6 +27,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+from pydantic import SecretStr
+
 from actors.worker.engine_process import (
     EngineDied,
     EngineLost,
@@ -34,11 +36,20 @@ from actors.worker.engine_process import (
     RunEvent,
     RunRequest,
 )
-from actors.worker.result_file import AS_PNG, FileReady, ImageEncoding, encode_result
+from actors.worker.media_file import read_media
+from actors.worker.result_file import (
+    AS_PNG,
+    FileReady,
+    ImageEncoding,
+    ResultFile,
+    encode_result,
+)
 from actors.worker.run_mark import RunMark
 from engine.interface import (
+    MODEL_NOT_SUPPORTED,
     EngineError,
     Errored,
+    ErroredNode,
     Finished,
     GraphInvalid,
     ImageReady,
@@ -60,10 +71,20 @@ from events.job_progress import JobProgress
 from events.log import JobWriter, RetryingLog
 from events.result import FailureCode
 from events.retry import keep_trying
-from events.types import Blame, Compiled, Flavour, ImageStored, Infotext, Submitted, Timing
+from events.types import (
+    Blame,
+    Compiled,
+    FailedNode,
+    Flavour,
+    ImageStored,
+    Infotext,
+    Poster,
+    Submitted,
+    Timing,
+)
 from settings.constant import constant
 from settings.version import VERSION
-from storage.file_names import file_key, file_name
+from storage.file_names import file_key, file_name, poster_name
 from storage.images import ImageNotFound, ImageStore, ImageStoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -102,6 +123,10 @@ _MAX_UNTAKEN = 4
 """Number of unstored results at which the engine pauses a run."""
 
 
+_MOST_INLINE_TEXT_BYTES = 2**16
+"""The largest size of all texts of a job that are in its events."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
     silence_s: float
@@ -128,14 +153,18 @@ class Attempt:
         log: RetryingLog,
         engine: RemoteEngine,
         images: ImageStore,
-        models: ModelsFolder,
+        models: ModelsFolder | None,
         graph_limits: Limits,
         report_progress: ReportProgress,
         limits: AttemptLimits,
         now: Callable[[], datetime],
         span_link: str = "",
+        extra_data: SecretStr | None = None,
     ) -> None:
-        """Traces link to the span of this attempt with `span_link`."""
+        """Traces link to the span of this attempt with `span_link`. `models` has the files whose
+        hashes are in the metadata of images. It is None if the engine returns finished files.
+        `extra_data` is JSON for a ComfyUI server.
+        """
         self._job = job
         self.entry = entry
         """The latest delivery of the queue entry."""
@@ -150,6 +179,7 @@ class Attempt:
         self._limits = limits
         self._now = now
         self._span_link = span_link
+        self._extra_data = extra_data
         self._store_s = 0.0
         self._heartbeat = Heartbeat(
             engine,
@@ -208,7 +238,9 @@ class Attempt:
         except EngineError as error:
             if error.code == "machine_failed":
                 raise  # `_on_task_end` handles this error.
-            await self._fail(str(error), final=True, code=code_of(error))
+            await self._fail(
+                str(error), final=True, code=code_of(error), node=failed_node(Errored(error))
+            )
         except EngineLost as error:
             await self._fail(str(error), blame=Blame.BYSTANDER)
         except EngineDied as error:
@@ -234,6 +266,7 @@ class Attempt:
             ),
             sizes_of(self._job.submitted.input_files),
             plan.extra_pnginfo,
+            self._extra_data,
         )
         async with aclosing(self._engine.run(request)) as events:
             async for event in events:
@@ -303,37 +336,60 @@ class Attempt:
                 timing = Timing(stage_s=stages, rows_per_call=rows, steps=steps or None)
                 more = {"beside": event.runs_in_shared_calls or None, "notes": event.notes or None}
                 await self._complete(timing if stage_s else None, **more)
-            case Errored(error=error):
-                await self._handle_error(error)
+            case Errored():
+                await self._handle_error(event)
 
-    async def _handle_error(self, error: EngineError) -> None:
+    async def _handle_error(self, event: Errored) -> None:
+        error = event.error
         if error.code in ("models_unreadable", "machine_failed"):
             raise error
         if error.code == "device_failed" or error.beside_others:
             await self._fail_as_suspect(str(error), code_of(error))
         else:
-            await self._fail(str(error), final=True, code=code_of(error))
+            node = failed_node(event)
+            await self._fail(str(error), final=True, code=code_of(error), node=node)
 
     async def _store(self, result: ImageReady | LatentReady | FileReady, plan: Plan) -> None:
         if self._job.image(result.index) is not None:
             return
         text = plan_text(plan, result)
         file = await asyncio.to_thread(encode_result, result, text, plan.encoding)
-        key = file_key(self._job.id, self._job.attempts, file_name(result.index, file.media_type))
-        await self._reach_store(partial(self._images.put, key, file.content))
+        media = await read_media(file.content, file.media_type)
+        poster = None
+        if media.poster is not None:
+            poster = Poster(**await self._put(poster_name(result.index), media.poster))
         image = ImageStored(
+            **await self._put(file_name(result.index, file.media_type), file.content),
             index=result.index,
             attempt=self._job.attempts,
-            key=key,
-            size_bytes=len(file.content),
-            digest=f"sha256:{hashlib.sha256(file.content).hexdigest()}",
-            width=file.width,
-            height=file.height,
+            width=file.width or media.width,
+            height=file.height or media.height,
             seed=result.seed,
             media_type=file.media_type,
             node=result.node_id,
+            duration_s=media.duration_s,
+            poster=poster,
+            text=self._inline_text(file),
         )
         await self._write(StoreImage(self._actor, image))
+
+    async def _put(self, name: str, content: bytes) -> dict[str, Any]:
+        """Store a file. Returns its members in the event."""
+        key = file_key(self._job.id, self._job.attempts, name)
+        await self._reach_store(partial(self._images.put, key, content))
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
+        return {"key": key, "size_bytes": len(content), "digest": f"sha256:{digest}"}
+
+    def _inline_text(self, file: ResultFile) -> str | None:
+        """Return the text of a short text file, unless the texts of the job are too long together.
+
+        They are in the row of the job, and in every answer about it.
+        """
+        if file.text is None:
+            return None
+        before = sum(len((image.text or "").encode()) for image in self._job.images)
+        is_room = before + len(file.content) <= _MOST_INLINE_TEXT_BYTES
+        return file.text if is_room else None
 
     async def _reach_store(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat `call` while the store is not available.
@@ -442,7 +498,7 @@ class Plan:
     encoding: ImageEncoding = AS_PNG
 
 
-def plan_of(job: Job, models: ModelsFolder, limits: Limits) -> Plan:
+def plan_of(job: Job, models: ModelsFolder | None, limits: Limits) -> Plan:
     """Make the plan of a job of either flavour.
 
     The recorded terms of the job replace those values of `limits` that terms have. Raises
@@ -486,7 +542,7 @@ def _without_images(
     return {id: node for id, node in graph.items() if id in needed}, first_index
 
 
-def _describe(submitted: Submitted, models: ModelsFolder) -> Callable[[int], str] | None:
+def _describe(submitted: Submitted, models: ModelsFolder | None) -> Callable[[int], str] | None:
     compiled = submitted.compiled
     if compiled is None or compiled.infotext is None:
         return None
@@ -556,22 +612,36 @@ class Heartbeat:
             await asyncio.sleep(self._period_s)
 
 
-_NOT_LISTED = "value_not_in_list"
+_OF_MODELS = {"value_not_in_list", MODEL_NOT_SUPPORTED}
 
 
 def code_of(error: EngineError) -> FailureCode:
     """Return the failure code for an error of the engine.
 
-    All models of a job exist when it is accepted. So the error `value_not_in_list` means that a
-    model was removed after the acceptance.
+    All models of a job exist when it is accepted, and can be used. So these errors mean that a
+    model was removed or replaced after the acceptance.
     """
-    if _NOT_LISTED in _types(error):
+    if _OF_MODELS & _types(error):
         return FailureCode.MODEL_UNAVAILABLE
     match error.code:
         case "invalid_input" | "model_unavailable" | "out_of_memory" | "node_failed" as code:
             return FailureCode(code)
         case _:
             return FailureCode.ENGINE_FAILED
+
+
+def failed_node(event: Errored) -> FailedNode | None:
+    """Return the node that failed: the one that raised, or the first one of an invalid graph."""
+    match event:
+        case Errored(node=ErroredNode() as node):
+            return FailedNode(id=node.node_id, class_type=node.class_type, exception=node.exception)
+        case Errored(error=GraphInvalid(node_errors=nodes) as error) if nodes:
+            node_id, found = next(iter(nodes.items()))
+            class_type = str(found.get("class_type", ""))
+            exception = type(error).__name__
+            return FailedNode(id=node_id, class_type=class_type, exception=exception)
+        case _:
+            return None
 
 
 def _types(error: EngineError) -> set[str]:

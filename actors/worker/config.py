@@ -6,14 +6,16 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from events.store.records import Endpoint
-from settings.endpoint import EndpointSettings
+from events.store.records import DEFAULT_ENDPOINT, Endpoint
 from settings.engine import EngineSettings
 from settings.graph import GraphSettings
 from settings.log import LogFormat, LogSettings
 from settings.settings import Settings
 from settings.version import VERSION
 from settings.workers import WorkerSettings
+
+COMFYUI = "comfyui"
+"""The id of the endpoint with the ComfyUI install of the settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,8 @@ class EngineConfig:
     engine: EngineSettings
     graph: GraphSettings
     models_dir: Path
+    comfyui_dir: Path | None
+    """The ComfyUI install of the settings, whose tokenizers the engine may use."""
     log_format: LogFormat
 
 
@@ -44,6 +48,7 @@ class WorkerConfig:
     log: LogSettings
     images_url: str
     models_dir: Path
+    comfyui_dir: Path | None
     log_format: LogFormat
     is_traced: bool
     """Whether events contain data that only traces need."""
@@ -57,6 +62,7 @@ class WorkerConfig:
             engine=self.engine,
             graph=self.graph,
             models_dir=self.models_dir,
+            comfyui_dir=self.comfyui_dir,
             log_format=self.log_format,
         )
 
@@ -76,18 +82,36 @@ class WorkerConfig:
         return _digest(f"{rest!r} {nats_url}")
 
 
-def default_endpoint(settings: EndpointSettings) -> Endpoint:
-    return Endpoint(
-        id="default",
-        checkpoint=settings.checkpoint,
-        gpus=settings.gpus,
-        cpus=settings.cpus,
-        min_workers=settings.min_workers,
-        max_workers=settings.max_workers,
-        jobs_per_worker=settings.jobs_per_worker,
+def configured_endpoints(settings: Settings) -> dict[str, Endpoint]:
+    """Return the endpoints of the settings by id: `default`, and `comfyui` if there is an install.
+
+    On one GPU their workers share it. Otherwise a worker takes one GPU, if Ray has GPUs.
+    """
+    given, comfyui = settings.default_endpoint, settings.comfyui
+    share = 0.5 if comfyui.dir is not None and settings.ray.num_gpus == 1 else None
+    default = Endpoint(
+        id=DEFAULT_ENDPOINT,
+        fallback=None if comfyui.dir is None else COMFYUI,
+        checkpoint=given.checkpoint,
+        gpus=share if given.gpus is None else given.gpus,
+        cpus=given.cpus,
+        min_workers=given.min_workers,
+        max_workers=given.max_workers,
+        jobs_per_worker=given.jobs_per_worker,
         precision="auto",
         channels_last=False,
     )
+    if comfyui.dir is None:
+        return {default.id: default}
+    other = Endpoint(
+        id=COMFYUI,
+        engine="comfyui",
+        comfyui_dir=str(comfyui.dir),
+        comfyui_python=None if comfyui.python is None else str(comfyui.python),
+        comfyui_args=comfyui.args or None,
+        gpus=share,
+    )
+    return {default.id: default, other.id: other}
 
 
 def worker_config(settings: Settings, endpoint: Endpoint) -> WorkerConfig:
@@ -99,6 +123,7 @@ def worker_config(settings: Settings, endpoint: Endpoint) -> WorkerConfig:
         log=settings.log,
         images_url=settings.stores.effective_images_url,
         models_dir=settings.stores.models_dir,
+        comfyui_dir=settings.comfyui.dir,
         log_format=settings.telemetry.log_format,
         is_traced=settings.telemetry.otlp_url is not None,
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import ray
+from pydantic import SecretStr
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from actors.location import Location, location
@@ -52,6 +53,7 @@ from engine.interface import (
     validate,
 )
 from events.store.records import Endpoint
+from events.types import ComfyUIServer
 from settings.constant import constant
 from settings.engine import EngineSettings
 from settings.settings import forget_secrets
@@ -71,6 +73,7 @@ ENGINE_ANSWER_TIMEOUT_S = constant("ENGINE_ANSWER_TIMEOUT_S", 30.0)
 """Seconds for which an engine may stay silent, in addition to the time that its work may take. Then
 its job actors end the engine, or the dispatcher does so if no job runs on the worker.
 """
+_SERVER_TIMEOUT_S = 10.0
 _BROKEN_AFTER_RUNS = 3
 _BROKEN_AFTER_JOBS = 2
 _REMEMBERED_RUNS = 1000
@@ -97,9 +100,28 @@ class RunRequest:
     """Width and height in pixels, by the name of the input file, if the size is known."""
     extra_pnginfo: Mapping[str, Any] = field(default_factory=dict)
     """Texts for the files that ComfyUI writes. The job actor adds them to all other files."""
+    extra_data: SecretStr | None = None
+    """JSON with further members of `extra_data` for a ComfyUI server."""
 
 
 RunEvent: TypeAlias = EngineEvent | FileReady
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The properties of a running ComfyUI server."""
+
+    version: str | None
+    failed_imports: tuple[str, ...]
+    """The folders of the packs that could not be imported."""
+    object_info_digest: str | None = field(default=None, compare=False)
+    """The digest of the server's `/object_info`, if it is known."""
+
+    @property
+    def trouble(self) -> str | None:
+        """A sentence that lists the packs that could not be imported, or None if there are none."""
+        failed = ", ".join(self.failed_imports)
+        return f"Packs that could not be imported: {failed}" if failed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +136,8 @@ class EngineState:
     models: ModelUse = field(default=ModelUse(), compare=False)
     memory_bytes: int = field(default=0, compare=False)
     """Resident memory of the engine process."""
+    server: ServerInfo | None = field(default=None, compare=False)
+    """The ComfyUI server of the engine, if it has one."""
 
     @property
     def works_s(self) -> float:
@@ -127,6 +151,10 @@ class EngineDied(Exception):
 
 class EngineLost(EngineDied):
     """The engine was lost with its node or placement group. No job is to blame."""
+
+
+class EngineStandsBy(EngineDied):
+    """The process is the standby. It had the device before it was restarted, or never."""
 
 
 class RemoteEngine:
@@ -146,7 +174,21 @@ class RemoteEngine:
             await self._handle()
 
     async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent]:
-        """Run a graph and yield its events. Raises EngineDied, EngineLost."""
+        """Run a graph and yield its events. Raises EngineDied, EngineLost.
+
+        The process may have become the standby since the last look-up. It has then done nothing for
+        the job, so the job runs on the process that has the device now.
+        """
+        while True:
+            try:
+                async with aclosing(self._run(request)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except EngineStandsBy:
+                continue  # The next look-up raises EngineDied if no process has the device.
+
+    async def _run(self, request: RunRequest) -> AsyncGenerator[RunEvent]:
         handle = await self._handle()
         method: Any = handle.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_EVENTS_AHEAD
@@ -173,6 +215,19 @@ class RemoteEngine:
                 return state
         except (RayError, TimeoutError) as error:
             raise self._died(error) from error
+
+    async def comfyui_server(self) -> ComfyUIServer | None:
+        """Return what is known about the server of a `ComfyUIEngine`, or None without an answer.
+
+        While the server is restarted, this waits at most `_SERVER_TIMEOUT_S` seconds.
+        """
+        try:
+            async with asyncio.timeout(_SERVER_TIMEOUT_S):
+                handle = await self._handle()
+                server: ComfyUIServer | None = await handle.server.remote()
+                return server
+        except (RayError, EngineDied, TimeoutError):
+            return None
 
     async def kill(self) -> None:
         """Kill the process that had the device at the last look-up. Ray restarts the process."""
@@ -213,8 +268,11 @@ class RemoteEngine:
     def _died(self, error: Exception) -> EngineDied:
         """Make an exception from `error`, and forget the process, so the next call looks it up."""
         self._found = None
-        was_taken = isinstance(error, RayError) and was_taken_away(error)
-        died = EngineLost if was_taken else EngineDied
+        died = EngineDied
+        if isinstance(error, EngineStandsBy):
+            died = EngineStandsBy
+        elif isinstance(error, RayError) and was_taken_away(error):
+            died = EngineLost
         return died(f"The engine died: {first_line(error)}")
 
 
@@ -252,7 +310,7 @@ class EngineProcess:
         return Devices.of_this_process() if wants_standby() else None
 
     async def run(self, request: RunRequest) -> AsyncGenerator[EngineEvent]:
-        """Run a graph. Raises EngineDied if this process is the standby."""
+        """Run a graph. Raises EngineStandsBy if this process is the standby."""
         host = await self._host()
         try:
             async with aclosing(host.run(request)) as events:
@@ -270,7 +328,7 @@ class EngineProcess:
     async def check(self) -> EngineState:
         """Return the state of the engine after its start.
 
-        Raises EngineDied if the engine is broken or this process is the standby.
+        Raises EngineDied if the engine is broken, EngineStandsBy if this process is the standby.
         """
         return (await self._host()).check()
 
@@ -278,13 +336,13 @@ class EngineProcess:
         return location()
 
     async def _host(self) -> EngineHost:
-        """Return the engine after its start. Raises EngineDied if this process is the standby.
+        """Return the engine after its start. Raises EngineStandsBy if this process is the standby.
 
         A caller may have looked up this process before the process was restarted as the standby.
         Without the error, this caller would wait until the other process ends.
         """
         if not self._device_lock.is_held:
-            raise EngineDied("The process is the standby since it was restarted.")
+            raise EngineStandsBy("The process is the standby since it was restarted.")
         return await asyncio.shield(asyncio.wrap_future(self._starting))
 
 
@@ -465,7 +523,7 @@ def _start_engine(config: EngineConfig, *, device: str, lock: DeviceLock) -> Eng
 
 def build_engine_host(config: EngineConfig, *, device: str) -> EngineHost:
     # The folder is read again for each job, because a job may use a new file.
-    models = ModelsFolder(config.models_dir, ttl_s=0)
+    models = ModelsFolder(config.models_dir, comfyui_dir=config.comfyui_dir, ttl_s=0)
     more_nodes = installed_nodes()
     engine = Engine(
         models=models,
@@ -523,5 +581,9 @@ def was_taken_away(error: RayError) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text. Ray puts details of the actor on later lines."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """Return the first line of an error's text. Ray puts details of the actor on later lines.
+
+    The text of a RayTaskError begins with the place of the call. Its cause is our exception.
+    """
+    reason = error.cause if isinstance(error, RayTaskError) else error
+    return next(iter(str(reason).splitlines()), type(reason).__name__)

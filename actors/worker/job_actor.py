@@ -16,6 +16,7 @@ from datetime import datetime
 from enum import StrEnum
 
 import ray
+from pydantic import SecretStr
 
 from actors.connections import connect
 from actors.job_error import fail_job_and_ack
@@ -76,7 +77,7 @@ class JobRunner:
         queue: JobQueue,
         images: ImageStore,
         engine: RemoteEngine,
-        models: ModelsFolder,
+        models: ModelsFolder | None,
         graph_limits: Limits,
         report_progress: ReportProgress,
         limits: AttemptLimits,
@@ -84,8 +85,11 @@ class JobRunner:
         max_attempts_total: int = _MAX_ATTEMPTS_TOTAL,
         now: Callable[[], datetime] = utc_now,
         is_traced: bool = False,
+        has_comfyui: bool = False,
     ) -> None:
-        """`actor` is the name in `Started`."""
+        """`actor` is the name in `Started`. For `models` see `Attempt`. `has_comfyui` says whether
+        the engine is a `ComfyUIEngine`.
+        """
         self._actor = actor
         self._log = log
         self._writer = JobWriter(log)
@@ -100,6 +104,7 @@ class JobRunner:
         self._max_attempts_total = max_attempts_total
         self._now = now
         self._is_traced = is_traced
+        self._has_comfyui = has_comfyui
         self._job_id: str | None = None
         self._attempt: Attempt | None = None
         self._jobs_run = 0
@@ -115,12 +120,14 @@ class JobRunner:
         *,
         after_attempts: int | None = None,
         given_at: datetime | None = None,
+        extra_data: SecretStr | None = None,
     ) -> RunOutcome:
         """Run the job of the queue entry with this `ack_subject`.
 
         `job_as_read` is the job that the dispatcher read from the log. If this job is stale, the
         expected sequence of `Started` conflicts, and the job is read again. The dispatcher gave the
-        job to this actor at `given_at`, after `after_attempts` earlier attempts.
+        job to this actor at `given_at`, after `after_attempts` earlier attempts. It has decrypted
+        `Submitted.sealed_extra_data` to `extra_data`.
 
         Raises ServiceError. `fail_job_and_ack` handles JobUnreadable and all other errors.
         """
@@ -134,6 +141,7 @@ class JobRunner:
             if job is None:
                 await entry.ack()
                 return RunOutcome.ENDED
+            server = await self._engine.comfyui_server() if self._has_comfyui else None
             command = Start(
                 self._actor,
                 max_attempts=self._max_attempts,
@@ -141,6 +149,7 @@ class JobRunner:
                 now=self._now(),
                 after_attempts=after_attempts,
                 given_at=given_at if self._is_traced else None,
+                comfyui=server,
             )
             outcome = await self._writer.execute(command, job)
             job = outcome.job or job
@@ -148,7 +157,7 @@ class JobRunner:
                 if job.end is None:
                     if not outcome.added:
                         return RunOutcome.LOST  # `Started` was not stored: another actor has it.
-                    job, entry = await self._run_attempt(job, entry)
+                    job, entry = await self._run_attempt(job, entry, extra_data)
                 return await self._ack_or_nak(job, entry)
         except Exception as error:
             if isinstance(error, ServiceError) and not isinstance(error, JobUnreadable):
@@ -180,7 +189,9 @@ class JobRunner:
         self._is_retired = self._is_retired or self._job_id is None
         return self._is_retired
 
-    async def _run_attempt(self, job: Job, entry: QueueEntry) -> tuple[Job, QueueEntry]:
+    async def _run_attempt(
+        self, job: Job, entry: QueueEntry, extra_data: SecretStr | None
+    ) -> tuple[Job, QueueEntry]:
         fields = {"action": "start", "job_id": job.id, "attempt": job.attempts}
         logger.info("attempt started", extra=fields)
         self._attempt = attempt = Attempt(
@@ -196,6 +207,7 @@ class JobRunner:
             limits=self._limits,
             now=self._now,
             span_link=TraceIds.of(job).attempt_link(job.attempts) if self._is_traced else "",
+            extra_data=extra_data,
         )
         try:
             return await attempt.run(), attempt.entry
@@ -238,13 +250,13 @@ class JobProcess(JobRunner):
             queue=self._connections.queue,
             images=ImageStore(config.images_url),
             engine=RemoteEngine(*engines),
-            # The folder is read again for each job, because a job may use a new file.
-            models=ModelsFolder(config.models_dir, ttl_s=0),
+            models=_models_of(config),
             graph_limits=Limits(**config.endpoint.limits(config.graph)),
             report_progress=ProgressReporter(self._connections.bus).report,
             limits=AttemptLimits(start_s=MODEL_LOAD_TIMEOUT_S, silence_s=ENGINE_ANSWER_TIMEOUT_S),
             max_attempts=config.workers.max_attempts,
             is_traced=config.is_traced,
+            has_comfyui=config.endpoint.engine == "comfyui",
         )
 
     async def ready(self) -> str:
@@ -262,6 +274,13 @@ class JobProcess(JobRunner):
 
     async def location(self) -> Location:
         return location()
+
+
+def _models_of(config: WorkerConfig) -> ModelsFolder | None:
+    if config.endpoint.engine == "comfyui":
+        return None
+    # The folder is read again for each job, because a job may use a new file.
+    return ModelsFolder(config.models_dir, comfyui_dir=config.comfyui_dir, ttl_s=0)
 
 
 JobProcessActor = ray.remote(JobProcess)

@@ -24,13 +24,15 @@ from PIL.PngImagePlugin import PngInfo
 from safetensors.numpy import save
 
 from engine.interface import ImageReady, LatentReady
-from storage.file_names import JPEG, PNG, SAFETENSORS, WEBP
+from storage.file_names import JPEG, PNG, SAFETENSORS, TEXT, WEBP
 
 LOSSLESS = 100
 _LOSSLESS_EFFORT = {"method": 2, "quality": 50}
 _FULL_COLOUR_FROM = 90
 """Lowest quality with which a JPEG stores colour at full resolution."""
 _MAX_SIDE = {WEBP: 16_383, JPEG: 65_535}
+_COLOURS = 3
+"""The number of channels of an image without an opacity."""
 _MAX_EXIF_BYTES = {WEBP: 2**20, JPEG: 65_000}
 """Largest size of EXIF in bytes. A JPEG stores EXIF in one segment with a length of 16 bits."""
 _BYTES_OF_TAG = 32
@@ -40,6 +42,7 @@ _USER_COMMENT_CODE = b"UNICODE\0"
 """The character code before the text of a user comment in EXIF."""
 _PNG_COMPRESSION = 4
 _PIXELS_PER_CELL = 8
+_MOST_TEXT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class ResultFile:
     height: int
     media_type: str | None = None
     """None means PNG."""
+    text: str | None = None
+    """The content of a plain text of at most `_MOST_TEXT_BYTES`."""
 
 
 def encode_result(
@@ -99,7 +104,13 @@ def encode_result(
             return ResultFile(_encode_latent(samples, text), width, height, SAFETENSORS)
         case FileReady(content=content, media_type=media_type):
             width, height = _size_of(content) if media_type.startswith("image/") else (0, 0)
-            return ResultFile(content, width, height, None if media_type == PNG else media_type)
+            return ResultFile(
+                content,
+                width,
+                height,
+                None if media_type == PNG else media_type,
+                _text_of(content) if media_type == TEXT else None,
+            )
 
 
 def _size_of(content: bytes) -> tuple[int, int]:
@@ -109,6 +120,15 @@ def _size_of(content: bytes) -> tuple[int, int]:
             return image.size
     except (OSError, ValueError, Image.DecompressionBombError):
         return 0, 0
+
+
+def _text_of(content: bytes) -> str | None:
+    if len(content) > _MOST_TEXT_BYTES:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _encode_latent(samples: NDArray[np.float32], text: Mapping[str, str]) -> bytes:
@@ -124,11 +144,16 @@ def _encode_latent(samples: NDArray[np.float32], text: Mapping[str, str]) -> byt
 def encode_image(
     pixels: NDArray[np.uint8], text: Mapping[str, str], encoding: ImageEncoding
 ) -> tuple[bytes, str | None]:
-    """Encode `pixels` of the shape (height, width, 3). Returns the file, and its media type or None
-    for a PNG. An image that is too large for its format becomes a PNG.
+    """Encode `pixels` of the shape (height, width, 3 or 4). Returns the file, and its media type or
+    None for a PNG. An image that is too large for its format, or transparent and a JPEG, becomes a
+    PNG.
     """
     media_type = encoding.media_type
-    if media_type is None or max(pixels.shape[:2]) > _MAX_SIDE[media_type]:
+    if (
+        media_type is None
+        or max(pixels.shape[:2]) > _MAX_SIDE[media_type]
+        or (media_type == JPEG and pixels.shape[2] > _COLOURS)
+    ):
         return encode_png(pixels, text), None
     options: dict[str, Any] = {"quality": encoding.quality}
     if media_type == JPEG:
@@ -170,8 +195,9 @@ def _tags(text: Mapping[str, str]) -> Generator[tuple[int, str | bytes]]:
 
 
 def encode_png(pixels: NDArray[np.uint8], text: Mapping[str, str]) -> bytes:
-    """Encode `pixels` of the shape (height, width, 3). Pillow stores a text as iTXt if it is not
-    Latin-1.
+    """Encode `pixels` of the shape (height, width, 3 or 4).
+
+    Pillow stores a text as iTXt if it is not Latin-1.
     """
     info = PngInfo()
     for name, value in text.items():

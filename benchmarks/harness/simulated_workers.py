@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from pydantic import SecretStr
+
 from actors.scheduler.names import slot_number
 from actors.worker.engine_process import EngineState
 from actors.worker.job_actor import RunOutcome
@@ -43,7 +45,12 @@ class SimulatedJobActor:
     async def wait_idle(self) -> None:
         await self._idle.wait()
 
-    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
+    async def run(
+        self,
+        entry: QueueEntry,
+        job: Job,
+        extra_data: SecretStr | None,  # noqa: ARG002 - no server reads it
+    ) -> RunOutcome:
         self._job_id, self._jobs_run = entry.job_id, self._jobs_run + 1
         self._idle.clear()
         try:

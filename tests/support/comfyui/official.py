@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.graph.catalogue import Catalogue
-from engine.graph.declarations import Choice, Input, Link
+from engine.graph.declarations import Choice, Input, Link, default_of
+from engine.graph.editor_file.conversion import prompt_of
 from engine.graph.models_folder import HYPERNETWORKS, ModelsFolder
 from engine.nodes import NODE_TYPES
-from tests.support.comfyui.editor_graphs import prompt_of
 
 Graph = dict[str, Any]
 _EXAMPLES = Path(__file__).parents[2] / "golden" / "comfyui_examples.json"
@@ -31,7 +31,7 @@ def examples() -> dict[str, Graph]:
 def template(name: str, catalogue: Catalogue) -> Graph:
     """The prompt of a template of the package `comfyui-workflow-templates-json`."""
     place = files("comfyui_workflow_templates_json") / "templates" / f"{name}.json"
-    return with_defaults(prompt_of(json.loads(place.read_text()), catalogue))
+    return with_defaults(prompt_of(json.loads(place.read_text()), catalogue.declaration))
 
 
 def with_defaults(graph: Graph) -> Graph:
@@ -48,9 +48,8 @@ def with_defaults(graph: Graph) -> Graph:
 
 
 def _default(declared: Input) -> Any:
-    if isinstance(declared, Choice):
-        return next(iter(declared.values), "first.safetensors")
-    return getattr(declared, "default", None)
+    found = default_of(declared)
+    return "first.safetensors" if found is None and isinstance(declared, Choice) else found
 
 
 def with_models(graph: Graph, root: Path) -> Catalogue:

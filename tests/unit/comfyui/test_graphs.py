@@ -7,12 +7,29 @@ from typing import Any
 import pytest
 
 from comfyui.errors import NodeError, PromptInterrupted
-from comfyui.graphs import FileReference, Output, error_of, outputs_of, with_job_files
+from comfyui.graphs import FileReference, Output, error_of, outputs_of, seed_of, with_job_files
 from storage.file_names import media_type_of
 
 
 def file(name: str, *, folder: str = "output", subfolder: str = "") -> dict[str, Any]:
     return {"filename": name, "subfolder": subfolder, "type": folder}
+
+
+def test_a_file_has_the_seed_of_the_nearest_node() -> None:
+    graph: dict[str, Any] = {
+        "first": {"inputs": {"seed": 1}},
+        "second": {"inputs": {"noise_seed": 2, "latent": ["first", 0]}},
+        "third": {"inputs": {"seed": ["first", 0], "latent": ["second", 0]}},
+        "save": {"inputs": {"images": ["third", 0], "list": [1], "loop": ["save", 0]}},
+        "other": {"inputs": {"images": ["gone", 0]}},
+    }
+
+    assert [seed_of(graph, id) for id in ("save", "second", "other", "no node")] == [
+        1,
+        2,
+        None,
+        None,
+    ]
 
 
 def test_a_job_has_its_own_names_on_the_server() -> None:
@@ -34,6 +51,24 @@ def test_a_job_has_its_own_names_on_the_server() -> None:
         {"images": ["1", 0], "filename_prefix": ["4", 0], "darkroom_run": "job-1"},
     ]
     assert graph["1"]["inputs"]["image"] == "cat.png [input]"
+
+
+def test_only_the_loaders_of_a_diffusion_job_have_other_names() -> None:
+    names = {"cat.png": "darkroom-1.png", "red": "darkroom-2.png"}
+    graph = {
+        "1": {"class_type": "CLIPTextEncode", "inputs": {"text": "cat.png", "clip": ["0", 1]}},
+        "2": {"class_type": "LoadImage", "inputs": {"image": "cat.png"}},
+        "3": {"class_type": "LoadImageMask", "inputs": {"image": "red", "channel": "red"}},
+    }
+
+    changed = with_job_files(graph, "job-1", names, is_diffusion=True)
+
+    inputs = [{**node["inputs"], "darkroom_run": None} for node in changed.values()]
+    assert inputs == [
+        {"text": "cat.png", "clip": ["0", 1], "darkroom_run": None},
+        {"image": "darkroom-1.png", "darkroom_run": None},
+        {"image": "darkroom-2.png", "channel": "red", "darkroom_run": None},
+    ]
 
 
 def test_outputs_are_found_under_every_key_in_the_order_of_the_nodes() -> None:
@@ -66,6 +101,28 @@ def test_temporary_files_are_outputs_if_there_are_no_others() -> None:
 @pytest.mark.parametrize("entry", [{}, {"outputs": None}, {"outputs": {"1": None}}])
 def test_an_entry_may_have_no_outputs(entry: dict[str, Any]) -> None:
     assert outputs_of(entry) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("execution_error: no such file\n", NodeError("", "", "Error", "no such file")),
+        ("execution_interrupted", PromptInterrupted("the prompt was interrupted")),
+        (
+            ["execution_error"],
+            NodeError("", "", "Error", "ComfyUI reports an error without a message"),
+        ),
+        (3, NodeError("", "", "Error", "ComfyUI reports an error without a message")),
+    ],
+)
+def test_messages_of_other_forms_are_read_as_far_as_possible(
+    message: object, error: Exception
+) -> None:
+    found = error_of(
+        {"status": {"status_str": "error", "messages": [["execution_start", {}], message]}}
+    )
+
+    assert (type(found), str(found)) == (type(error), str(error))
 
 
 def test_the_error_of_a_node_is_read_from_the_history() -> None:

@@ -1,11 +1,14 @@
 """A stand-in for ComfyUI: it is started like ComfyUI, speaks its HTTP and websocket interface, and
 misbehaves on request.
 
-It has nodes of its own. `Picture`, `Video`, `Note` and `Preview` write outputs. `Read` reads an
-input file. `Wait` takes `seconds`, and can be interrupted unless it is `deaf`. `Raise` fails with
+It has nodes of its own. `Picture`, `Video`, `Note` and `Preview` write outputs. `Read` writes an
+input file. Of the core nodes of ComfyUI, only `SaveImage` does something: it writes a picture.
+`Wait` takes `seconds`, and can be interrupted unless it is `deaf`. `Raise` fails with
 `kind` and `text`. `Crash` ends the process, `Forget` loses the prompt, `Cut` closes the websockets
 and sends nothing more, `Silent` waits without a message, and `Mute` lets no HTTP request be
-answered. `Missing` names a file that does not exist. A graph with `Half` is accepted with errors.
+answered. After `Errors`, the next `answers` requests are answered with status 500. `Missing` names
+a file that does not exist. A graph with `Half` is accepted with errors. Uploads of more than 1 MiB
+are refused.
 """
 
 from __future__ import annotations
@@ -27,8 +30,22 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-NODES = ("Cut", "Crash", "Forget", "Half", "Missing", "Mute", "Note", "Picture", "Preview")
+NODES = (
+    "Cut",
+    "Crash",
+    "Errors",
+    "Forget",
+    "Half",
+    "Missing",
+    "Mute",
+    "Note",
+    "Picture",
+    "Preview",
+)
+NODES += ("CheckpointLoaderSimple", "CLIPTextEncode", "EmptyLatentImage", "ImageScale", "KSampler")
+NODES += ("LoadImage", "SaveImage", "VAEDecode", "VAEEncode")
 NODES += ("Raise", "Read", "Silent", "Video", "Wait")
+_MOST_UPLOAD_BYTES = 2**20
 
 
 class Interrupted(Exception):
@@ -48,9 +65,12 @@ class Standin:
         self.sockets: dict[str, WebSocket] = {}
         self.is_cut = False
         self.is_mute = False
+        self.errors = 0
         self.is_interrupted = False
         self.added = asyncio.Event()
         self.requests: list[str] = []
+        self.extra_data: list[dict[str, Any]] = []
+        """The extra data of each prompt."""
 
     async def work(self) -> None:
         while True:
@@ -67,7 +87,7 @@ class Standin:
         self.is_interrupted = False
         outputs: dict[str, Any] = {}
         messages: list[Any] = []
-        for node_id in sorted(graph, key=int):
+        for node_id in graph:
             await self.send(item, "executing", {"node": node_id})
             node = graph[node_id]
             try:
@@ -92,7 +112,7 @@ class Standin:
     async def run(self, item: dict[str, Any], class_type: str, inputs: dict[str, Any]) -> Any:
         prefix = inputs.get("filename_prefix", "ComfyUI")
         match class_type:
-            case "Picture":
+            case "Picture" | "SaveImage":
                 file = io.BytesIO()
                 Image.new("RGB", (32, 16), inputs.get("color", "red")).save(file, "PNG")
                 return {"images": [self.write("output", f"{prefix}_00001_.png", file.getvalue())]}
@@ -105,8 +125,9 @@ class Standin:
             case "Note":
                 return {"text": [inputs["text"]]}
             case "Read":
-                content = (self.folders["input"] / inputs["image"]).read_bytes()
-                return {"images": [self.write("output", f"{prefix}_00001_.png", content)]}
+                read = self.folders["input"] / inputs["image"]
+                name = f"{prefix}_00001_{read.suffix or '.png'}"
+                return {"images": [self.write("output", name, read.read_bytes())]}
             case _:
                 await self.misbehave(item, class_type, inputs)
                 return None
@@ -129,6 +150,8 @@ class Standin:
                 self.is_cut = True
                 for socket in self.sockets.values():
                     await socket.close()
+            case "Errors":
+                self.errors = inputs["answers"]
             case "Mute":
                 self.is_mute = True
                 await asyncio.Event().wait()
@@ -167,11 +190,13 @@ class Standin:
                 error = {"type": "invalid_prompt", "message": message, "details": f"#{node_id}"}
                 return JSONResponse({"error": error, "node_errors": {}}, 400)
             name = node["inputs"].get("image")
-            if name is not None and not (self.folders["input"] / name).is_file():
+            if isinstance(name, str) and not (self.folders["input"] / name).is_file():
                 error = {"type": "prompt_outputs_failed_validation", "message": "Invalid"}
                 wrong = {"type": "value_not_in_list", "message": "Value not in list"}
+                wrong["details"] = f"image: {name}"
                 errors = {node_id: {"errors": [wrong], "class_type": node["class_type"]}}
                 return JSONResponse({"error": error, "node_errors": errors}, 400)
+        self.extra_data.append(body["extra_data"])
         self.pending.append(body)
         self.added.set()
         halves = {id for id, node in body["prompt"].items() if node["class_type"] == "Half"}
@@ -183,9 +208,10 @@ class Standin:
             deleted = (await request.json()).get("delete", ())
             self.pending = [each for each in self.pending if each["prompt_id"] not in deleted]
             return Response()
-        running = [] if self.running is None else [self.running]
-        listed = [[[0, each["prompt_id"]] for each in items] for items in (running, self.pending)]
-        return JSONResponse(dict(zip(("queue_running", "queue_pending"), listed, strict=True)))
+        # Entries are lists, or objects in a distribution of ComfyUI.
+        running = [] if self.running is None else [[0, self.running["prompt_id"]]]
+        pending = [{"priority": 0, "prompt_id": each["prompt_id"]} for each in self.pending]
+        return JSONResponse({"queue_running": running, "queue_pending": pending})
 
     async def interrupt(self, request: Request) -> Response:
         self.requests.append(f"interrupt {(await request.json()).get('prompt_id')}")
@@ -210,6 +236,8 @@ class Standin:
     async def upload(self, request: Request) -> Response:
         async with request.form() as form:
             file: Any = form["image"]
+            if file.size > _MOST_UPLOAD_BYTES:
+                return Response(status_code=413)
             (self.folders["input"] / file.filename).write_bytes(await file.read())
             return JSONResponse({"name": file.filename, "subfolder": "", "type": "input"})
 
@@ -221,11 +249,13 @@ class Standin:
         return JSONResponse({"system": {"argv": sys.argv, "comfyui_version": "stand-in"}})
 
     async def object_info(self, request: Request) -> Response:
-        return JSONResponse({name: {"input": {}} for name in NODES})
+        declared = {"input": {}, "output": [], "output_node": True, "python_module": "nodes"}
+        return JSONResponse(dict.fromkeys(NODES, declared))
 
     async def seen(self, request: Request) -> Response:
         """Return requests that only tests look at."""
-        return JSONResponse({"requests": self.requests, "history": list(self.history)})
+        seen = {"requests": self.requests, "extra_data": self.extra_data}
+        return JSONResponse(seen | {"history": list(self.history)})
 
     async def websocket(self, socket: WebSocket) -> None:
         if self.is_cut:
@@ -264,6 +294,10 @@ class Standin:
         async def answer(scope: Any, receive: Any, send: Any) -> None:
             if self.is_mute and scope["type"] == "http":
                 await asyncio.Event().wait()
+            if self.errors and scope["type"] == "http":
+                self.errors -= 1
+                await Response(status_code=500)(scope, receive, send)
+                return
             await app(scope, receive, send)
 
         return answer
@@ -277,6 +311,7 @@ def main() -> None:
         parser.add_argument(f"--{name}-directory", type=Path)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--disable-auto-launch", action="store_true")
+    parser.add_argument("--disable-api-nodes", action="store_true")
     parser.add_argument("--fail-start", action="store_true")
     arguments = parser.parse_args()
     sys.stdout.write("   0.1 seconds (IMPORT FAILED): /packs/broken-pack\n")
