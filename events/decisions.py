@@ -18,11 +18,13 @@ from events.types import (
     Blame,
     Cancelled,
     CancelRequested,
+    ComfyUIServer,
     Completed,
     DeadLetter,
     DispatchFailed,
     Erased,
     Failed,
+    FailedNode,
     ImageStored,
     JobEvent,
     Started,
@@ -54,6 +56,7 @@ class Start:
     since then, nothing is added. With None the number is not checked.
     """
     given_at: datetime | None = None
+    comfyui: ComfyUIServer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class FailAttempt:
     blame: Blame | None = None
     code: str | None = None
     """A `FailureCode`."""
+    node: FailedNode | None = None
     is_joined: bool = False
     """Whether other jobs may have run during an exclusive attempt. A suspect is then not blamed."""
 
@@ -243,8 +247,14 @@ def _start(command: Start, job: Job) -> tuple[JobEvent, ...]:
         code = job.last_failure_code or FailureCode.ENGINE_FAILED
         return (Failed(message=_gave_up_message(job), code=code),)
     exclusive: Literal[True] | None = True if job.is_suspect else None
-    attempt, given_at = job.attempts + 1, command.given_at
-    return (Started(attempt=attempt, actor=command.actor, exclusive=exclusive, given_at=given_at),)
+    started = Started(
+        attempt=job.attempts + 1,
+        actor=command.actor,
+        exclusive=exclusive,
+        given_at=command.given_at,
+        comfyui=command.comfyui,
+    )
+    return (started,)
 
 
 def _gave_up_message(job: Job) -> str:
@@ -286,8 +296,8 @@ def _decide_for_actor(
     match command:
         case StoreImage(image=image):
             return () if job.image(image.index) is not None else (image,)
-        case FailAttempt(message=message, final=True, code=code):
-            return (Failed(message=message, code=code),)
+        case FailAttempt(message=message, final=True, code=code, node=node):
+            return (Failed(message=message, code=code, node=node),)
         case FailAttempt(message=message, blame=blame, code=code):
             if not job.has_running_attempt:
                 return ()

@@ -15,6 +15,7 @@ from events.types import (
     Broken,
     Cancelled,
     CancelRequested,
+    ComfyUIServer,
     Completed,
     DispatchFailed,
     End,
@@ -23,6 +24,7 @@ from events.types import (
     Failed,
     ImageStored,
     InputFile,
+    Poster,
     Started,
     Submitted,
     Unreadable,
@@ -55,6 +57,8 @@ class Job:
     """Whether an attempt has failed with `Blame.SUSPECT`. Further attempts are exclusive."""
     actor: str | None = None
     """The actor of the last `Started`. Only this actor may write."""
+    comfyui: ComfyUIServer | None = None
+    """The ComfyUI server of the last attempt, if the last `Started` names one."""
     started_at: datetime | None = None
     images: tuple[ImageStored, ...] = ()
     """The images, sorted by index. Of several images with one index, the first is kept."""
@@ -87,10 +91,15 @@ class Job:
 
     @property
     def result_bytes(self) -> int:
-        """The size in bytes of the image files; before the end, their largest possible size."""
-        stored = sum(image.size_bytes for image in self.images)
+        """The size in bytes of the files; before the end, their largest possible size."""
+        stored = sum(file.size_bytes for file in self.files)
         cost = self.submitted.cost
         return stored if self.end is not None or cost is None else max(stored, cost.result_bytes)
+
+    @property
+    def files(self) -> list[ImageStored | Poster]:
+        """All files of the job in the image store, except its history."""
+        return [file for image in self.images for file in image.files]
 
     def image(self, index: int) -> ImageStored | None:
         return next((image for image in self.images if image.index == index), None)
@@ -247,6 +256,7 @@ def _started(job: Job, started: Started, time: datetime) -> Job:
         started_at=job.started_at or time,
         has_running_attempt=True,
         is_exclusive=bool(started.exclusive),
+        comfyui=started.comfyui,
     )
 
 

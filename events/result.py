@@ -10,7 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from events.delivery import Delivery, about_put
 from events.job import Job
-from events.types import Cancelled, Completed, DeadLetter, End, Failed, ImageStored, JobCost
+from events.types import (
+    Cancelled,
+    Completed,
+    DeadLetter,
+    End,
+    Failed,
+    ImageStored,
+    JobCost,
+    Poster,
+)
 from storage.file_names import PNG, FileKind, kind_of
 
 
@@ -128,6 +137,17 @@ class ImageResult(BaseModel):
     size_bytes: int | None = Field(default=None, description="The size of the file")
     width: int | None = Field(default=None, description="Pixels; absent if the file has none")
     height: int | None = Field(default=None, description="Pixels; absent if the file has none")
+    duration_s: float | None = Field(
+        default=None, description="The duration of a video or a sound, if it is known"
+    )
+    poster_url: str | None = Field(
+        default=None,
+        description="The URL of the first frame of a video, as a JPEG with at most 512 pixels on "
+        "the longer side",
+    )
+    text: str | None = Field(
+        default=None, description="The content of a plain text of at most 4,096 bytes"
+    )
     data: str | None = Field(
         default=None,
         description="The file in base64, if the request has `inline` and the file is small enough. "
@@ -182,8 +202,10 @@ class ResultResponse(BaseModel):
         default=None,
         description="Differences between the request and its execution. `vae_tiled`: memory ran "
         "out, so an image was decoded or encoded tile by tile, and its pixels differ a little. "
-        "Later versions may have more notes",
-        examples=[["vae_tiled"]],
+        "`lora_left_out: NAME`, `embedding_left_out: NAME` and `network_left_out: KIND:NAME`: the "
+        "prompt names a model that does not exist here or does not fit, so the images are made "
+        "without it. Later versions may have more notes",
+        examples=[["vae_tiled", "lora_left_out: sketch"]],
     )
 
     def body(self) -> bytes:
@@ -191,8 +213,8 @@ class ResultResponse(BaseModel):
         return self.model_dump_json(exclude_none=True).encode()
 
 
-UrlFor = Callable[[str, ImageStored], str]
-"""A function that returns the URL of an image, from the job id and the image."""
+UrlFor = Callable[[str, ImageStored | Poster], str]
+"""A function that returns the URL of a file, from the job id and the file."""
 
 
 def status_of(end: End | None) -> Status:
@@ -244,8 +266,14 @@ def result_of(job: Job, url_for: UrlFor, *, delivery: Delivery | None = None) ->
         started_at=job.started_at,
         ended_at=job.ended_at,
         retry_of=job.submitted.retry_of,
-        notes=job.end.notes if isinstance(job.end, Completed) else None,
+        notes=notes_of(job),
     )
+
+
+def notes_of(job: Job) -> tuple[str, ...] | None:
+    """Return the deviations of a job from its request that are known so far; None if none are."""
+    at_end = job.end.notes if isinstance(job.end, Completed) else None
+    return tuple(dict.fromkeys((*(job.submitted.notes or ()), *(at_end or ())))) or None
 
 
 def image_count(job: Job) -> int:
@@ -279,6 +307,9 @@ def _item(job: Job, image: ImageStored, url_for: UrlFor, delivery: Delivery | No
         size_bytes=image.size_bytes,
         width=image.width or None,
         height=image.height or None,
+        duration_s=image.duration_s,
+        poster_url=None if image.poster is None else url_for(job.id, image.poster),
+        text=image.text,
         put=_put(job, image.index, delivery),
     )
 

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from storage.file_names import file_name
+
 
 class JobCost(BaseModel):
     """The cost of a job, estimated from its request at acceptance."""
@@ -198,11 +200,28 @@ class Submitted(JobEvent):
     """The client id of ComfyUI's websocket that receives messages about the job. None for jobs of
     other interfaces.
     """
+    notes: tuple[str, ...] | None = None
+    """Deviations from the request that were known at acceptance. None: there were none."""
+    sealed_extra_data: str | None = None
+    """Encrypted JSON with the members of `extra_data` that only a ComfyUI server reads, such as
+    keys of partner nodes; see `storage.service_secret`.
+    """
 
     @property
     def graph(self) -> Any:
         """The node graph to run, in ComfyUI's API format."""
         return self.request.get("prompt") if self.compiled is None else self.compiled.graph
+
+
+class ComfyUIServer(_Recorded):
+    """The ComfyUI server of an attempt, since its last start."""
+
+    version: str | None = None
+    """The version of ComfyUI, as the server states it."""
+    packs: dict[str, str] | None = None
+    """The commits of the node packs that are git repositories, by folder. None: unknown."""
+    object_info: str | None = None
+    """A digest of the node types when they were last read. None: they were not read yet."""
 
 
 class Started(JobEvent):
@@ -213,6 +232,22 @@ class Started(JobEvent):
     """Whether no other job runs on the engine at the same time. None: others may run."""
     given_at: AwareDatetime | None = None
     """The time at which the dispatcher gave the job to its actor. None if jobs are not traced."""
+    comfyui: ComfyUIServer | None = None
+    """None on endpoints with Darkroom's own engine, or if the server did not answer in time."""
+
+
+class Poster(_Recorded):
+    """A small image that stands for a video: a JPEG in the folder of the job."""
+
+    key: str
+    size_bytes: int
+    digest: str
+    """`sha256:` and the digest in hexadecimal."""
+
+    @property
+    def name(self) -> str:
+        """The name of the file in its URL."""
+        return self.key.rpartition("/")[2]
 
 
 class ImageStored(JobEvent):
@@ -230,6 +265,22 @@ class ImageStored(JobEvent):
     """None: `image/png`. For a latent, width and height are those of the decoded image."""
     node: str | None = None
     """Id of the output node that made the image. None if it was not recorded."""
+    duration_s: float | None = None
+    """The duration of a video or a sound. None if the file has none, or if it is unknown."""
+    poster: Poster | None = None
+    """The poster of a video, if one could be made."""
+    text: str | None = None
+    """The content of a short text file. None for all other files."""
+
+    @property
+    def name(self) -> str:
+        """The name of the file in its URL."""
+        return file_name(self.index, self.media_type)
+
+    @property
+    def files(self) -> tuple[ImageStored | Poster, ...]:
+        """The stored files with keys, sizes and digests: the file itself and its poster."""
+        return (self,) if self.poster is None else (self, self.poster)
 
 
 class AttemptFailed(JobEvent):
@@ -267,6 +318,15 @@ class Completed(JobEvent):
     notes: tuple[str, ...] | None = None  # Deviations from the request.
 
 
+class FailedNode(_Recorded):
+    """The node of the graph that raised the exception which ended a job."""
+
+    id: str
+    class_type: str
+    exception: str
+    """The name of the exception's class, with its module unless it is a builtin one."""
+
+
 class Failed(JobEvent):
     type_name = "darkroom.job.failed.v1"
     message: str
@@ -274,6 +334,8 @@ class Failed(JobEvent):
     """Why the job is a dead letter. None if it is none."""
     code: str | None = None
     """A `FailureCode`: the reason of the failure for programs. None if no code fits."""
+    node: FailedNode | None = None
+    """None if no node is known to have failed."""
 
 
 class Cancelled(JobEvent):

@@ -14,14 +14,21 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 from starlette.types import Receive, Scope, Send
 
 from serve_app import error_responses, refused_keys
-from serve_app.auth import POLICY, REMAINING, RateLimits
+from serve_app.auth import (
+    API_KEY_HEADER,
+    POLICY,
+    REMAINING,
+    RateLimits,
+    not_stored,
+    without_key,
+)
 from serve_app.console import pages as console
 from serve_app.error_responses import ApiError
 from serve_app.middleware import HEADER, RequestIds, UnreadBodies
 from serve_app.openapi import pages
 from serve_app.openapi.document import finish, operation_id
 from serve_app.protocols.comfyui import page as comfyui
-from serve_app.protocols.credentials import without_key
+from serve_app.protocols.notes import NOTES_HEADER
 from serve_app.protocols.registry import HttpProtocol, error_forms, protocols_of
 from serve_app.replica import Replica
 from serve_app.routes import (
@@ -73,8 +80,16 @@ _SENT_BY_PAGES = (
     "If-None-Match",
     "Last-Event-ID",
     "Range",
+    API_KEY_HEADER,
 )
-_READ_BY_PAGES = ("Content-Range", "ETag", "Location", "Retry-After", "Server-Timing")
+_READ_BY_PAGES = (
+    "Content-Range",
+    NOTES_HEADER,
+    "ETag",
+    "Location",
+    "Retry-After",
+    "Server-Timing",
+)
 """Response headers that scripts of other origins may read (CORS)."""
 _DESCRIPTION = """\
 Asynchronous image generation. Submit a job, get its `request_id` at once, and get a callback or
@@ -209,9 +224,12 @@ class _Api(FastAPI):
         self._outermost = UnreadBodies(with_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request. A slash at the end of the path is removed."""
-        if scope["type"] == "http" and _has_slash(path := scope["path"]):
-            scope = {**scope, "path": path[:-1]}
+        """Handle a request. A key in the path and a slash at its end are removed."""
+        if scope["type"] != "lifespan":
+            if (bare := without_key(scope)) is not scope:
+                scope, send = bare, not_stored(send)
+            if _has_slash(path := scope["path"]):
+                scope = {**scope, "path": path[:-1]}
         await self._outermost(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -224,8 +242,7 @@ class _Api(FastAPI):
         except Exception:
             if scope["type"] != "http":
                 raise
-            path = without_key(scope["path"])
-            fields = {"action": "request", "method": scope["method"], "path": path}
+            fields = {"action": "request", "method": scope["method"], "path": scope["path"]}
             logger.exception("request failed", extra=fields)
 
     def openapi(self) -> dict[str, Any]:

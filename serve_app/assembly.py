@@ -32,7 +32,7 @@ from actors.connections import (
 )
 from actors.fetcher import Fetcher
 from actors.roles import ROLES
-from actors.worker.config import default_endpoint
+from actors.worker.config import configured_endpoints
 from engine.interface import Catalogue, ModelsFolder, installed_nodes
 from events.bus.health import JetStreamHealth
 from events.bus.jetstream_log import LogContents, log_contents
@@ -49,8 +49,9 @@ from events.store.database import Database
 from events.store.ended_jobs import EndedJobs
 from events.store.endpoints import Endpoints
 from events.store.keys import ApiKeys, KeyOptions
+from events.store.object_infos import ObjectInfos
 from events.store.read_model import ReadModel
-from events.store.records import ApiKey, Endpoint, KeyLimits
+from events.store.records import DEFAULT_ENDPOINT, ApiKey, Endpoint, KeyLimits
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from events.store.user_files import UserFiles
@@ -140,7 +141,7 @@ def build_asgi(settings: Settings, *, is_in_serve: bool = False) -> FastAPI:
         settings,
         backends,
         secret=settings.stores.secret_bytes,
-        default_endpoint=default_endpoint(settings.default_endpoint),
+        configured=configured_endpoints(settings),
         exporter=exporter,
         warnings=variable_warnings(Settings.unknown_variables(os.environ)),
     )
@@ -177,12 +178,13 @@ def build_asgi(settings: Settings, *, is_in_serve: bool = False) -> FastAPI:
 
 async def _prepare(database: Database, settings: Settings) -> None:
     await database.prepare_with_retries()
-    endpoints, default = Endpoints(database), default_endpoint(settings.default_endpoint)
-    # If the database is unavailable, the dispatcher adds the endpoint later.
+    endpoints, configured = Endpoints(database), configured_endpoints(settings)
+    # If the database is unavailable, the dispatcher adds the endpoints later.
     with suppress(DatabaseUnavailable):
-        await endpoints.add_missing(default)
+        for endpoint in configured.values():
+            await endpoints.add_missing(endpoint)
     if (path := settings.default_endpoint.file) is not None:
-        declared = DeclaredEndpoints(endpoints, default=default, settings=settings.dispatch)
+        declared = DeclaredEndpoints(endpoints, configured=configured, settings=settings.dispatch)
         await keep_trying(lambda: declared.apply(path), on=DatabaseUnavailable)
 
 
@@ -246,7 +248,10 @@ def _backends(
         progress=BusProgressBoard(bus),
         endpoint_status=partial(ask_status, bus),
         ask_metrics=partial(ask_metrics, bus, enough=processes, timeout_s=METRICS_TIMEOUT_S),
-        catalogue=Catalogue(ModelsFolder(settings.stores.models_dir), installed_nodes()),
+        catalogue=Catalogue(
+            ModelsFolder(settings.stores.models_dir, comfyui_dir=settings.comfyui.dir),
+            installed_nodes(),
+        ),
         address_rule=rule,
         resolve=resolve,
         fetch=fetcher.fetch,
@@ -260,16 +265,16 @@ def assemble(
     backends: Backends,
     *,
     secret: bytes,
-    default_endpoint: Endpoint,
+    configured: Mapping[str, Endpoint],
     exporter: SpanExporter | None = None,
     warnings: Sequence[str] = (),
     open_jobs_period_s: float = OPEN_JOBS_PERIOD_S,
 ) -> Replica:
     """Build a replica without opening connections.
 
-    Ids, file tokens and webhook secrets are derived from `secret`. `default_endpoint` is as in the
-    settings; its database row may differ. `exporter` receives the spans of accepted requests.
-    `warnings` are known problems of the setup.
+    Ids, file tokens and webhook secrets are derived from `secret`. `configured` are the endpoints
+    of the settings by id; their database rows may differ. `exporter` receives the spans of accepted
+    requests. `warnings` are known problems of the setup.
     """
     database, http, owners = backends.database, settings.http, settings.owners
     log, deliveries = backends.history.log, backends.history.delivery_log
@@ -292,7 +297,7 @@ def assemble(
     authenticator = Authenticator(ApiKeys(database), defaults=_default_limits(settings.keys))
     owner_limits = OwnerLimits(read_model.usage, owners, open_jobs_period_s=open_jobs_period_s)
     store = UploadStore(rows=uploads, images=backends.images, owner_limits=owner_limits)
-    endpoint_cache = EndpointCache(endpoints, backends.endpoint_status)
+    endpoint_cache = EndpointCache(endpoints, ObjectInfos(database), backends.endpoint_status)
     abandoned_jobs = AbandonedJobs(log=log, writer=writer, queue=backends.queue)
     acceptance = Acceptance(
         jobs=jobs,
@@ -309,7 +314,7 @@ def assemble(
         threads=threads,
         catalogue=backends.catalogue,
         graph_settings=settings.graph,
-        default_checkpoint=default_endpoint.checkpoint,
+        default_checkpoint=configured[DEFAULT_ENDPOINT].checkpoint,
         uploads=uploads,
         inline_images=InlineImageStore(
             store,
@@ -407,7 +412,7 @@ def assemble(
             endpoints=EndpointAdministration(
                 endpoints,
                 backends.catalogue.models,
-                default=default_endpoint,
+                configured=configured,
                 owners=owners,
                 dispatch=settings.dispatch,
                 graph=settings.graph,
@@ -420,7 +425,9 @@ def assemble(
         key_options=KeyOptions(database),
         user_files=UserFiles(database, max_files=MAX_FILES, max_bytes=MAX_BYTES),
         health=backends.health,
-        setup_warnings=SetupWarnings(backends.catalogue.models, warnings),
+        setup_warnings=SetupWarnings(
+            backends.catalogue.models, warnings, needs_checkpoint=settings.comfyui.dir is None
+        ),
         metrics=ApiMetrics(backends.ask_metrics),
         stop=stop,
     )

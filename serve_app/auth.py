@@ -5,6 +5,7 @@ Whatever needs no HTTP is in `access/`, because acceptance also uses it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from difflib import get_close_matches
@@ -29,6 +30,8 @@ from serve_app.refusals import KeyRefused
 from serve_app.replica import replica_of
 
 _AUTHORIZATION = "authorization"
+API_KEY_HEADER = "X-API-Key"
+_IN_PATH = re.compile(r"/key/([^/]+)(/.*)?", re.DOTALL)
 POLICY, REMAINING = "RateLimit-Policy", "RateLimit"
 _STATE = "rate_limits"
 _SHOWN = 50
@@ -43,14 +46,46 @@ async def caller(connection: HTTPConnection) -> ApiKey:
 
 
 def authorization_of(connection: HTTPConnection) -> str:
-    """Return the header `Authorization`, or the value that `note_authorization` has set."""
+    """Return the key of a request in the form of the header `Authorization`.
+
+    A value that `note_authorization` or `without_key` has set precedes `X-API-Key`, which precedes
+    `Authorization`.
+    """
     noted: str | None = getattr(connection.state, _AUTHORIZATION, None)
-    return connection.headers.get("authorization", "") if noted is None else noted
+    if noted is not None:
+        return noted
+    key = connection.headers.get(API_KEY_HEADER)
+    return f"Bearer {key}" if key else connection.headers.get("authorization", "")
 
 
 def note_authorization(connection: HTTPConnection, value: str) -> None:
-    """Set a value of `Authorization` for a request whose key is elsewhere, such as in the path."""
+    """Set a value of `Authorization` for a request whose key is elsewhere, such as in the query."""
     setattr(connection.state, _AUTHORIZATION, value)
+
+
+def without_key(scope: AsgiScope) -> AsgiScope:
+    """Return the scope of a request for `/key/<key>/<path>` as one for `/<path>` with this key.
+
+    This is for programs that have a field for an address only. The key is removed before anything
+    else reads the path, so that it cannot reach logs, traces or errors.
+    """
+    found = _IN_PATH.fullmatch(scope["path"])
+    if found is None:
+        return scope
+    state = {**scope.get("state", {}), _AUTHORIZATION: f"Bearer {found[1]}"}
+    rest = b"".join(scope.get("raw_path", b"").split(b"/", 3)[3:])
+    return {**scope, "path": found[2] or "/", "raw_path": b"/" + rest, "state": state}
+
+
+def not_stored(send: Send) -> Send:
+    """Return a `send` whose answer no cache keeps, because its address contains a key."""
+
+    async def send_not_stored(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["Cache-Control"] = "no-store"
+        await send(message)
+
+    return send_not_stored
 
 
 def key_check(

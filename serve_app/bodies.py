@@ -6,14 +6,16 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
@@ -51,6 +53,13 @@ FIELD = "image"
 _TEXT_BYTES = 64 * 1024
 """The largest total size in bytes of the parts of a form that are not files."""
 _MAX_FORM_FIELDS = 32
+_PARAMETER = re.compile(rb';\s*([^=;\s]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)')
+"""A parameter of a Content-Disposition."""
+_FILENAME_CHARSETS = ("utf-8", "iso-8859-1")
+_FORM_CHARSETS = (*_FILENAME_CHARSETS, "utf8", "latin-1", "latin1", "us-ascii", "ascii")
+"""The names by which a form may call its charset. Starlette would take any of Python's codecs, and
+some of them need time that grows with the square of the text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,34 +296,96 @@ def validated(model: type[M], content: Any) -> M:
         raise RequestValidationError(errors) from error
 
 
+class _FormParser(MultiPartParser):
+    """Parses a form with files in `fields`. Files in `texts` are read as texts.
+
+    Other files are dropped. A `filename*` (RFC 5987) takes precedence over a `filename`.
+    """
+
+    def __init__(
+        self, *args: Any, fields: Collection[str], texts: Collection[str], **limits: Any
+    ) -> None:
+        super().__init__(*args, **limits)
+        self._fields = {name.encode() for name in fields}
+        self._texts = {name.encode() for name in texts}
+        self._is_dropped = False
+
+    def on_headers_finished(self) -> None:
+        part = self._current_part
+        disposition = part.content_disposition or b""
+        found = {name.lower(): value for name, value in _PARAMETER.findall(disposition)}
+        field = found.get(b"name", b"").strip(b'" ')
+        self._is_dropped = False
+        extended = found.get(b"filename*")
+        if field not in self._fields and (extended or b"filename" in found):
+            self._is_dropped = field not in self._texts
+            part.content_disposition = b'form-data; name="' + field + b'"'
+        elif extended and b"filename" not in found:
+            part.content_disposition = disposition + b'; filename=""'
+        super().on_headers_finished()
+        if part.file is not None and extended and (name := _extended_name(extended)):
+            part.file.filename = name
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if not self._is_dropped:
+            super().on_part_data(data, start, end)
+
+    def on_part_end(self) -> None:
+        if not self._is_dropped:
+            super().on_part_end()
+
+
+def _extended_name(value: bytes) -> str | None:
+    """Decode the value of a `filename*`; None if it is not valid."""
+    charset, _, rest = value.strip(b'" ').decode("latin-1").partition("'")
+    _, _, encoded = rest.partition("'")
+    if charset.lower() not in _FILENAME_CHARSETS:
+        return None
+    try:
+        return unquote_to_bytes(encoded).decode(charset)
+    except UnicodeDecodeError:
+        return None
+
+
 @asynccontextmanager
 async def read_form(
-    bodies: Bodies, request: Request, owner: str
+    bodies: Bodies, request: Request, owner: str, *, texts: Collection[str] = ()
 ) -> AsyncGenerator[tuple[str, bytes, FormData]]:
     """Read a form with one file. Yields the file's name, its bytes, and the form.
 
-    Memory is reserved until the context ends. Raises Busy, ApiError 400, 408, 413, 415.
+    For `texts` see `read_files`. Memory is reserved until the context ends. Raises Busy, ApiError
+    400, 408, 413, 415.
     """
-    async with read_files(bodies, request, owner) as form:
+    async with read_files(bodies, request, owner, texts=texts) as form:
         name, data = await file_of(form, FIELD)
         yield name, data, form
 
 
 @asynccontextmanager
 async def read_files(
-    bodies: Bodies, request: Request, owner: str, *, max_files: int = 1
+    bodies: Bodies,
+    request: Request,
+    owner: str,
+    *,
+    fields: Collection[str] = (FIELD,),
+    texts: Collection[str] = (),
+    max_files: int = 1,
 ) -> AsyncGenerator[FormData]:
     """Read a form with its files in memory, which is reserved until the context ends.
 
-    Raises Busy, ApiError 400, 408, 413, 415.
+    The form has the files in `fields`. Programs also send texts as files. Those in `texts` become
+    texts, and other files are dropped. All files together may be as large as two files of the
+    largest size. Raises Busy, ApiError 400, 408, 413, 415.
     """
     max_bytes = bodies.max_upload_bytes
     _require_form(request)
-    form_bytes = max_files * max_bytes + _TEXT_BYTES
+    form_bytes = min(max_files, 2) * max_bytes + _TEXT_BYTES
     async with bodies.chunks(request, owner, max_bytes=form_bytes) as chunks:
-        parser = MultiPartParser(
+        parser = _FormParser(
             request.headers,
             chunks,
+            fields=fields,
+            texts=texts,
             max_files=max_files,
             max_fields=_MAX_FORM_FIELDS,
             max_part_size=_TEXT_BYTES,
@@ -351,30 +422,22 @@ async def file_of(form: FormData, field: str) -> tuple[str, bytes]:
 async def _parsed(parser: MultiPartParser) -> FormData:
     """Parse a form. Raises ApiError 400, 408, 413."""
     try:
-        form = await parser.parse()
-        _require_texts(form)
+        return await parser.parse()
     except (MultiPartException, ValueError) as error:
         raise _form_invalid("The form cannot be read.", str(error)) from error
     except ClientDisconnect as error:
         raise _form_invalid("The form ended before it was complete.") from error
-    return form
-
-
-def _require_texts(form: FormData) -> None:
-    """Raise UnicodeError for a text that UTF-8 cannot encode.
-
-    Such texts are possible, because a form may name any of Python's codecs for its texts.
-    """
-    for name, each in form.multi_items():
-        for text in (name, each.filename or "" if isinstance(each, UploadFile) else each):
-            text.encode()
 
 
 def _require_form(request: Request) -> None:
     content_type = request.headers.get("content-type", "")
-    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+    media_type, parameters = parse_options_header(content_type)
+    if media_type != b"multipart/form-data":
         message = "Send the image as a file of a form (multipart/form-data)."
         raise unsupported(message, content_type)
+    charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
+    if charset.lower() not in _FORM_CHARSETS:
+        raise _form_invalid("The charset of a form must be UTF-8 or ISO-8859-1.", charset[:80])
 
 
 def _form_invalid(message: str, details: str = "") -> ApiError:

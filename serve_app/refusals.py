@@ -13,7 +13,7 @@ RequestRefused
 ├── EndpointNotFound        the endpoint is unknown, or belongs to another owner
 ├── EndpointExists
 ├── EndpointChanged         the endpoint has another revision than the caller stated
-├── EndpointNotDeletable    the default endpoint cannot be deleted
+├── EndpointNotDeletable    the settings create the endpoint
 ├── JobNotFound             the job is unknown, or belongs to another owner
 │   └── OtherFlavour            the job has the other flavour
 ├── JobNotResubmittable     the job has not failed
@@ -110,7 +110,7 @@ class EndpointChanged(RequestRefused):
 
 
 class EndpointNotDeletable(RequestRefused):
-    """The default endpoint cannot be deleted. Drain it: PATCH with `draining`."""
+    """An endpoint of the settings cannot be deleted. Drain it: PATCH with `draining`."""
 
 
 class JobNotFound(RequestRefused):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from engine.interface import ModelsFolder, ModelsUnavailable
 
@@ -21,12 +22,15 @@ def variable_warnings(unknown: Mapping[str, str | None]) -> tuple[str, ...]:
     )
 
 
-def models_warnings(models: ModelsFolder) -> tuple[str, ...]:
-    """Return warnings if the folder is missing, does not respond, or has no checkpoint."""
+def models_warnings(models: ModelsFolder, *, needs_checkpoint: bool = True) -> tuple[str, ...]:
+    """Return warnings if the folder is missing, does not respond, or has no checkpoint.
+
+    A service with a ComfyUI install needs no checkpoint, because many models of ComfyUI are none.
+    """
     try:
         if not models.exists():
             return (f"The models folder {models.root} (DARKROOM_MODELS_DIR) is missing.",)
-        if not models.names("checkpoints"):
+        if needs_checkpoint and not models.names("checkpoints"):
             return ("The models folder (DARKROOM_MODELS_DIR) has no checkpoint. Add one.",)
     except ModelsUnavailable as error:
         return (str(error),)
@@ -36,9 +40,11 @@ def models_warnings(models: ModelsFolder) -> tuple[str, ...]:
 class SetupWarnings:
     """The current warnings. The models folder is read at most every `_PERIOD_S` seconds."""
 
-    def __init__(self, models: ModelsFolder, variables: Sequence[str]) -> None:
+    def __init__(
+        self, models: ModelsFolder, variables: Sequence[str], *, needs_checkpoint: bool = True
+    ) -> None:
         """`variables` are the warnings about environment variables."""
-        self._read: Callable[[], tuple[str, ...]] = lambda: models_warnings(models)
+        self._read = partial(models_warnings, models, needs_checkpoint=needs_checkpoint)
         self._variables = tuple(variables)
         self._last: tuple[str, ...] = ()
         self._next_at = 0.0

@@ -15,11 +15,11 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from events.store.records import Upload
-from events.types import ImageStored
+from events.types import ImageStored, Poster
 from serve_app.error_responses import ApiError
 from serve_app.upload_store import LATENT_SUFFIX
 from settings.http import SILENCE_TIMEOUT_S
-from storage.file_names import PNG, SAFETENSORS
+from storage.file_names import JPEG, PNG, media_type_of
 from storage.images import ImageStore, ImageStoreError
 
 logger = logging.getLogger(__name__)
@@ -68,8 +68,14 @@ class StoredFile:
         return cls(image.key, image.digest, image.size_bytes, image.media_type or PNG)
 
     @classmethod
+    def of_poster(cls, poster: Poster) -> StoredFile:
+        return cls(poster.key, poster.digest, poster.size_bytes, JPEG)
+
+    @classmethod
     def of_upload(cls, upload: Upload) -> StoredFile:
-        media_type = SAFETENSORS if upload.name.endswith(LATENT_SUFFIX) else PNG
+        """The names of video and audio files have their own suffixes, and their width is 0."""
+        is_image = upload.width and not upload.name.endswith(LATENT_SUFFIX)
+        media_type = PNG if is_image else media_type_of(upload.name)
         return cls(upload.storage_key, upload.digest, upload.size_bytes, media_type)
 
     @property
@@ -168,7 +174,8 @@ async def file_answer(
         headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{file.size_bytes}"
     wanted = range(file.size_bytes) if part is None else part
     headers["Content-Length"] = str(len(wanted))
-    first = await images.get(file.key, wanted[:PART_BYTES])
+    # The image store cannot read an empty range.
+    first = await images.get(file.key, wanted[:PART_BYTES]) if wanted else b""
     return StoredFileResponse(
         _parts(first, wanted[PART_BYTES:], images, file.key),
         200 if part is None else 206,

@@ -1,8 +1,8 @@
 """UploadStore: stores the files that callers upload. A file's name is never used as a path.
 
-The original file is never stored. An image is decoded, rotated by its EXIF data and encoded as a
-plain PNG. A latent is encoded again. Therefore stored files contain no metadata and no trailing
-data, and none is valid in two formats.
+An image is decoded, rotated by its EXIF data and encoded as a plain PNG. A latent is encoded again.
+Therefore stored images and latents contain no metadata and no trailing data, and none is valid in
+two formats. Video and audio files are stored as they were sent, and are never decoded here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import hashlib
 import io
 import re
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +26,7 @@ from events.log import utc_now
 from events.store.records import Upload
 from serve_app.access.owner_limits import OwnerLimits
 from serve_app.fair_threads import FairThreads
+from serve_app.file_signatures import IMAGE_SUFFIXES, MEDIA_SUFFIXES, suffix_in, suffixes_of
 from serve_app.refusals import InvalidImage, InvalidLatent, InvalidUploadName, TooManyUploadBytes
 from settings.constant import constant
 from storage.file_names import upload_key
@@ -39,6 +42,12 @@ _VERSION = "latent_format_version_0"
 _KINDS = {np.dtype(np.float32), np.dtype(np.float16)}
 _PIXELS_PER_CELL = 8
 _MAX_PIXELS = constant("MAX_UPLOAD_PIXELS", 2**25)
+_MAX_SIDE = 2**17
+"""The largest side of an image. Decoding takes long for many rows, whatever their length."""
+_MAX_LATENT_HEADER_BYTES = 2**21
+"""The largest header of a latent file, which grows with the number of tensors. ComfyUI also stores
+the graph there.
+"""
 _MAX_NAME_CHARS = constant("MAX_UPLOAD_NAME_CHARS", 255)
 _DECODES = constant("UPLOAD_DECODES", 2)
 """The number of threads of one replica that decode uploads. One owner cannot use all threads."""
@@ -53,11 +62,37 @@ LATENT_SUFFIX = ".latent"
 
 @dataclass(frozen=True, slots=True)
 class SanitizedFile:
-    """A re-encoded file. For a latent, width and height are the sides of its decoded image."""
+    """A file to store.
+
+    Width and height of a latent are the sides of its decoded image. Those of a video or audio file
+    are 0.
+    """
 
     data: bytes
     width: int
     height: int
+
+
+def read_input_file(data: bytes, name: str, *, max_pixels: int) -> SanitizedFile:
+    """Return the form in which an upload is stored. Blocks the thread.
+
+    Raises InvalidImage, InvalidLatent, and InvalidUploadName if the suffix of the name is not that
+    of the video or audio file.
+    """
+    if name.endswith(LATENT_SUFFIX):
+        return read_input_latent(data, max_pixels=max_pixels)
+    suffixes = suffixes_of(data)
+    if suffixes == IMAGE_SUFFIXES:
+        return read_input_image(data, max_pixels=max_pixels)
+    if not suffixes:
+        raise InvalidImage(
+            "The file is neither a PNG, JPEG or WebP image nor a video or audio file "
+            f"({', '.join(MEDIA_SUFFIXES)})."
+        )
+    if suffix_in(name, suffixes) is None:
+        shown = " or ".join(f".{each}" for each in suffixes)
+        raise InvalidUploadName(f"By its content, the name of the file must end with {shown}.")
+    return SanitizedFile(data, width=0, height=0)
 
 
 def read_input_image(data: bytes, *, max_pixels: int) -> SanitizedFile:
@@ -91,6 +126,8 @@ def _require_size(image: Image.Image, max_pixels: int) -> None:
     """Check the size in the header, before the image is decoded. Raises InvalidImage."""
     if image.width * image.height > max_pixels:
         raise _too_many_pixels(max_pixels)
+    if max(image.size) > _MAX_SIDE:
+        raise InvalidImage(f"The image has a side of more than {_MAX_SIDE} pixels.")
 
 
 def _require_still(image: Image.Image) -> None:
@@ -117,6 +154,11 @@ def read_input_latent(data: bytes, *, max_pixels: int) -> SanitizedFile:
 
     Other tensors and the metadata are dropped. Raises InvalidLatent.
     """
+    header_bytes = int.from_bytes(data[:8], "little")
+    if header_bytes > _MAX_LATENT_HEADER_BYTES and header_bytes <= len(data):
+        raise InvalidLatent(
+            f"The header of the latent has more than {_MAX_LATENT_HEADER_BYTES} bytes."
+        )
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
@@ -154,6 +196,13 @@ def upload_name(file_name: str) -> str:
     return name
 
 
+def is_upload_name(text: str) -> bool:
+    """Return whether an upload may have the text as its name."""
+    if not 0 < len(text) <= _MAX_NAME_CHARS or _SEPARATORS.search(text):
+        return False
+    return not any(_is_misleading(char) for char in text)
+
+
 def content_name(data: bytes) -> str:
     """Return the upload name of an image without a name. `upload_name` refuses such names."""
     return f"sent-{hashlib.sha256(data).hexdigest()[:_CONTENT_DIGITS]}.png"
@@ -184,13 +233,22 @@ class UploadStore:
         self.decodes.stop()
 
     async def add(self, owner: str, file_name: str, data: bytes) -> Upload:
-        """Store an image or a latent under the last part of its file name.
+        """Store a file under the last part of its file name.
 
         If the owner already has the same file under this name, returns the existing upload. Raises
         UploadRefused, Busy, DatabaseUnavailable, ImageStoreUnavailable.
         """
         name = upload_name(file_name)
-        return await self._store(owner, name, data)
+        return await self._store(owner, name, data, partial(read_input_file, name=name))
+
+    async def add_beside(self, owner: str, file_name: str, data: bytes) -> Upload:
+        """Like `add`, but another file with the same name keeps its name.
+
+        As in ComfyUI, the new file is then called `cat (1).png`, or has a higher number.
+        """
+        name = upload_name(file_name)
+        read = partial(read_input_file, name=name)
+        return await self._store(owner, name, data, read, is_beside=True)
 
     async def add_content(self, owner: str, data: bytes) -> Upload:
         """Store an image under a name that is derived from its bytes.
@@ -199,12 +257,21 @@ class UploadStore:
         """
         name = await self.decodes.run(owner, content_name, data, is_quick=False)
         known = (await self.rows.use(owner, [name], utc_now())).get(name)
-        return await self._store(owner, name, data) if known is None else known
+        if known is not None:
+            return known
+        return await self._store(owner, name, data, read_input_image)
 
-    async def _store(self, owner: str, name: str, data: bytes) -> Upload:
-        file, digest = await self.decodes.run(
-            owner, _sanitize, name, data, self.max_pixels, is_quick=False
-        )
+    async def _store(
+        self,
+        owner: str,
+        name: str,
+        data: bytes,
+        read: Callable[..., SanitizedFile],
+        *,
+        is_beside: bool = False,
+    ) -> Upload:
+        sanitize = partial(_sanitize, read, data, self.max_pixels)
+        file, digest = await self.decodes.run(owner, sanitize, is_quick=False)
         now, upload_id = utc_now(), new_id()
         known = (await self.rows.use(owner, [name], now)).get(name)
         if known is not None and known.digest == digest:
@@ -221,11 +288,10 @@ class UploadStore:
             created_at=now,
             used_at=now,
         )
-        await self._add(upload, file.data)
-        return upload
+        return await self._add(upload, file.data, is_beside=is_beside)
 
-    async def _add(self, upload: Upload, data: bytes) -> None:
-        """Store the file and its database row. Raises TooManyUploadBytes.
+    async def _add(self, upload: Upload, data: bytes, *, is_beside: bool) -> Upload:
+        """Store the file and its database row. Returns the row. Raises TooManyUploadBytes.
 
         The first check uses a recent sum. The second check is in the database, and is exact.
         """
@@ -234,14 +300,23 @@ class UploadStore:
             if used_bytes + upload.size_bytes > max_bytes:
                 raise TooManyUploadBytes(used_bytes, upload.size_bytes, max_bytes)
         await self._images.put(upload.storage_key, data)
-        kept_bytes = await self.rows.add(upload, max_bytes=max_bytes)
-        if kept_bytes is not None:
+        added: Upload | int | None
+        if is_beside:
+            added = await self.rows.add_beside(upload, max_bytes=max_bytes)
+        else:
+            added = await self.rows.add(upload, max_bytes=max_bytes)
+        if added is None:
+            return upload
+        if isinstance(added, int) or added.id != upload.id:
             await self._images.delete(upload.storage_key)
-            raise TooManyUploadBytes(kept_bytes, upload.size_bytes, max_bytes)
+        if isinstance(added, int):
+            raise TooManyUploadBytes(added, upload.size_bytes, max_bytes)
+        return added
 
 
-def _sanitize(name: str, data: bytes, max_pixels: int) -> tuple[SanitizedFile, str]:
+def _sanitize(
+    read: Callable[..., SanitizedFile], data: bytes, max_pixels: int
+) -> tuple[SanitizedFile, str]:
     """Return the file to store, and its SHA-256 digest. Raises UploadRefused."""
-    read = read_input_latent if name.endswith(LATENT_SUFFIX) else read_input_image
     file = read(data, max_pixels=max_pixels)
     return file, f"sha256:{hashlib.sha256(file.data).hexdigest()}"

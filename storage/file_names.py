@@ -12,6 +12,7 @@ PNG = "image/png"
 WEBP = "image/webp"
 JPEG = "image/jpeg"
 SAFETENSORS = "application/x-safetensors"
+TEXT = "text/plain"
 _MEDIA_TYPES = {
     "png": PNG,
     "webp": WEBP,
@@ -39,15 +40,16 @@ _MEDIA_TYPES = {
     "stl": "model/stl",
     "latent": SAFETENSORS,
     "safetensors": SAFETENSORS,
-    "txt": "text/plain",
-    "srt": "text/plain",
+    "txt": TEXT,
+    "srt": TEXT,
     "csv": "text/csv",
     "json": "application/json",
 }
 """Media types by the suffix of a file. The first suffix of a type is that of our own files."""
 _SUFFIXES = {media_type: suffix for suffix, media_type in reversed(_MEDIA_TYPES.items())}
 FileKind: TypeAlias = Literal["image", "video", "audio", "model", "text", "file"]
-_KINDS: tuple[FileKind, ...] = ("image", "video", "audio", "model", "text")
+_MEDIA: tuple[FileKind, ...] = ("image", "video", "audio")
+_KINDS: tuple[FileKind, ...] = (*_MEDIA, "model", "text")
 _SUFFIX_OF_OTHERS = "bin"
 _HISTORY = re.compile(r"([^/]+)/history-(\d+)-(\d+)\.gz")
 
@@ -82,6 +84,12 @@ def media_type_of(filename: str) -> str:
     return _MEDIA_TYPES.get(filename.rpartition(".")[2].lower(), "application/octet-stream")
 
 
+def is_media_name(filename: str) -> bool:
+    """Return whether the name has the suffix of an image, a video, an audio file or a latent."""
+    group = media_type_of(filename).partition("/")[0]
+    return "." in filename and (group in _MEDIA or filename.lower().endswith(".latent"))
+
+
 def kind_of(media_type: str | None) -> FileKind:
     """Return the kind of a file. A `media_type` of None means PNG."""
     group = (media_type or PNG).partition("/")[0]
@@ -96,6 +104,11 @@ def file_name(index: int, media_type: str | None) -> str:
     return f"{index}.{_SUFFIXES.get(media_type or PNG, _SUFFIX_OF_OTHERS)}"
 
 
+def poster_name(index: int) -> str:
+    """Return the name of the poster of a job's video."""
+    return f"{index}-poster.{_SUFFIXES[JPEG]}"
+
+
 def file_key(job_id: str, attempt: int, name: str) -> str:
     """Return the key of a job's file. All files of a job are in a folder with the id of the job."""
     return f"{job_id}/{attempt}/{name}"
@@ -108,8 +121,8 @@ def upload_key(owner: str, digest: str, upload_id: str) -> str:
 
 def copy_name(job_id: str, index: int, media_type: str | None) -> str:
     """Return the name of an upload that copies a job's file. The copy of an image is a PNG."""
-    suffix = _SUFFIXES[SAFETENSORS if media_type == SAFETENSORS else PNG]
-    return f"{copies_prefix(job_id)}{index}.{suffix}"
+    is_image = kind_of(media_type) == "image"
+    return f"{copies_prefix(job_id)}{file_name(index, PNG if is_image else media_type)}"
 
 
 def copies_prefix(job_id: str) -> str:

@@ -18,8 +18,6 @@ from typing import Protocol
 
 from cryptography.fernet import Fernet, InvalidToken
 
-from storage.file_names import file_name
-
 
 class SealBroken(ValueError):
     """The text was sealed with another `DARKROOM_SECRET`, or is damaged."""
@@ -34,7 +32,7 @@ def unsealed(secret: bytes, text: str) -> str:
     try:
         return _sealing_key(secret).decrypt(text.encode()).decode()
     except InvalidToken as error:
-        raise SealBroken from error
+        raise SealBroken("the text was sealed with another DARKROOM_SECRET") from error
 
 
 def _sealing_key(secret: bytes) -> Fernet:
@@ -43,13 +41,10 @@ def _sealing_key(secret: bytes) -> Fernet:
 
 
 class StoredFileName(Protocol):
-    """The properties of a stored file that its URL needs. `events.types.ImageStored` has them."""
+    """The property of a stored file that its URL needs."""
 
     @property
-    def index(self) -> int: ...
-
-    @property
-    def media_type(self) -> str | None: ...
+    def name(self) -> str: ...
 
 
 def file_token(secret: bytes, job_id: str, name: str, *, expires: int | None = None) -> str:
@@ -85,7 +80,7 @@ def url_for(
     """
 
     def url(job_id: str, file: StoredFileName) -> str:
-        name = file_name(file.index, file.media_type)
+        name = file.name
         expires = math.ceil(clock() + ttl_s) if ttl_s else None
         token = file_token(secret, job_id, name, expires=expires)
         end = "" if expires is None else f"&expires={expires}"

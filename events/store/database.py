@@ -107,6 +107,8 @@ _DATA_FORMAT_VERSION = 1
 """The format of the data since version 0.2.0."""
 ENDPOINTS_LOCK = 0x6461726C
 """The lock of transactions that count endpoints before they write an endpoint."""
+UPLOAD_NAMES_LOCK = 0x6461726D
+"""The lock of transactions that choose the name of an upload."""
 
 
 @contextmanager

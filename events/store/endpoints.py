@@ -9,10 +9,18 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from events.store.database import ENDPOINTS_LOCK, Database
-from events.store.records import Endpoint, StoredEndpoint
-from events.store.tables import ENDPOINTS, NOTED_ENDPOINTS
+from events.store.records import DEFAULT_ENDPOINT, Endpoint, StoredEndpoint
+from events.store.tables import ENDPOINTS, NOTED_ENDPOINTS, OBJECT_INFOS
 
 _MEMBERS = tuple(member.name for member in fields(Endpoint))
+_TUPLES = (
+    "checkpoints",
+    "comfyui_args",
+    "comfyui_required_nodes",
+    "comfyui_allowed_nodes",
+    "comfyui_denied_nodes",
+)
+"""The members that are lists in the database."""
 
 Check: TypeAlias = Callable[[Collection[Endpoint]], None]
 """A function that is called with all endpoints before a write, and may refuse it by an error.
@@ -77,18 +85,36 @@ class Endpoints:
 
     async def remove(self, stored: StoredEndpoint) -> bool:
         """Remove the row. Return False if it has changed or was removed since it was read."""
-        return await self._database.execute(sa.delete(ENDPOINTS).where(_at(stored))) > 0
+        async with self._database.write() as connection:
+            removed = (await connection.execute(sa.delete(ENDPOINTS).where(_at(stored)))).rowcount
+            if removed:
+                is_its = OBJECT_INFOS.c.endpoint == stored.endpoint.id
+                await connection.execute(sa.delete(OBJECT_INFOS).where(is_its))
+            return removed > 0
 
-    async def settle(self, default: Endpoint) -> None:
-        """Add the default endpoint, or update those members that were not set explicitly."""
-        while (stored := await self.stored_one(default.id)) is not None:
+    async def settle(self, configured: Collection[Endpoint]) -> None:
+        """Add the endpoints of the settings, or update the members that were not set explicitly.
+
+        An endpoint that earlier settings added, and that the settings no longer have, is drained.
+        """
+        for endpoint in configured:
+            if not await self._settle(endpoint):
+                await self.add_missing(endpoint)
+        ids = {endpoint.id for endpoint in configured}
+        for stored in await self.stored():
+            if stored.endpoint.id not in ids and _comes_from_settings(stored):
+                await self._settle(replace(stored.endpoint, draining=True))
+
+    async def _settle(self, endpoint: Endpoint) -> bool:
+        """Update an endpoint from the settings. Returns whether there is one with its id."""
+        while (stored := await self.stored_one(endpoint.id)) is not None:
             given = {name: getattr(stored.endpoint, name) for name in stored.given}
-            settled = replace(default, **given)
-            if settled == stored.endpoint:
-                return
+            settled = replace(endpoint, **given)
+            if settled == stored.endpoint or not _comes_from_settings(stored):
+                return True
             if await self.change(replace(stored, endpoint=settled)) is not None:
-                return
-        await self.add_missing(default)
+                return True
+        return False
 
     async def _write(self, statement: sa.UpdateBase, check: Check | None) -> int:
         if check is None:
@@ -110,6 +136,16 @@ class Endpoints:
         return {row.id for row in await self._database.fetch(sa.select(NOTED_ENDPOINTS))}
 
 
+def _comes_from_settings(stored: StoredEndpoint) -> bool:
+    """Return whether the settings created the endpoint.
+
+    An administrator who creates an endpoint with ComfyUI always sets its member `engine`.
+    """
+    endpoint, given = stored.endpoint, stored.given
+    is_comfyui = endpoint.engine == "comfyui" and given.isdisjoint({"engine", "comfyui_url"})
+    return endpoint.id == DEFAULT_ENDPOINT or (is_comfyui and endpoint.ends_at is None)
+
+
 def _at(stored: StoredEndpoint) -> sa.ColumnElement[bool]:
     return (ENDPOINTS.c.id == stored.endpoint.id) & (ENDPOINTS.c.revision == stored.revision)
 
@@ -124,7 +160,7 @@ def _row(stored: StoredEndpoint) -> dict[str, Any]:
 
 def _stored(row: sa.Row[*tuple[Any, ...]]) -> StoredEndpoint:
     members = {name: getattr(row, name) for name in _MEMBERS}
-    for name in ("checkpoints", "comfyui_args"):
+    for name in _TUPLES:
         members[name] = None if members[name] is None else tuple(members[name])
     members["engine"] = members["engine"] or "darkroom"  # An earlier version wrote no engine.
     return StoredEndpoint(

@@ -92,6 +92,7 @@ def image_rows(events: Iterable[Event], jobs: Iterable[Job]) -> list[dict[str, A
             "size_bytes": image.size_bytes,
             "digest": image.digest,
             "position": event.position,
+            "poster_key": None if image.poster is None else image.poster.key,
         }
         for event in events
         if isinstance(image := event.data, ImageStored)
@@ -105,7 +106,7 @@ _ENDS: dict[str, type[End]] = {end.type_name: end for end in get_args(End)}
 
 
 def _states(job: Job) -> tuple[str, str]:
-    """Return the job as JSON, and a shorter JSON without request, graph and upload URLs.
+    """Return the job as JSON, and a shorter JSON without request, graph and encrypted texts.
 
     Both include the type of the end, because `Failed` and `Cancelled` have the same members.
     """
@@ -117,6 +118,7 @@ def _states(job: Job) -> tuple[str, str]:
     submitted["compiled"] = None
     if puts := submitted["image_puts"]:
         submitted["image_puts"] = [""] * len(puts)
+    submitted["sealed_extra_data"] = None
     return whole, json.dumps(state)
 
 
@@ -468,9 +470,11 @@ class ReadModel:
             await _delete(connection, (await connection.execute(query)).scalars().all())
 
     async def image_keys(self, job_ids: Collection[str]) -> set[str]:
-        """Return the storage keys of the images of these jobs."""
-        query = sa.select(IMAGES.c.storage_key).where(IMAGES.c.job_id.in_(job_ids))
-        return {row.storage_key for row in await self._database.fetch(query)}
+        """Return the storage keys of the images of these jobs, and of their posters."""
+        keys = (IMAGES.c.storage_key, IMAGES.c.poster_key)
+        query = sa.select(*keys).where(IMAGES.c.job_id.in_(job_ids))
+        rows = await self._database.fetch(query)
+        return {key for row in rows for key in row if key is not None}
 
     async def open_job_ids(self) -> list[str]:
         """Return the ids of the jobs of all owners that have not ended, oldest first."""
@@ -506,8 +510,11 @@ class ReadModel:
         before: str | None = None,
         offset: int = 0,
         is_ended: bool | None = None,
+        ends: Collection[type[End]] = (),
     ) -> list[Job]:
         """Return the owner's jobs, newest first, without their requests.
+
+        With `ends`, the result has only jobs that have ended in one of these ways.
 
         `before` is the id of the last job of the previous page. The result is empty if `before` is
         not a job of this owner.
@@ -517,10 +524,19 @@ class ReadModel:
         if is_ended is not None:
             has_ended = JOBS.c.ended_at.is_not(None)
             query = query.where(has_ended if is_ended else ~has_ended)
+        if ends:
+            query = query.where(_has_end(ends))
         if before is not None:
             query = query.where(_is_behind(before, of_owner=owner))
         rows = await self._database.fetch(query.limit(limit))
         return [from_state(row.summary) for row in rows]
+
+    async def count_ended(self, owner: str, flavour: Flavour, ends: Collection[type[End]]) -> int:
+        """Return the number of the owner's jobs that have ended in one of these ways."""
+        mine = (JOBS.c.owner == owner) & (JOBS.c.flavour == flavour) & (JOBS.c.status != ERASED)
+        count = sa.select(sa.func.count().label("jobs")).where(mine, _has_end(ends))
+        [row] = await self._database.fetch(count)
+        return int(row.jobs)
 
     async def every_owners_jobs(
         self,
@@ -559,6 +575,16 @@ def _listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:
         *(JOBS.c[name] == value for name, value in wanted.items() if value is not None),
     )
     return query.order_by(JOBS.c.created_at.desc(), JOBS.c.id.desc())
+
+
+def _has_end(ends: Collection[type[End]]) -> sa.ColumnElement[bool]:
+    """Match jobs with one of these ends. `Failed` and `Cancelled` have the same status, so the
+    beginning of the summary is read.
+    """
+    if set(ends) == set(get_args(End)):
+        return JOBS.c.ended_at.is_not(None)
+    begins = (json.dumps({"end": each.type_name}).removesuffix("}") for each in ends)
+    return sa.or_(*(JOBS.c.summary.startswith(each, autoescape=True) for each in begins))
 
 
 def _is_behind(job_id: str, *, of_owner: str | None = None) -> sa.ColumnElement[bool]:

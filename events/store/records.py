@@ -16,6 +16,9 @@ from settings.keys import ImageFormat
 ENDPOINTS_PERIOD_S = constant("ENDPOINTS_PERIOD_S", 2.0)
 """Seconds between two reads of the rows of endpoints, in each process that uses them."""
 
+DEFAULT_ENDPOINT = "default"
+"""The id of the endpoint of requests that name none."""
+
 EngineKind: TypeAlias = Literal["darkroom", "comfyui"]
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -113,8 +116,7 @@ class Endpoint:
     engine: EngineKind = "darkroom"
     """The engine that runs the graphs: Darkroom's own, or a ComfyUI server."""
     fallback: str | None = None
-    """The id of the endpoint that runs the graphs with node types that this endpoint does not know.
-    """
+    """The id of the endpoint that runs the workflows which only its ComfyUI server can run."""
     comfyui_url: str | None = None
     """The address of a ComfyUI server that runs already. Exactly one of this and `comfyui_dir` is
     set if the engine is `comfyui`.
@@ -125,6 +127,18 @@ class Endpoint:
     """The interpreter of the install; None means the one in its virtual environment."""
     comfyui_args: tuple[str, ...] | None = None
     """Further arguments of the install's `main.py`."""
+    comfyui_max_jobs: int | None = None
+    """The number of jobs after which the server of an install is restarted; None means never."""
+    comfyui_max_memory_gib: float | None = None
+    """The resident memory in GiB above which the server of an install is restarted."""
+    comfyui_required_nodes: tuple[str, ...] | None = None
+    """The node types without which the server is not ready."""
+    comfyui_allowed_nodes: tuple[str, ...] | None = None
+    """The only node types that graphs may have; None means all."""
+    comfyui_denied_nodes: tuple[str, ...] | None = None
+    """The node types that graphs may not have."""
+    comfyui_partner_nodes: bool | None = None
+    """Whether the server of an install has the nodes that send data to other companies."""
     owner: str | None = None
     """The only owner whose jobs the endpoint accepts; None means every owner."""
     checkpoint: str | None = None
@@ -184,7 +198,11 @@ class Endpoint:
         """Return the values whose change replaces the workers."""
         asked = [sorted((each or {}).items()) for each in (self.resources, self.labels)]
         unets = (self.precision or "auto", bool(self.channels_last), self.compiler)
-        comfyui = (self.comfyui_url, self.comfyui_dir, self.comfyui_python, self.comfyui_args)
+        comfyui = (
+            *(self.comfyui_url, self.comfyui_dir, self.comfyui_python, self.comfyui_args),
+            *(self.comfyui_max_jobs, self.comfyui_max_memory_gib, self.comfyui_required_nodes),
+            bool(self.comfyui_partner_nodes),
+        )
         server = comfyui if self.engine == "comfyui" else ()
         return (self.gpus, self.cpus, *asked, *unets, *server)
 
@@ -204,7 +222,7 @@ class StoredEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An input image of one owner."""
+    """An input file of one owner."""
 
     id: str
     """A UUIDv7, which sorts by the time of the upload."""
@@ -215,6 +233,7 @@ class Upload:
     """`sha256:` and the hexadecimal digest of the stored file."""
     storage_key: str
     width: int
+    """The width in pixels; 0 for a video or audio file, which is stored as it was sent."""
     height: int
     size_bytes: int
     created_at: datetime

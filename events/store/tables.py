@@ -98,6 +98,7 @@ IMAGES = _table(
     _required("size_bytes", sa.BigInteger),
     _required("digest", sa.String),
     _required("position", sa.BigInteger),
+    sa.Column("poster_key", sa.String),
 )
 
 ERASURES = _table(
@@ -192,10 +193,24 @@ ENDPOINTS = _table(
     sa.Column("comfyui_dir", sa.String),
     sa.Column("comfyui_python", sa.String),
     sa.Column("comfyui_args", sa.JSON(none_as_null=True)),
+    sa.Column("comfyui_max_jobs", sa.Integer),
+    sa.Column("comfyui_max_memory_gib", sa.Double),
+    sa.Column("comfyui_required_nodes", sa.JSON(none_as_null=True)),
+    sa.Column("comfyui_allowed_nodes", sa.JSON(none_as_null=True)),
+    sa.Column("comfyui_denied_nodes", sa.JSON(none_as_null=True)),
+    sa.Column("comfyui_partner_nodes", sa.Boolean),
     # These columns describe the row itself.
     _required("revision", sa.BigInteger),
     _required("given", sa.JSON),
     sa.Column("applied", sa.String),
+)
+
+OBJECT_INFOS = _table(
+    "object_infos",
+    _key("endpoint"),
+    _required("server", sa.String),
+    _required("digest", sa.String),
+    _required("content", sa.LargeBinary),
 )
 
 USER_FILES = _table(

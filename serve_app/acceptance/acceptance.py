@@ -16,9 +16,7 @@ from pydantic_core import to_json
 from engine.interface import (
     Catalogue,
     EngineError,
-    FieldError,
     GraphInvalid,
-    ParametersInvalid,
 )
 from events.bus.queues import JobQueue
 from events.decisions import Submit
@@ -30,8 +28,8 @@ from events.store.records import ApiKey, Endpoint
 from events.types import Flavour, InputFile, JobCost, Submitted, Terms
 from serve_app.acceptance.abandoned_jobs import AbandonedJobs
 from serve_app.acceptance.addresses import Addresses, require_images
-from serve_app.acceptance.comfyui_compilation import ComfyUICompiler
-from serve_app.acceptance.compilation import CheckedBody, RequestCompiler
+from serve_app.acceptance.comfyui_compilation import ComfyUICompiler, may_run_on_server
+from serve_app.acceptance.compilation import CheckedBody, RequestCompiler, compatibility_of
 from serve_app.acceptance.inline_images import InlineImageStore
 from serve_app.access.owner_limits import OwnerLimits
 from serve_app.endpoints.cache import EndpointCache
@@ -41,12 +39,12 @@ from serve_app.refusals import (
     IdempotencyConflict,
     ImageNotFetched,
     InvalidImage,
-    QualityOfPng,
     RequestRefused,
 )
 from settings.constant import constant
 from settings.graph import GraphSettings
 from settings.keys import ImageFormat
+from storage.service_secret import sealed
 from telemetry.exporter import SpanExporter
 from telemetry.logs import job_log_fields
 from telemetry.spans import accept_spans
@@ -71,7 +69,7 @@ _LONG_BYTES = 2**20
 """The largest body that is hashed without a thread."""
 _ESCAPE = b"\\u"  # A JSON escape may encode any of the other marks.
 _TEXTS = (b"[", b"|", _ESCAPE)
-_TEXTS_OF_WORKFLOW = (b"WebUI", b"Expression", _ESCAPE)
+_TEXTS_OF_WORKFLOW = (b"WebUI", b"Expression", b"subgraphs", b"groupNodes", _ESCAPE)
 
 
 class LogHealth(Protocol):
@@ -128,7 +126,7 @@ class GenerateRequest:
         """Whether a check of the request takes at most some milliseconds.
 
         A text in the WebUI's syntax with `[` or `|` may describe many texts. Many expression nodes
-        may link to one long text.
+        may link to one long text. Subgraphs and group nodes of an editor file may have many uses.
         """
         marks = _TEXTS_OF_WORKFLOW if self.flavour is Flavour.WORKFLOW else _TEXTS
         return len(self.body) <= QUICK_BYTES and not any(mark in self.body for mark in marks)
@@ -166,7 +164,8 @@ class Acceptance:
         exporter: SpanExporter | None = None,
     ) -> None:
         """`default_checkpoint` is the checkpoint of the default endpoint. Job ids are derived from
-        idempotency keys with `secret`. `job_timeout_s` is the longest time limit of a job.
+        idempotency keys with `secret`, and parts of `extra_data` are encrypted with it.
+        `job_timeout_s` is the longest time limit of a job.
         """
         self._jobs = jobs
         self._writer = writer
@@ -252,14 +251,8 @@ class Acceptance:
         content, presigned_uploads = await self._addresses.presigned_uploads(
             request.content, request.key
         )
-        try:
-            body = await self._compile(request, endpoint, content)
-        except GraphInvalid as error:
-            fallback = await self._fallback(request, endpoint, error)
-            if fallback is None:
-                raise
-            endpoint = fallback
-            body = await self._compile(request, endpoint, content)
+        body = await self._compile_or_fall_back(request, endpoint, content)
+        endpoint = body.compiler.endpoint
         require_images(presigned_uploads, body.images)
         await self._require_room(endpoint)
         return replace(body, presigned_uploads=presigned_uploads)
@@ -267,28 +260,59 @@ class Acceptance:
     async def _compile(
         self, request: GenerateRequest, endpoint: Endpoint, content: Any
     ) -> CheckedBody:
-        if endpoint.engine == "comfyui":
-            _refuse_file_options(request)
-        compiler = self._compiler(endpoint, request.key)
+        compiler = await self._compiler(endpoint, request.key)
         compile_body = partial(compiler.compile, excess_bytes=request.excess_bytes)
         return await self._run(request, compile_body, request.flavour, content)
 
-    async def _fallback(
-        self, request: GenerateRequest, endpoint: Endpoint, error: GraphInvalid
-    ) -> Endpoint | None:
-        """Return the endpoint that runs a graph with a node type that `endpoint` does not know.
+    async def _compile_or_fall_back(
+        self, request: GenerateRequest, endpoint: Endpoint, content: Any
+    ) -> CheckedBody:
+        """Compile for the endpoint, or for its fallback if only a ComfyUI server runs a workflow.
 
-        The result is None for other errors, and if the key may not use the fallback endpoint now.
+        Without a list of the server's node types, only an unknown node type leads to the fallback.
         """
-        if endpoint.fallback is None or error.type != "missing_node_type":
+        if request.flavour is not Flavour.WORKFLOW:
+            # The same parameters may mean another picture there.
+            return await self._compile(request, endpoint, content)
+        fallback = await self._fallback(endpoint, request.key)
+        object_info = None if fallback is None else await self.endpoints.object_info(fallback)
+        refusal = None
+        try:
+            body = await self._compile(request, endpoint, content)
+            if fallback is None or object_info is None or not body.needs_server(object_info):
+                return body
+        except GraphInvalid as error:
+            if fallback is None or not may_run_on_server(error, object_info):
+                raise
+            refusal = None if error.type == "missing_node_type" else error
+        try:
+            return await self._compile(request, fallback, content)
+        except GraphInvalid as error:
+            # If the server has all node types, the first endpoint's error is the better one.
+            raise refusal or error from error
+
+    async def _fallback(self, endpoint: Endpoint, key: ApiKey) -> Endpoint | None:
+        """Return the fallback for jobs of an endpoint, or None if the key may not use it now."""
+        if endpoint.fallback is None:
             return None
         try:
-            return await self.endpoints.for_job(endpoint.fallback, request.key)
+            fallback = await self.endpoints.for_job(endpoint.fallback, key)
         except RequestRefused:
             return None
+        if endpoint.checkpoints is None:
+            return fallback
+        # Jobs of the endpoint may use no other checkpoints there, either.
+        allowed = set(fallback.checkpoints or endpoint.checkpoints)
+        both = tuple([each for each in endpoint.checkpoints if each in allowed])
+        return replace(fallback, checkpoints=both)
 
-    def _compiler(self, endpoint: Endpoint, key: ApiKey) -> RequestCompiler:
-        kind = ComfyUICompiler if endpoint.engine == "comfyui" else RequestCompiler
+    async def _compiler(self, endpoint: Endpoint, key: ApiKey) -> RequestCompiler:
+        is_comfyui = endpoint.engine == "comfyui"
+        kind: Callable[..., RequestCompiler] = (
+            partial(ComfyUICompiler, object_info=await self.endpoints.object_info(endpoint))
+            if is_comfyui
+            else RequestCompiler
+        )
         return kind(
             endpoint,
             self._catalogue,
@@ -297,12 +321,29 @@ class Acceptance:
             max_cost=key.limits.max_cost or 0.0,
         )
 
-    def checkpoint(self, endpoint: Endpoint, key: ApiKey) -> str | None:
+    async def checkpoint(self, endpoint: Endpoint, key: ApiKey) -> str | None:
         """Return the checkpoint for diffusion requests without one, or None if none exists.
 
-        This may read the models folder. Raises ModelsUnavailable.
+        Raises ModelsUnavailable, DatabaseUnavailable.
         """
-        return self._compiler(endpoint, key).checkpoint()
+        compiler = await self._compiler(endpoint, key)
+        return await asyncio.to_thread(compiler.checkpoint)
+
+    async def checkpoint_named(self, endpoint: Endpoint, key: ApiKey, asked: str) -> str:
+        """Return the name of a checkpoint of the endpoint for a spelling of the WebUI.
+
+        Raises ValueError for an unknown name, ModelsUnavailable, DatabaseUnavailable.
+        """
+        compiler = await self._compiler(endpoint, key)
+        return await asyncio.to_thread(compiler.checkpoint_named, asked)
+
+    async def model_names(self, endpoint: Endpoint, key: ApiKey, folder: str) -> tuple[str, ...]:
+        """Return the names of the models of a folder that requests for the endpoint may name.
+
+        Raises ModelsUnavailable, DatabaseUnavailable.
+        """
+        compiler = await self._compiler(endpoint, key)
+        return await asyncio.to_thread(compiler.model_names, folder)
 
     def max_steps(self, endpoint: Endpoint) -> int:
         """Return the largest number of steps of a job of the endpoint."""
@@ -334,9 +375,10 @@ class Acceptance:
         graph = body.recorded_graph
         if graph is not None and is_bare:
             graph = graph.model_copy(update={"infotext": None})
+        extra_data = body.extra_data
         endpoint = body.compiler.endpoint
-        image_format, image_quality = (
-            (None, None) if endpoint.engine == "comfyui" else recorded_image_format(request)
+        image_format, image_quality = body.recorded_image_format(
+            request.key.limits, request.image_format, request.image_quality
         )
         submitted = Submitted(
             flavour=request.flavour,
@@ -363,6 +405,8 @@ class Acceptance:
             priority=request.key.limits.priority,
             image_puts=body.presigned_uploads,
             client_id=request.client_id,
+            notes=body.notes or None,
+            sealed_extra_data=None if extra_data is None else sealed(self._secret, extra_data),
         )
         size_bytes = len(to_json(submitted, exclude_none=True, inf_nan_mode="null"))
         if size_bytes > _MAX_EVENT_BYTES:
@@ -398,27 +442,29 @@ class Acceptance:
     ) -> dict[str, InputFile] | None:
         """Return the input files of the request by upload name, or None without input files.
 
-        Raises GraphInvalid or ParametersInvalid if the owner has no upload with one of the names.
+        Raises GraphInvalid or ParametersInvalid if the owner has no upload with one of the names,
+        or if the endpoint cannot read one of the uploads.
         """
-        if not body.input_files:
-            return None
+        names = (*body.input_files, *body.possible_files)
         owner, uploads = request.key.owner, self._uploads
-        found = await uploads.use(owner, body.input_files, utc_now())
+        found = await uploads.use(owner, names, utc_now())
         missing = set(body.input_files) - found.keys()
         if missing:
             newest = await uploads.page(owner, limit=_LISTED_NAMES)
             listed = dict.fromkeys([*found, *(upload.name for upload in newest)])
             known = [name for name in listed if name not in missing]
             await self._run(request, body.require_files, known)
-        return {
+        body.require_readable(found.values())
+        files = {
             name: InputFile(
                 key=upload.storage_key,
                 digest=upload.digest,
-                width=upload.width,
-                height=upload.height,
+                width=upload.width or None,
+                height=upload.height or None,
             )
             for name, upload in found.items()
         }
+        return files or None
 
     async def _store(self, job_id: str, event: _SubmittedEvent, request: GenerateRequest) -> Job:
         """Append and return the job, or return the earlier job of a repeat.
@@ -509,33 +555,6 @@ async def fingerprint_of(request: GenerateRequest) -> str:
     return digest() if len(request.body) <= _LONG_BYTES else await asyncio.to_thread(digest)
 
 
-def _refuse_file_options(request: GenerateRequest) -> None:
-    """Raise ParametersInvalid if a ComfyUI server cannot write the files in the requested form."""
-    errors = []
-    if request.image_format is not None or request.image_quality is not None:
-        message = "cannot be set here: the save nodes of the graph choose the format of their files"
-        errors.append(FieldError("not_supported", message, "image_format"))
-    if request.key.limits.embed_metadata is False:
-        message = (
-            "the key forbids metadata in images, but ComfyUI writes the graph into its files: use "
-            "another key or endpoint"
-        )
-        errors.append(FieldError("not_supported", message, "endpoint"))
-    if errors:
-        raise ParametersInvalid(tuple(errors))
-
-
-def recorded_image_format(request: GenerateRequest) -> tuple[str | None, int | None]:
-    """Return the image format and quality to record. Both are None for PNG. Raises QualityOfPng."""
-    limits = request.key.limits
-    image_format = request.image_format or limits.image_format or "png"
-    if image_format == "png":
-        if request.image_quality is not None:
-            raise QualityOfPng
-        return None, None
-    return image_format, request.image_quality or limits.image_quality
-
-
 def job_timeout_s(endpoint: Endpoint, longest_s: float) -> float:
     """Return the time limit of a job of the endpoint in seconds, at most `longest_s`."""
     return min(endpoint.job_timeout_s or longest_s, longest_s)
@@ -549,5 +568,5 @@ def terms_of(endpoint: Endpoint, settings: GraphSettings) -> Terms:
         max_cost=limits["max_cost"],
         max_attempts=endpoint.max_attempts,
         queue_timeout_s=endpoint.queue_timeout_s,
-        compatibility=endpoint.compatibility or settings.compatibility,
+        compatibility=compatibility_of(endpoint, settings),
     )

@@ -46,6 +46,11 @@ class TtlCache(Generic[Row]):
             later = self._begin(id, now)
         return await asyncio.shield(later)
 
+    def last(self, id: str) -> Row | None:
+        """Return the last row that was found, however old it is."""
+        known = self._rows.get(id)
+        return None if known is None else known[1]
+
     def _begin(self, id: str, now: float) -> asyncio.Task[Row | None]:
         """Load the row in its own task, which continues for others if this caller is cancelled."""
         loading = asyncio.create_task(self._load(id))

@@ -26,6 +26,7 @@ _POLICY = {
     "script-src": "'self'",
     "style-src": "'self'",
     "img-src": "'self' blob: data:",
+    "media-src": "'self'",
     "connect-src": "'self'",
     "frame-ancestors": "'none'",
     "base-uri": "'none'",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from engine.interface import FieldError, ModelsFolder, ParametersInvalid
 from events.ids import ENDPOINT_ID
 from events.log import utc_now
-from events.store.records import ApiKey, Endpoint, Scope, StoredEndpoint
+from events.store.records import DEFAULT_ENDPOINT, ApiKey, Endpoint, Scope, StoredEndpoint
 from serve_app.access.api_keys import require_endpoint
 from serve_app.refusals import (
     EndpointChanged,
@@ -40,7 +40,21 @@ consumers, and NATS allows 1000 consumers by default.
 _MAX_JOBS_PER_WORKER = 16
 """The most jobs per worker on an endpoint with an owner. Each needs a process of about 100 MiB."""
 _DEFAULTS = Endpoint("")
-_COMFYUI = ("comfyui_url", "comfyui_dir", "comfyui_python", "comfyui_args")
+_OF_INSTALL = (
+    "comfyui_python",
+    "comfyui_args",
+    "comfyui_max_jobs",
+    "comfyui_max_memory_gib",
+    "comfyui_partner_nodes",
+)
+_COMFYUI = (
+    "comfyui_url",
+    "comfyui_dir",
+    *_OF_INSTALL,
+    "comfyui_required_nodes",
+    "comfyui_allowed_nodes",
+    "comfyui_denied_nodes",
+)
 _NOT_HIGHER = ("max_pixels", "max_steps")
 _PER_WORKER = ("gpus", "cpus")
 
@@ -85,6 +99,16 @@ def require_within_limits(
     _refuse(error for error in errors if given is None or _is_about(error.field, given))
 
 
+def require_same_engine(before: Endpoint, after: Endpoint) -> None:
+    """Raise ParametersInvalid if the engine changes.
+
+    The waiting jobs of an endpoint were accepted for its engine, and may not run on another one.
+    """
+    if after.engine != before.engine:
+        text = "cannot be changed; create another endpoint"
+        raise ParametersInvalid((_error("engine", text),))
+
+
 def _is_about(field: str, given: Collection[str]) -> bool:
     return field in given or (field in _PER_WORKER and "max_workers" in given)
 
@@ -120,9 +144,11 @@ def _unsound_engine(endpoint: Endpoint) -> Iterator[FieldError]:
         return
     if (endpoint.comfyui_url is None) == (endpoint.comfyui_dir is None):
         yield _error("engine", "`comfyui` needs either `comfyui_url` or `comfyui_dir`")
+    if endpoint.compatibility == "webui":
+        yield _error("compatibility", "must be `comfyui` with the engine `comfyui`")
     if endpoint.comfyui_url is None:
         return
-    for name in ("comfyui_python", "comfyui_args"):
+    for name in _OF_INSTALL:
         if name in given:
             yield _error(name, "can be set only with `comfyui_dir`")
     if endpoint.max_workers != 1:
@@ -202,16 +228,18 @@ def _refuse(errors: Iterator[FieldError] | Collection[FieldError]) -> None:
         raise ParametersInvalid(found)
 
 
-def new_endpoint(id: str, default: Endpoint, *, owner: str | None) -> StoredEndpoint:
-    """Build an endpoint with default values. `default` is the default endpoint of the settings."""
-    return StoredEndpoint(endpoint=replace(_default_row(id, default), owner=owner))
+def new_endpoint(
+    id: str, configured: Mapping[str, Endpoint], *, owner: str | None
+) -> StoredEndpoint:
+    """Build an endpoint with default values. `configured` are the endpoints of the settings."""
+    return StoredEndpoint(endpoint=replace(_row_without_members(id, configured), owner=owner))
 
 
 def with_members(
-    stored: StoredEndpoint, given: Mapping[str, Any], default: Endpoint
+    stored: StoredEndpoint, given: Mapping[str, Any], configured: Mapping[str, Endpoint]
 ) -> StoredEndpoint:
     """Return the endpoint with these members changed. The value None restores the default."""
-    usual = _default_row(stored.endpoint.id, default)
+    usual = _row_without_members(stored.endpoint.id, configured)
     members = {
         name: getattr(usual, name) if value is None else value for name, value in given.items()
     }
@@ -229,8 +257,10 @@ def require_below_limit(rows: Collection[Endpoint]) -> None:
         raise TooManyEndpoints("The service", _MAX_ENDPOINTS)
 
 
-def _default_row(id: str, default: Endpoint) -> Endpoint:
-    return default if id == default.id else Endpoint(id, cpus=default.cpus, min_workers=0)
+def _row_without_members(id: str, configured: Mapping[str, Endpoint]) -> Endpoint:
+    """Return the endpoint with the values that it has if no member is given."""
+    usual = Endpoint(id, cpus=configured[DEFAULT_ENDPOINT].cpus, min_workers=0)
+    return configured.get(id, usual)
 
 
 class EndpointAdministration:
@@ -246,15 +276,15 @@ class EndpointAdministration:
         endpoints: Endpoints,
         models: ModelsFolder,
         *,
-        default: Endpoint,
+        configured: Mapping[str, Endpoint],
         owners: OwnerSettings,
         dispatch: DispatchSettings,
         graph: GraphSettings,
     ) -> None:
-        """`default` is the default endpoint of the settings."""
+        """`configured` are the endpoints of the settings by id."""
         self._rows = endpoints
         self._models = models
-        self._default = default
+        self._configured = configured
         self._owners = owners
         self._dispatch = dispatch
         self._graph = graph
@@ -286,7 +316,8 @@ class EndpointAdministration:
             if owner not in {None, key.owner}:
                 raise ScopeMissing(Scope.ADMIN)
             owner = key.owner
-        stored = with_members(new_endpoint(id, self._default, owner=owner), given, self._default)
+        new = new_endpoint(id, self._configured, owner=owner)
+        stored = with_members(new, given, self._configured)
         most = self._owners.max_endpoints
 
         def check(rows: Collection[Endpoint]) -> None:
@@ -313,11 +344,12 @@ class EndpointAdministration:
             stored = await self.one(key, id)
             if revision not in {None, stored.revision}:
                 raise EndpointChanged(stored.revision)
-            changed = with_members(stored, given, self._default)
+            changed = with_members(stored, given, self._configured)
             if changed == stored:
                 return stored
             if stored.endpoint.ends_at is not None:
                 raise EndpointNotFound("The endpoint is being deleted.")
+            require_same_engine(stored.endpoint, changed.endpoint)
             if members := given.keys() - {"draining"}:
                 await self._require_sound(changed.endpoint, members)
             share = partial(self._require_share, changed.endpoint, given=members)
@@ -334,8 +366,8 @@ class EndpointAdministration:
         ends_at = utc_now() + timedelta(seconds=_ENDPOINT_DRAIN_S if drain_s is None else drain_s)
         while True:
             stored = await self.one(key, id)
-            if id == self._default.id:
-                raise EndpointNotDeletable
+            if id in self._configured:
+                raise EndpointNotDeletable  # The next start would create it again.
             before = stored.endpoint.ends_at
             if before is not None and (drain_s is None or before <= ends_at):
                 return stored
@@ -349,7 +381,9 @@ class EndpointAdministration:
         Raises ParametersInvalid, ModelsUnavailable.
         """
         require_sound(endpoint, self._dispatch)
-        if given is None or not {"checkpoint", "checkpoints"}.isdisjoint(given):
+        if endpoint.engine == "comfyui":
+            return  # The checkpoints of the server are not in the models folder.
+        if given is None or not {"checkpoint", "checkpoints", "engine"}.isdisjoint(given):
             require_listed(endpoint, await asyncio.to_thread(self._models.names, "checkpoints"))
 
     def _require_share(

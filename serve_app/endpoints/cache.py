@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import re
+import zlib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+from comfyui.errors import RequestFailed
+from comfyui.object_info import ObjectInfo
 from events.ids import ENDPOINT_ID
 from events.store.records import ENDPOINTS_PERIOD_S, ApiKey, Endpoint
 from serve_app.access.api_keys import may_see, require_endpoint
@@ -15,6 +20,9 @@ from serve_app.refusals import EndpointDraining, EndpointNotFound, QueueFull
 
 if TYPE_CHECKING:
     from events.store.endpoints import Endpoints
+    from events.store.object_infos import ObjectInfos
+
+logger = logging.getLogger(__name__)
 
 _STATUS_TTL_S = 1.0
 _SHARE = 20
@@ -28,11 +36,14 @@ class EndpointCache:
     def __init__(
         self,
         endpoints: Endpoints,
+        object_infos: ObjectInfos,
         status_of: Callable[[str], Coroutine[Any, Any, Mapping[str, Any] | None]],
     ) -> None:
         """`status_of` returns None if the dispatcher of the endpoint does not answer."""
         self._endpoints = endpoints
+        self._object_infos = object_infos
         self._rows = TtlCache(endpoints.get, ttl_s=ENDPOINTS_PERIOD_S)
+        self._node_types = TtlCache(self._read_node_types, ttl_s=ENDPOINTS_PERIOD_S)
         self._status: TtlCache[Mapping[str, Any]] = TtlCache(status_of, ttl_s=_STATUS_TTL_S)
 
     async def usable(self, key: ApiKey) -> list[str]:
@@ -49,10 +60,46 @@ class EndpointCache:
         Raises EndpointForbidden, EndpointNotFound, EndpointDraining, DatabaseUnavailable.
         """
         require_endpoint(key, id)
-        endpoint = await self._rows.get(id) if re.fullmatch(ENDPOINT_ID, id) else None
-        if endpoint is not None and not may_see(key, endpoint):
-            endpoint = None
-        return require_open(endpoint)
+        return require_open(await self.visible(id, key))
+
+    async def visible(self, id: str, key: ApiKey) -> Endpoint | None:
+        """Return the endpoint if the key may use it, also if it accepts no jobs now.
+
+        Raises DatabaseUnavailable.
+        """
+        if not key.limits.allow_endpoint(id) or not re.fullmatch(ENDPOINT_ID, id):
+            return None
+        endpoint = await self._rows.get(id)
+        return endpoint if endpoint is not None and may_see(key, endpoint) else None
+
+    async def object_info(self, endpoint: Endpoint) -> ObjectInfo | None:
+        """Return the node types of an endpoint with ComfyUI, or None if they are not known.
+
+        Raises DatabaseUnavailable.
+        """
+        known = await self._node_types.get(endpoint.id)
+        return None if known is None else known[1]
+
+    async def _read_node_types(self, id: str) -> tuple[str, ObjectInfo] | None:
+        """Return the digest and the node types. They are read again only if the digest differs."""
+        endpoint = await self._rows.get(id)
+        digest = None if endpoint is None else await self._object_infos.digest(endpoint)
+        if endpoint is None or digest is None:
+            return None
+        known = self._node_types.last(id)
+        if known is not None and known[0] == digest:
+            return known
+        stored = await self._object_infos.get(endpoint)
+        if stored is None:
+            return None
+        try:
+            digest, content = stored
+            unpacked = await asyncio.to_thread(zlib.decompress, content)
+            return digest, await asyncio.to_thread(ObjectInfo, unpacked)
+        except (RequestFailed, zlib.error) as error:
+            fields = {"action": "read_object_info", "endpoint": id, "error": str(error)}
+            logger.error("the stored node types cannot be read", extra=fields)
+            return None
 
     async def status(self, id: str) -> Mapping[str, Any] | None:
         """Return the status of the endpoint's dispatcher; None if it does not answer."""

@@ -26,10 +26,11 @@ import yaml
 from pydantic import ValidationError
 
 from engine.interface import FieldError, ParametersInvalid
-from events.store.records import Endpoint
+from events.store.records import DEFAULT_ENDPOINT, Endpoint
 from serve_app.endpoints.administration import (
     new_endpoint,
     require_below_limit,
+    require_same_engine,
     require_sound,
     with_members,
 )
@@ -92,11 +93,15 @@ def _declaration(path: Path, id: Any, members: Any) -> Declaration:
 
 class DeclaredEndpoints:
     def __init__(
-        self, endpoints: Endpoints, *, default: Endpoint, settings: DispatchSettings
+        self,
+        endpoints: Endpoints,
+        *,
+        configured: Mapping[str, Endpoint],
+        settings: DispatchSettings,
     ) -> None:
-        """`default` is the default endpoint of the settings."""
+        """`configured` are the endpoints of the settings by id."""
         self._endpoints = endpoints
-        self._default = default
+        self._configured = configured
         self._settings = settings
 
     async def apply(self, path: Path) -> None:
@@ -128,14 +133,16 @@ class DeclaredEndpoints:
             stored = await self._endpoints.stored_one(declared.id)
             if stored is not None and (stored.applied == digest or stored.endpoint.ends_at):
                 return False
-            before = new_endpoint(declared.id, self._default, owner=declared.owner)
+            before = new_endpoint(declared.id, self._configured, owner=declared.owner)
             if stored is not None:
                 is_theirs = stored.endpoint.owner == declared.owner
                 before = stored if is_theirs else replace(before, revision=stored.revision)
-            changed = with_members(before, declared.given, self._default)
-            if declared.owner is not None and declared.id == self._default.id:
+            changed = with_members(before, declared.given, self._configured)
+            if declared.owner is not None and declared.id == DEFAULT_ENDPOINT:
                 message = "the default endpoint must accept the jobs of all owners"
                 raise ParametersInvalid((FieldError("not_allowed", message, "owner"),))
+            if stored is not None:
+                require_same_engine(stored.endpoint, changed.endpoint)
             require_sound(changed.endpoint, self._settings)
             changed = replace(changed, applied=digest)
             if stored is None:

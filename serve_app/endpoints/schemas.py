@@ -18,6 +18,7 @@ from settings.graph import Compatibility
 _DAY_S = 86400.0
 _LONGEST_LIST = 100
 _MOST_NAMES = 16
+_MOST_NODE_TYPES = 2000
 _OWN_RESOURCES = {"CPU": "cpus", "GPU": "gpus"}
 
 
@@ -43,6 +44,10 @@ Amount = Annotated[float, Field(ge=0.0001, le=1e12, allow_inf_nan=False)]
 ServerUrl = Annotated[str, Field(max_length=255, pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
 AbsolutePath = Annotated[str, Field(max_length=1024, pattern=r"^/[^\x00-\x1f]*$")]
 ServerArgument = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00]*$")]
+NodeType = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f]*$")]
+NodeTypes = Annotated[
+    tuple[NodeType, ...], Field(min_length=1, max_length=_MOST_NODE_TYPES, fail_fast=True)
+]
 LabelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,126}$")]
 LabelValue = Annotated[
     str,
@@ -63,8 +68,8 @@ class EndpointMembers(Members):
     )
     fallback: Annotated[str, Field(pattern=ENDPOINT_ID)] | None = Field(
         default=None,
-        description="The endpoint that runs the workflows with node types that this endpoint does "
-        "not know. Default: such workflows are refused",
+        description="The endpoint that runs the workflows which only its ComfyUI server can run. "
+        "Default: such workflows are refused",
     )
     comfyui_url: ServerUrl | None = Field(
         default=None,
@@ -84,6 +89,39 @@ class EndpointMembers(Members):
         default=None,
         max_length=_LONGEST_LIST,
         description="Further arguments of the install's `main.py`, such as `--lowvram`",
+    )
+    comfyui_max_jobs: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**6,
+        description="The number of jobs after which the server of the install is restarted. "
+        "Default: it is not restarted",
+    )
+    comfyui_max_memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        le=10**6,
+        allow_inf_nan=False,
+        description="The resident memory in GiB, of the install's server and the processes that it "
+        "started, above which the server is restarted after a job. Default: no limit",
+    )
+    comfyui_required_nodes: NodeTypes | None = Field(
+        default=None,
+        description="With the engine `comfyui`: the node types without which no worker is ready",
+    )
+    comfyui_allowed_nodes: NodeTypes | None = Field(
+        default=None,
+        description="With the engine `comfyui`: the only node types that workflows may have. "
+        "Default: all",
+    )
+    comfyui_denied_nodes: NodeTypes | None = Field(
+        default=None,
+        description="With the engine `comfyui`: the node types that workflows may not have",
+    )
+    comfyui_partner_nodes: bool | None = Field(
+        default=None,
+        description="Whether the install's server has the partner nodes, which send data to other "
+        "companies. Default: false",
     )
     checkpoint: Checkpoint | None = Field(
         default=None,
@@ -289,6 +327,12 @@ class EndpointInfo(BaseModel):
     comfyui_dir: str | None = None
     comfyui_python: str | None = None
     comfyui_args: list[str] | None = None
+    comfyui_max_jobs: int | None = None
+    comfyui_max_memory_gib: float | None = None
+    comfyui_required_nodes: list[str] | None = None
+    comfyui_allowed_nodes: list[str] | None = None
+    comfyui_denied_nodes: list[str] | None = None
+    comfyui_partner_nodes: bool | None = None
     checkpoint: str | None = None
     checkpoints: list[str] | None = None
     gpus: float | None = None
@@ -320,6 +364,16 @@ class EndpointInfo(BaseModel):
         return cls.model_validate(members | {"revision": stored.revision, "state": state} | more)
 
 
+class ServerDescription(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    version: str | None = None
+    failed_imports: list[str] = Field(
+        description="The folders of the packs that could not be imported, as the log of a server "
+        "that the worker has started says"
+    )
+
+
 class WorkerInfo(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
@@ -335,7 +389,14 @@ class WorkerInfo(BaseModel):
     checkpoints: list[str] = Field(
         description="The checkpoints of the jobs that the worker was given since its engine started"
     )
-    trouble: str | None = Field(default=None, description="Why the worker is not ready")
+    trouble: str | None = Field(
+        default=None,
+        description="Why the worker is not ready, or what a ready worker lacks: the node packs "
+        "that its ComfyUI server could not import",
+    )
+    server: ServerDescription | None = Field(
+        default=None, description="The ComfyUI server that last answered, if the worker has one"
+    )
 
 
 class EndpointDetail(EndpointInfo):

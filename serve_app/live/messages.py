@@ -44,7 +44,17 @@ _SHOWN: Mapping[type[EventData], set[str]] = {
         "retry_of",
     },
     Started: {"attempt", "exclusive"},
-    ImageStored: {"index", "attempt", "size_bytes", "width", "height", "seed", "media_type"},
+    ImageStored: {
+        "index",
+        "attempt",
+        "size_bytes",
+        "width",
+        "height",
+        "seed",
+        "media_type",
+        "duration_s",
+        "text",
+    },
     AttemptFailed: {"attempt", "message", "code"},
     DispatchFailed: {"failure", "message"},
     CancelRequested: set(),
@@ -75,6 +85,8 @@ def stored_message(event: Event, url_for: UrlFor) -> bytes:
     data = event.data.model_dump(mode="json", include=_SHOWN[type(event.data)], exclude_none=True)
     if isinstance(event.data, ImageStored):
         data["url"] = url_for(event.job_id, event.data)
+        if event.data.poster is not None:
+            data["poster_url"] = url_for(event.job_id, event.data.poster)
     return format_sse_event(
         event=event.data.type_name.split(".")[2],
         data_str=encode(event, data=data).decode(),

@@ -54,7 +54,9 @@ _WORKFLOW_SCHEMA: dict[str, Any] = {
         "extra_data": {
             "type": "object",
             "description": "The member `extra_pnginfo` is an object that is written into the PNG: "
-            "its names are keywords of PNG text chunks. Other members are ignored",
+            "its names are keywords of PNG text chunks. On an endpoint with ComfyUI, other "
+            "members, such as keys of partner nodes, are stored encrypted and passed to the "
+            "server. Elsewhere they are ignored",
         },
         MEMBER: _IMAGE_PUT_URLS,
     },

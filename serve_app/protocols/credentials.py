@@ -1,34 +1,24 @@
 """Reads API keys in the forms that clients of other protocols send.
 
-Such a client may send the key as `Authorization: Bearer`, as the password of Basic (RFC 7617), as
-the query parameter `token`, or in the path if the route has a parameter for the key. Darkroom's
-own routes accept only `Authorization: Bearer`.
+Such a client may also send the key as the password of Basic (RFC 7617), or as the query parameter
+`token`.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import re
 from typing import Annotated
 
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
 from events.store.records import ApiKey, Scope
-from serve_app.auth import Requires, caller, note_authorization
+from serve_app.auth import Requires, authorization_of, caller, note_authorization
 
 TOKEN = "token"
-PREFIX_PARAMETER = "twin"
-"""The path parameter whose value may begin with `key/<key>/`."""
-_IN_PATH = re.compile(r"key/([^/]+)/")
 _OF_OWN_PAGES = {"same-origin", "none"}
 """Values of Sec-Fetch-Site (Fetch Metadata). `none` means that a person typed the address."""
-
-
-def without_key(path: str) -> str:
-    """Return the path without its key, for log lines."""
-    return _IN_PATH.sub("key/-/", path, count=1)
 
 
 class ProtocolRequires(Requires):
@@ -51,9 +41,7 @@ async def protocol_caller(connection: HTTPConnection) -> ApiKey:
 
 def _authorization(connection: HTTPConnection) -> str:
     """Return the key in the form of a bearer `Authorization` header; empty if there is no key."""
-    if in_path := _IN_PATH.match(connection.path_params.get(PREFIX_PARAMETER, "")):
-        return f"Bearer {in_path[1]}"  # This key has precedence over other keys.
-    given = connection.headers.get("authorization", "").strip()
+    given = authorization_of(connection).strip()
     scheme, _, text = given.partition(" ")
     if scheme.lower() == "basic":
         key = _password(text.strip()) if _is_of_own_page(connection) else ""

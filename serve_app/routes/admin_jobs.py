@@ -203,7 +203,7 @@ async def show_any_job(
         request_bytes=len(json.dumps(submitted.request)),
         images=submitted.images,
         results=len(job.images),
-        result_bytes=sum(image.size_bytes for image in job.images),
+        result_bytes=sum(file.size_bytes for file in job.files),
         input_files=len(submitted.input_files or ()),
         has_callback=submitted.callback_url is not None,
         actor=job.actor,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from engine.interface import Catalogue, Family
+from events.store.records import DEFAULT_ENDPOINT, ApiKey
 from serve_app.auth import READ, ReadKey
+from serve_app.error_responses import not_found
 from serve_app.openapi.document import documented
 from serve_app.protocols.openai.models import listed_models
-from serve_app.replica import JobAccessDep, SubmissionDep
+from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
+from serve_app.routes.generate import EndpointId
 
 _LISTED_UPLOADS = 1000
 
@@ -124,9 +128,50 @@ async def list_schedulers() -> SchedulerList:
     )
 
 
-@router.get("/object_info")
-async def object_info(key: ReadKey, access: JobAccessDep) -> dict[str, Any]:
-    """List all node types and the caller's uploads, in the format of ComfyUI's `/object_info`."""
+@router.get("/object_info", response_model=dict[str, Any], responses=documented(404))
+async def object_info(
+    key: ReadKey,
+    access: JobAccessDep,
+    submission: SubmissionDep,
+    *,
+    endpoint: EndpointId = DEFAULT_ENDPOINT,
+) -> Response:
+    """List the node types of an endpoint and the caller's uploads, in the format of ComfyUI's
+    `/object_info`. An endpoint with a fallback also has the node types of the fallback. Those of
+    ComfyUI are as its server has last declared them.
+    """
+    nodes = await node_types(key, access, submission, endpoint)
+    content = await asyncio.to_thread(to_json, nodes)
+    return Response(content, media_type="application/json")
+
+
+async def node_types(
+    key: ApiKey, access: JobAccess, submission: Submission, endpoint_id: str
+) -> dict[str, Any]:
+    """Return the declaration of each node type of an endpoint by its name.
+
+    Raises ApiError 404 if the endpoint does not exist, or if its server has declared nothing yet.
+    """
+    endpoints = submission.acceptance.endpoints
+    endpoint = await endpoints.visible(endpoint_id, key)
+    if endpoint is None and endpoint_id != DEFAULT_ENDPOINT:
+        raise not_found("There is no such endpoint.")
     newest = await access.uploads.page(key.owner, limit=_LISTED_UPLOADS)
-    names = [upload.name for upload in newest]
-    return await asyncio.to_thread(access.catalogue.object_info, names)
+    files = [upload.name for upload in newest]
+    images = [upload.name for upload in newest if upload.width]
+    if endpoint is not None and endpoint.engine == "comfyui":
+        declared = await endpoints.object_info(endpoint)
+        if declared is None:
+            raise not_found(
+                "The node types of this endpoint are not known yet, because none of its servers "
+                "has been ready."
+            )
+        return await asyncio.to_thread(declared.with_files, files)
+    own = await asyncio.to_thread(access.catalogue.object_info, images)
+    if endpoint is None or endpoint.fallback is None:
+        return own
+    fallback = await endpoints.visible(endpoint.fallback, key)
+    declared = None if fallback is None else await endpoints.object_info(fallback)
+    if declared is None:
+        return own
+    return await asyncio.to_thread(declared.added_to, own, files)

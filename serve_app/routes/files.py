@@ -1,4 +1,4 @@
-"""Route that serves images and latents. The URL of a file gives access to it without a key."""
+"""Route that serves the files of jobs. The URL of a file gives access to it without a key."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from events.ids import is_job_id
-from events.types import ImageStored
 from serve_app.error_responses import ApiError, not_found
 from serve_app.openapi.document import documented
 from serve_app.replica import JobAccess, JobAccessDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
-from storage.file_names import JPEG, PNG, SAFETENSORS, WEBP, file_name
+from storage.file_names import JPEG, PNG, SAFETENSORS, WEBP
 from storage.service_secret import is_file_token
 
-_NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})\.[a-z0-9]+")
+_NAME = re.compile(r"(?P<index>0|[1-9][0-9]{0,5})(-poster)?\.[a-z0-9]+")
 _YEAR_S = 31_536_000
 _PATH = "/{request_id}/{name}"
 
@@ -28,7 +27,8 @@ router = APIRouter(prefix="/files", tags=["files"], responses=documented(400, 40
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     # The media types are omitted, because generators of clients would skip the route.
     200: {
-        "description": f"The image, `{PNG}`, `{WEBP}` or `{JPEG}`, or the latent, `{SAFETENSORS}`"
+        "description": f"The file: an image, `{PNG}`, `{WEBP}` or `{JPEG}`, a latent, "
+        f"`{SAFETENSORS}`, the poster of a video, `{JPEG}`, or a file of another kind"
     },
     206: {"description": "The part of the file that the header Range requests"},
     304: {"description": "The image is unchanged: its ETag is in the header If-None-Match"},
@@ -52,11 +52,11 @@ async def get_file(
     token: Token = "",
     expires: Expires = None,
 ) -> Response:
-    """Return an image or a latent, or a part of its bytes. The bytes never change."""
-    image = await _find(access, request_id, name, token=token, expires=expires)
+    """Return a file of a job, or a part of its bytes. The bytes never change."""
+    file = await _find(access, request_id, name, token=token, expires=expires)
     left_s = _require_time(expires, ttl_s=access.files.image_url_s)
     return await file_answer(
-        StoredFile.of_image(image),
+        file,
         file_request,
         access.files.images,
         cache_control=f"private, max-age={left_s}, immutable",
@@ -77,8 +77,8 @@ def _require_time(expires: int | None, *, ttl_s: float) -> int:
 
 async def _find(
     access: JobAccess, request_id: str, name: str, *, token: str, expires: int | None
-) -> ImageStored:
-    """Return the image. Raises the same ApiError 404 for a wrong token and for a missing image."""
+) -> StoredFile:
+    """Return the file. Raises the same ApiError 404 for a wrong token and for a missing file."""
     parts = _NAME.fullmatch(name)
     secret = access.files.secret
     if (
@@ -89,6 +89,8 @@ async def _find(
         raise not_found("There is no such file.")
     job = await access.jobs.current(request_id, with_request=False)
     image = None if job is None else job.image(int(parts["index"]))
-    if image is None or name != file_name(image.index, image.media_type):
-        raise not_found("There is no such file.")
-    return image
+    if image is not None and name == image.name:
+        return StoredFile.of_image(image)
+    if image is not None and image.poster is not None and name == image.poster.name:
+        return StoredFile.of_poster(image.poster)
+    raise not_found("There is no such file.")

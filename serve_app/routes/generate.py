@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from events.delivery_steps import CallbackEvent
 from events.log import utc_now
 from events.result import ResultResponse, result_of
+from events.store.records import DEFAULT_ENDPOINT
 from events.types import Flavour, JobCost
 from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.auth import GenerateKey
@@ -121,7 +122,7 @@ async def generate(
     submission: SubmissionDep,
     access: JobAccessDep,
     *,
-    endpoint: EndpointId = "default",
+    endpoint: EndpointId = DEFAULT_ENDPOINT,
     callback_url: CallbackUrl = None,
     callback_events: CallbackEvents = None,
     alone: Alone = False,
@@ -162,7 +163,7 @@ async def check(
     key: GenerateKey,
     submission: SubmissionDep,
     *,
-    endpoint: EndpointId = "default",
+    endpoint: EndpointId = DEFAULT_ENDPOINT,
 ) -> Response:
     async with submission.bodies.json_with_images(request, key.owner) as (body, content):
         would_be = await submission.acceptance.check(

@@ -36,7 +36,7 @@ from events.result import (
     status_of,
 )
 from events.store.records import ApiKey
-from events.types import Cancelled, Completed, End, Flavour, ImageStored, JobCost
+from events.types import Cancelled, ComfyUIServer, Completed, End, Flavour, ImageStored, JobCost
 from serve_app.auth import CancelKey, ReadKey, caller
 from serve_app.error_responses import ApiError
 from serve_app.openapi.document import documented, operation_id
@@ -137,6 +137,9 @@ class JobDetail(JobSummary):
     input_files: dict[str, str] | None = Field(
         default=None, description="Digests of the uploads that the job uses, by name"
     )
+    comfyui: ComfyUIServer | None = Field(
+        default=None, description="The ComfyUI server of the last attempt"
+    )
     cost: JobCost | None = Field(
         default=None, description="The cost that was estimated at acceptance"
     )
@@ -236,6 +239,7 @@ async def show_job(id: str, key: ReadKey, access: JobAccessDep) -> JobDetail:
         callback_events=list(submitted.callback_events or ()) or None,
         input_files={name: file.digest for name, file in files.items()} or None,
         cost=submitted.cost,
+        comfyui=job.comfyui,
         timings=timings(job),
     )
 

@@ -1,4 +1,4 @@
-"""Routes of uploads, which are input images and latents for workflows."""
+"""Routes of uploads, which are input files of jobs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from events.store.records import Upload
 from serve_app.auth import GenerateKey, ReadKey
 from serve_app.bodies import FIELD, read_form
 from serve_app.error_responses import ApiError, not_found
+from serve_app.file_signatures import MEDIA_SUFFIXES
 from serve_app.openapi.document import documented
 from serve_app.replica import JobAccessDep, SubmissionDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
-from storage.file_names import PNG, SAFETENSORS
 
 router = APIRouter(
     prefix="/v1/uploads", tags=["uploads"], responses=documented(400, 401, 403, 500, 503)
 )
 
+_SUFFIXES = ", ".join(f"`.{each}`" for each in MEDIA_SUFFIXES)
 _FORM: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -35,9 +36,10 @@ _FORM: dict[str, Any] = {
                         FIELD: {
                             "type": "string",
                             "format": "binary",
-                            "description": "A PNG, JPEG or WebP image with its file name, or a "
-                            "latent in the format of SaveLatent with a file name that ends in "
-                            "`.latent`",
+                            "description": "A file with its name: a PNG, JPEG or WebP image, a "
+                            "video or audio file whose suffix fits its content "
+                            f"({_SUFFIXES}), or a latent in the format of SaveLatent with "
+                            "the suffix `.latent`",
                         },
                     },
                 }
@@ -50,8 +52,13 @@ _FORM: dict[str, Any] = {
 class UploadItem(BaseModel):
     name: str = Field(description="The name in a workflow: the file name without folders")
     digest: str = Field(description="`sha256:` and the hexadecimal digest of the stored file")
-    width: int = Field(description="Width in pixels. For a latent, the width of its decoded image")
-    height: int = Field(description="Pixels")
+    media_type: str = Field(description="The media type of the stored file")
+    width: int | None = Field(
+        default=None,
+        description="Width in pixels. For a latent, the width of its decoded image; absent for a "
+        "video or an audio file",
+    )
+    height: int | None = Field(default=None, description="Pixels; absent for a video or audio file")
     size_bytes: int = Field(description="The size of the stored file")
     created_at: datetime
 
@@ -63,11 +70,17 @@ class UploadPage(BaseModel):
     )
 
 
-@router.post("", responses=documented(408, 413, 415), openapi_extra=_FORM)
+@router.post(
+    "",
+    response_model_exclude_none=True,
+    responses=documented(408, 413, 415),
+    openapi_extra=_FORM,
+)
 async def upload_image(request: Request, key: GenerateKey, submission: SubmissionDep) -> UploadItem:
-    """Upload an input image or latent. An upload replaces an earlier upload with the same name.
-    Only the pixels of an image are stored, as a PNG, and only the tensor of a latent. Form fields
-    other than `image` are ignored.
+    """Upload an image, a video, an audio file or a latent. An upload replaces an earlier upload
+    with the same name. Only the pixels of an image are stored, as a PNG, and only the tensor of a
+    latent. Video and audio files are stored as they are sent. Form fields other than `image` are
+    ignored.
     """
     async with read_form(submission.bodies, request, key.owner) as (file_name, data, _):
         return _item(await submission.uploads.add(key.owner, file_name, data))
@@ -99,7 +112,7 @@ async def list_uploads(
     response_class=Response,
     # The media type is omitted, because generators of clients would skip the route.
     responses={
-        200: {"description": f"The stored file: `{PNG}`, or for a latent `{SAFETENSORS}`"},
+        200: {"description": "The stored file. An image is a PNG"},
         206: {"description": "The part of the file that the header Range requests"},
         304: {"description": "The file is unchanged: its ETag is in the header If-None-Match"},
         **documented(404, 416),
@@ -131,8 +144,9 @@ def _item(upload: Upload) -> UploadItem:
     return UploadItem(
         name=upload.name,
         digest=upload.digest,
-        width=upload.width,
-        height=upload.height,
+        media_type=StoredFile.of_upload(upload).media_type,
+        width=upload.width or None,
+        height=upload.height or None,
         size_bytes=upload.size_bytes,
         created_at=upload.created_at,
     )

@@ -7,8 +7,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
+
+from events.log import utc_now
 from events.store.database import Database
 from events.store.endpoints import Endpoints
+from events.store.object_infos import ObjectInfos
 from events.store.records import Endpoint, StoredEndpoint
 
 
@@ -139,11 +143,78 @@ async def test_of_writes_that_are_checked_each_sees_those_before_it(
 
 async def test_a_row_follows_the_settings_but_for_what_it_was_given(database: Database) -> None:
     endpoints, default = Endpoints(database), Endpoint("default", max_workers=2, max_steps=5)
-    await endpoints.settle(default)
+    await endpoints.settle([default])
     before = await endpoints.stored_one("default")
-    await endpoints.settle(default)
+    await endpoints.settle([default])
     assert await endpoints.stored_one("default") == before == StoredEndpoint(endpoint=default)
     given = replace(before, endpoint=replace(default, max_steps=9), given=frozenset({"max_steps"}))
     assert await endpoints.change(given)
-    await endpoints.settle(replace(default, max_workers=4))
+    await endpoints.settle([replace(default, max_workers=4)])
     assert await endpoints.get("default") == replace(default, max_workers=4, max_steps=9)
+
+
+INSTALL = Endpoint("comfyui", engine="comfyui", comfyui_dir="/srv/ComfyUI", gpus=0.5)
+
+
+async def test_an_endpoint_that_the_settings_no_longer_have_is_drained(database: Database) -> None:
+    endpoints, default = Endpoints(database), Endpoint("default", fallback="comfyui")
+    await endpoints.put(Endpoint("other"))
+    await endpoints.settle([default, INSTALL])
+    row = await endpoints.stored_one("comfyui")
+    assert row == StoredEndpoint(endpoint=INSTALL)
+    given = replace(INSTALL, max_queued=5)
+    assert await endpoints.change(replace(row, endpoint=given, given=frozenset({"max_queued"})))
+
+    await endpoints.settle([Endpoint("default")])
+    without = [Endpoint("default"), Endpoint("other")]
+    assert await endpoints.all() == [replace(given, draining=True), *without]
+
+    await endpoints.settle([default, replace(INSTALL, gpus=None)])
+    assert await endpoints.get("comfyui") == replace(given, gpus=None)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        StoredEndpoint(endpoint=Endpoint("comfyui", owner="alice", max_steps=7)),
+        StoredEndpoint(
+            endpoint=Endpoint("comfyui", engine="comfyui", comfyui_url="http://127.0.0.1:8188"),
+            given=frozenset({"engine", "comfyui_url"}),
+        ),
+        StoredEndpoint(endpoint=replace(INSTALL, draining=True, ends_at=utc_now())),
+    ],
+    ids=["another-engine", "an-operator's", "deleted"],
+)
+async def test_the_settings_change_no_endpoint_that_somebody_else_made_or_deleted(
+    database: Database, stored: StoredEndpoint
+) -> None:
+    endpoints = Endpoints(database)
+    assert await endpoints.add(stored)
+    before = await endpoints.stored_one("comfyui")
+
+    await endpoints.settle([Endpoint("default"), replace(INSTALL, gpus=1)])
+    await endpoints.settle([Endpoint("default")])
+
+    assert await endpoints.stored_one("comfyui") == before
+
+
+async def test_the_declared_node_types_are_those_of_the_present_server(
+    database: Database,
+) -> None:
+    endpoints, object_infos = Endpoints(database), ObjectInfos(database)
+    here = Endpoint("comfy", engine="comfyui", comfyui_dir="/srv/ComfyUI")
+    await endpoints.add_missing(here)
+    assert await object_infos.get(here) is await object_infos.digest(here) is None
+    for digest in ("first", "second"):
+        content = b"\0" + digest.encode()
+        await object_infos.put(here, digest, content)
+        assert await object_infos.get(here) == (digest, content)
+    assert await object_infos.digest(here) == "second"
+    assert await object_infos.digest(replace(here, comfyui_dir="/other")) is None
+
+    stored = await endpoints.stored_one("comfy")
+    assert stored is not None
+    assert await endpoints.remove(replace(stored, revision=9)) is False
+    assert await object_infos.digest(here) == "second"
+    assert await endpoints.remove(stored) is True
+    assert await object_infos.get(here) is None

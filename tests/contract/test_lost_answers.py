@@ -48,6 +48,13 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[LossyBus]:
 
 @pytest.fixture
 def log(bus: LossyBus) -> JetStreamLog:
+    """A log that waits longer than a busy machine needs."""
+    return JetStreamLog(bus, append_timeout_s=120.0, try_timeout_s=60.0)
+
+
+@pytest.fixture
+def hasty_log(bus: LossyBus) -> JetStreamLog:
+    """A log that soon gives up."""
     return JetStreamLog(bus, append_timeout_s=1.0, try_timeout_s=0.5)
 
 
@@ -76,22 +83,22 @@ async def test_a_read_that_fails_after_a_lost_answer_is_another_round(
 
 @pytest.mark.parametrize("then", [LogFull, LogUnavailable])
 async def test_what_may_be_stored_is_never_said_to_be_refused(
-    bus: LossyBus, log: JetStreamLog, then: Callable[[], Exception]
+    bus: LossyBus, log: JetStreamLog, hasty_log: JetStreamLog, then: Callable[[], Exception]
 ) -> None:
     new = new_event()
     bus.store_faults = [NoAnswer(), *(then() for _ in range(1000))]
     with pytest.raises(OutcomeUnknown):
-        await log.append(new, expected=0)
+        await hasty_log.append(new, expected=0)
     assert len(await log.read(new.job_id)) == 1
 
 
 async def test_a_read_that_fails_to_the_end_leaves_the_outcome_unknown(
-    bus: LossyBus, log: JetStreamLog
+    bus: LossyBus, hasty_log: JetStreamLog
 ) -> None:
     bus.store_faults = [NoAnswer(), *(WrongLastSequence() for _ in range(1000))]
     bus.read_faults = [LogUnavailable() for _ in range(1000)]
     with pytest.raises(OutcomeUnknown):
-        await log.append(new_event(), expected=0)
+        await hasty_log.append(new_event(), expected=0)
 
 
 @pytest.mark.parametrize("refusal", [LogFull, LogUnavailable])

@@ -51,10 +51,19 @@ async def test_columns_that_an_earlier_version_lacked_are_added(database_url: st
     database = Database(database_url)
     await database.prepare()
     await Endpoints(database).put(Endpoint("kept"))
-    for name in ("engine", "comfyui_args"):
+    names = ("engine", "comfyui_args", "comfyui_allowed_nodes", "comfyui_max_jobs")
+    for name in (*names, "comfyui_partner_nodes"):
         await database.execute(sa.text(f"ALTER TABLE endpoints DROP COLUMN {name}"))
     await database.prepare()
-    added = Endpoint("new", engine="comfyui", comfyui_dir="/srv", comfyui_args=("--lowvram",))
+    added = Endpoint(
+        "new",
+        engine="comfyui",
+        comfyui_dir="/srv",
+        comfyui_args=("--lowvram",),
+        comfyui_allowed_nodes=("A",),
+        comfyui_max_jobs=2,
+        comfyui_partner_nodes=True,
+    )
     await Endpoints(database).put(added)
     assert await Endpoints(database).all() == [Endpoint("kept"), added]
     await database.close()

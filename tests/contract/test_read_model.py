@@ -26,6 +26,7 @@ from events.types import (
     Event,
     EventData,
     Failed,
+    Poster,
     Started,
     Unknown,
 )
@@ -220,10 +221,11 @@ async def test_of_sealed_addresses_a_row_without_its_request_has_the_number_alon
     model: ReadModel, history: History
 ) -> None:
     job_id = new_id()
-    history.add(job_id, submitted(image_puts=("sealed", "too")))
+    history.add(job_id, submitted(image_puts=("sealed", "too"), sealed_extra_data="sealed"))
     await model.apply(history.events, expected=0)
     jobs = [await model.job(job_id, with_request=each) for each in (True, False)]
     assert [job and job.submitted.image_puts for job in jobs] == [("sealed", "too"), ("", "")]
+    assert [job and job.submitted.sealed_extra_data for job in jobs] == ["sealed", None]
 
 
 # Jobs at which it stops, and continues later.
@@ -436,6 +438,14 @@ async def test_an_erasure_is_due_until_it_is_settled(model: ReadModel, history: 
     assert await model.due_erasures(later, limit=9) == [(job_id, MORNING)]
     await model.settle_erasure(job_id, again_at=None)
     assert await model.due_erasures(later, limit=9) == []
+
+
+async def test_a_poster_is_a_file_of_its_job(model: ReadModel, history: History) -> None:
+    poster = Poster(key="job/1/0-poster.jpg", size_bytes=3, digest="sha256:00")
+    job_id, video = new_id(), image(0, media_type="video/mp4", poster=poster, text="a\0cat")
+    await model.apply(history.add(job_id, submitted(), video), expected=0)
+    assert await model.image_keys([job_id]) == {"job/1/0", "job/1/0-poster.jpg"}
+    assert (await stored_job(model, job_id)).images == (video,)
 
 
 async def test_a_removed_job_has_no_rows(

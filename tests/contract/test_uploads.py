@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -45,6 +46,62 @@ async def test_a_name_stands_for_the_last_file(uploads: Uploads) -> None:
     assert {name: each.id for name, each in found.items()} == {"cat.png": last.id}
     assert found["cat.png"].used_at == NOON + 2 * DAY
     assert await uploads.page("bob", limit=9) == [bobs]
+
+
+async def test_other_files_of_the_same_name_get_numbers(uploads: Uploads) -> None:
+    first, second, again, third = (
+        upload(digest=f"sha256:{each}", at=NOON + index * DAY) for index, each in enumerate("abba")
+    )
+    bobs, plain = upload(owner="bob", digest="sha256:b"), upload("cat", digest="sha256:c")
+    added = [await uploads.add_beside(each) for each in (first, second, again, third, bobs, plain)]
+    assert [each.name for each in added if isinstance(each, Upload)] == [
+        "cat.png",
+        "cat (1).png",
+        "cat (1).png",
+        "cat.png",
+        "cat.png",
+        "cat",
+    ]
+    assert [each.id for each in added if isinstance(each, Upload)][:4] == [
+        first.id,
+        second.id,
+        second.id,
+        first.id,
+    ]
+    await uploads.add(upload(digest="sha256:d", at=NOON + 9 * DAY))
+    found = await uploads.add_beside(upload(digest="sha256:e", at=NOON + 9 * DAY))
+    assert isinstance(found, Upload)
+    assert found.name == "cat (2).png"
+
+
+async def test_a_file_that_is_found_again_is_used_and_needs_no_room(uploads: Uploads) -> None:
+    first, second = upload(digest="sha256:a"), upload(digest="sha256:b")
+    for each in (first, second):
+        await uploads.add_beside(each)
+    again = upload(digest="sha256:b", at=NOON + 9 * DAY)
+    found = await uploads.add_beside(again, max_bytes=1)
+    assert isinstance(found, Upload)
+    assert (found.id, found.used_at) == (second.id, again.used_at)
+    assert await uploads.find("alice", "cat (1).png") == found
+
+
+async def test_a_long_name_stays_a_name_with_a_number(uploads: Uploads) -> None:
+    for name, stem, suffix in (
+        (f"{'a' * 251}.png", "a" * 236, ".png"),
+        (f"a.{'b' * 253}", f"a.{'b' * 238}", ""),
+    ):
+        await uploads.add_beside(upload(name, digest="sha256:a"))
+        for digest, number in (("sha256:b", 1), ("sha256:c", 2), ("sha256:b", 1)):
+            found = await uploads.add_beside(upload(name, digest=digest))
+            assert isinstance(found, Upload)
+            assert found.name == f"{stem} ({number}){suffix}"
+
+
+async def test_files_that_arrive_together_get_names_of_their_own(uploads: Uploads) -> None:
+    files = [upload(digest=f"sha256:{each}") for each in range(5)]
+    added = await asyncio.gather(*map(uploads.add_beside, files))
+    names = {each.name for each in added if isinstance(each, Upload)}
+    assert names == {"cat.png", *(f"cat ({number}).png" for number in range(1, 5))}
 
 
 async def test_a_file_is_found_by_its_id_while_its_name_stands_for_it(uploads: Uploads) -> None:
@@ -131,3 +188,5 @@ async def test_what_an_owner_may_not_keep_is_not_added(uploads: Uploads) -> None
     assert await added("cow.png", size_bytes=1) == 300_000
     assert await added("cow.png", owner="bob") is None
     assert await uploads.add(upload("cow.png"), max_bytes=0) is None
+    other = upload("cow.png", digest="sha256:other")
+    assert isinstance(await uploads.add_beside(other, max_bytes=300_000), int)

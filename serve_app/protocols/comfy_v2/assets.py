@@ -1,7 +1,7 @@
 """The routes for assets. An asset is an upload of the caller or a result of a job.
 
 An upload through this API is named after the blake3 hash of the sent bytes, by which it is found
-again. The stored file has another digest, because every upload is encoded again.
+again. The stored file of an image or a latent has another digest, because it is encoded again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from events.store.records import ApiKey, Upload
 from events.types import ImageStored
 from serve_app.bodies import file_of, read_files
 from serve_app.error_responses import ApiError
+from serve_app.file_signatures import IMAGE_SUFFIXES, MEDIA_SUFFIXES, suffix_in, suffixes_of
 from serve_app.protocols.comfy_v2.errors import missing_asset, not_found
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.refusals import JobNotFound
@@ -37,7 +38,8 @@ _NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 """The expiry time of objects that are kept forever. The API requires a time for each object."""
 _HASH_PREFIX = "blake3:"
 _HASH = re.compile(r"blake3:[0-9a-f]{64}")
-_NAME = re.compile(r"blake3-(?P<hex>[0-9a-f]{64})\.(?:png|latent)")
+_SUFFIXES = (*IMAGE_SUFFIXES, LATENT_SUFFIX[1:], *MEDIA_SUFFIXES)
+_NAME = re.compile(rf"blake3-(?P<hex>[0-9a-f]{{64}})\.(?:{'|'.join(_SUFFIXES)})")
 _UPLOAD_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OUTPUT_ID = re.compile(rf"(?P<job>{_UPLOAD_ID.pattern})-(?P<index>0|[1-9][0-9]{{0,5}})")
 _TYPE = "__type"
@@ -45,6 +47,7 @@ _ASSET = "core/ASSET"
 _MOST = 64
 """The most different assets in one workflow. Each asset needs a query, and each result a copy."""
 _FILE = "file"
+_FORM_TEXTS = ("file_path", "expected_hash")
 
 router = APIRouter(prefix=f"{PREFIX}/assets", include_in_schema=False)
 
@@ -100,8 +103,16 @@ def hash_of(data: bytes) -> str:
     return f"{_HASH_PREFIX}{blake3(data).hexdigest()}"
 
 
-def name_for(digest: str, *, is_latent: bool) -> str:
-    return digest.replace(":", "-") + (LATENT_SUFFIX if is_latent else ".png")
+def name_for(digest: str, suffix: str) -> str:
+    return f"{digest.replace(':', '-')}.{suffix}"
+
+
+def _suffix_of(path: str, data: bytes) -> str:
+    """Return the suffix of an upload's name. Loaders of video and audio files depend on it."""
+    if path.endswith(LATENT_SUFFIX):
+        return LATENT_SUFFIX[1:]
+    suffixes = suffixes_of(data) or IMAGE_SUFFIXES
+    return suffix_in(path, suffixes) or suffixes[0]
 
 
 def hash_in(upload: Upload) -> str | None:
@@ -118,11 +129,7 @@ async def upload_of_hash(access: JobAccess, owner: str, digest: str) -> Upload |
     """Return the upload of the owner with this hash, if any. Raises DatabaseUnavailable."""
     if not _HASH.fullmatch(digest):
         return None
-    for is_latent in (False, True):
-        found = await access.uploads.find(owner, name_for(digest, is_latent=is_latent))
-        if found is not None:
-            return found
-    return None
+    return await access.uploads.find(owner, *(name_for(digest, each) for each in _SUFFIXES))
 
 
 async def asset_of(access: JobAccess, key: ApiKey, id: str) -> Upload | OutputAsset:
@@ -265,13 +272,14 @@ async def post_asset(
     submission: SubmissionDep,
     access: JobAccessDep,
 ) -> dict[str, Any]:
-    """Store an input image or latent. If the same bytes were stored before, return that asset."""
-    async with read_files(access.bodies, request, key.owner) as form:
+    """Store an input file. If the same bytes were stored before, return that asset."""
+    form_of = read_files(access.bodies, request, key.owner, fields=(_FILE,), texts=_FORM_TEXTS)
+    async with form_of as form:
         file_name, data = await file_of(form, _FILE)
         digest = await submission.uploads.decodes.run(key.owner, hash_of, data, is_quick=False)
         _require_hash(form, digest)
         path = _text(form, "file_path") or file_name
-        name = name_for(digest, is_latent=path.endswith(LATENT_SUFFIX))
+        name = name_for(digest, _suffix_of(path, data))
         stored = (await access.uploads.use(key.owner, [name], utc_now())).get(name)
         is_new = stored is None
         if stored is None:

@@ -22,7 +22,7 @@ from events.job import Job
 from events.job_progress import JobProgress
 from events.log import utc_now
 from events.result import failure_code
-from events.store.records import ApiKey
+from events.store.records import DEFAULT_ENDPOINT, ApiKey
 from events.types import Cancelled, Completed, Failed, Flavour, ImageStored
 from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.auth import key_check
@@ -42,9 +42,10 @@ from serve_app.protocols.comfy_v2.assets import (
 )
 from serve_app.protocols.comfy_v2.errors import invalid_workflow
 from serve_app.protocols.credentials import CancelProtocolKey, GenerateProtocolKey, ReadProtocolKey
+from serve_app.protocols.notes import note_members
 from serve_app.replica import JobAccess, JobAccessDep, SubmissionDep
 from serve_app.routes.generate import EndpointId, traceparent_of
-from storage.file_names import PNG, SAFETENSORS, file_name
+from storage.file_names import PNG, SAFETENSORS, kind_of
 
 _OUTPUT_NODES = ("Save", "Preview")
 _MEMBERS = {"workflow", "extra_data"}
@@ -93,6 +94,7 @@ def job_body(access: JobAccess, job: Job, place: QueuePosition | None = None) ->
             "execution_ms": _ms(job.started_at, job.ended_at),
         },
         "urls": job_links(access, job),
+        **note_members(job),
     }
 
 
@@ -121,11 +123,10 @@ def progress_body(job: Job, progress: JobProgress | None) -> dict[str, Any] | No
 
 
 def output(access: JobAccess, job: Job, image: ImageStored) -> dict[str, Any]:
-    is_latent = image.media_type == SAFETENSORS
     return {
         "node_id": image.node or _first_output_node_id(job),
-        "name": f"darkroom_{file_name(image.index, image.media_type)}",
-        "type": "latent" if is_latent else "image",
+        "name": f"darkroom_{image.name}",
+        "type": _type_of(image),
         "content_type": image.media_type or PNG,
         "size_bytes": image.size_bytes,
         "id": output_id(job, image),
@@ -134,6 +135,14 @@ def output(access: JobAccess, job: Job, image: ImageStored) -> dict[str, Any]:
         "url_expires_at": image_url_expires_at(access, job).isoformat(),
         "job_id": job.id,
     }
+
+
+def _type_of(image: ImageStored) -> str:
+    """Return one of the types of the API, which has none for models."""
+    if image.media_type == SAFETENSORS:
+        return "latent"
+    kind = kind_of(image.media_type)
+    return "file" if kind == "model" else kind
 
 
 def workflow_of(job: Job) -> dict[str, Any]:
@@ -289,7 +298,7 @@ async def post_job(
     submission: SubmissionDep,
     access: JobAccessDep,
     *,
-    endpoint: EndpointId = "default",
+    endpoint: EndpointId = DEFAULT_ENDPOINT,
     idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key")] = None,
 ) -> dict[str, Any]:
     """Submit a workflow. A second request with the same idempotency key is refused."""
@@ -305,7 +314,7 @@ async def post_job(
                     endpoint=endpoint,
                     # The new id makes each body unique, so a repeated idempotency key conflicts.
                     body=body + new_id().encode(),
-                    content={"prompt": workflow},
+                    content={"prompt": workflow, "extra_data": content.get("extra_data")},
                     preview=True,
                     idempotency_key=_checked_key(idempotency_key),
                     traceparent=traceparent_of(request),

@@ -1,8 +1,7 @@
 """Paths, request bodies and errors as ComfyUI's clients expect them.
 
-Each route has several paths: at the root, below `/api`, and below `/comfy` for the page. Each of
-these paths also exists below `/key/<key>`, for clients that can send a key only in the address. A
-body is JSON with any media type, or empty.
+Each route has several paths: at the root, below `/api`, and below `/comfy` for the page. A body is
+JSON with any media type, or empty.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from serve_app.bodies import Bodies
 from serve_app.error_responses import ApiError
-from serve_app.protocols.credentials import PREFIX_PARAMETER
 
-TWIN = f"{{{PREFIX_PARAMETER}:comfyui}}"
+TWIN = "{twin:comfyui}"
 """The path parameter after the first slash, with which one route matches all of its paths."""
 PATH_PREFIXES = ("", "api/", "comfy/api/", "comfy/")
 _BASIC = 'Basic realm="Darkroom: any name, and an API key as the password", charset="UTF-8"'
@@ -26,7 +24,7 @@ MOST_IDS = 1000
 
 
 class _Twin(Convertor[str]):
-    regex = f"(?:key/[^/]+/)?(?:{'|'.join(PATH_PREFIXES[1:])})?"
+    regex = f"(?:{'|'.join(PATH_PREFIXES[1:])})?"
 
     def convert(self, value: str) -> str:
         return value

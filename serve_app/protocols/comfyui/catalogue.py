@@ -7,35 +7,67 @@ import sys
 from pathlib import PurePosixPath
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request, Response
 
 from engine.interface import Catalogue
+from events.store.records import DEFAULT_ENDPOINT
 from serve_app.error_responses import not_found
-from serve_app.protocols.comfyui.bodies import twin
+from serve_app.protocols.comfyui.bodies import members, twin
 from serve_app.protocols.credentials import READ, ReadProtocolKey
-from serve_app.replica import JobAccess, JobAccessDep
-from serve_app.routes.catalogue import object_info
+from serve_app.replica import JobAccess, JobAccessDep, SubmissionDep
+from serve_app.routes.catalogue import node_types, object_info
+from serve_app.routes.generate import EndpointId
 from settings.version import VERSION
+
+_OTHER_FOLDERS = (
+    "configs",
+    "clip_vision",
+    "style_models",
+    "diffusers",
+    "vae_approx",
+    "gligen",
+    "latent_upscale_models",
+    "custom_nodes",
+    "photomaker",
+    "classifiers",
+    "model_patches",
+    "audio_encoders",
+)
+"""ComfyUI's folders of models that Darkroom does not list in `GET /v1/models`."""
+FOLDERS = tuple(dict.fromkeys((*Catalogue.MODEL_KINDS, *_OTHER_FOLDERS)))
+_NO_MODELS = {"configs", "custom_nodes"}
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(READ)])
 
 
 @router.get(twin("/object_info"))
-async def every_node(key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
-    return await object_info(key, access)
+async def every_node(
+    key: ReadProtocolKey,
+    access: JobAccessDep,
+    submission: SubmissionDep,
+    *,
+    endpoint: EndpointId = DEFAULT_ENDPOINT,
+) -> Response:
+    return await object_info(key, access, submission, endpoint=endpoint)
 
 
 @router.get(twin("/object_info/{node}"))
-async def one_node(node: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
+async def one_node(
+    node: str,
+    key: ReadProtocolKey,
+    access: JobAccessDep,
+    submission: SubmissionDep,
+    *,
+    endpoint: EndpointId = DEFAULT_ENDPOINT,
+) -> dict[str, Any]:
     """Return an empty object for an unknown node type."""
-    if access.catalogue.node(node) is None:
-        return {}
-    return {node: (await object_info(key, access))[node]}
+    nodes = await node_types(key, access, submission, endpoint)
+    return {node: nodes[node]} if node in nodes else {}
 
 
 @router.get(twin("/models"))
 async def model_folders() -> list[str]:
-    return list(Catalogue.MODEL_KINDS)
+    return list(FOLDERS)
 
 
 @router.get(twin("/models/{folder}"))
@@ -45,7 +77,7 @@ async def models(folder: str, access: JobAccessDep) -> list[str]:
 
 @router.get(twin("/experiment/models"))
 async def described_folders() -> list[dict[str, Any]]:
-    return [{"name": kind, "folders": []} for kind in Catalogue.MODEL_KINDS]
+    return [{"name": name, "folders": []} for name in FOLDERS if name not in _NO_MODELS]
 
 
 @router.get(twin("/experiment/models/{folder}"))
@@ -58,6 +90,13 @@ async def embeddings(access: JobAccessDep) -> list[str]:
     """List the embeddings without file suffixes, because prompts name them without suffixes."""
     names = await _names(access, "embeddings")
     return [str(PurePosixPath(name).with_suffix("")) for name in names]
+
+
+@router.post(twin("/free"))
+async def free(request: Request, key: ReadProtocolKey, access: JobAccessDep) -> Response:
+    """Do nothing, because each engine removes models from memory when it needs the memory."""
+    await members(access.bodies, request, key.owner)
+    return Response()
 
 
 @router.get(twin("/features"))
@@ -101,7 +140,7 @@ def server_features(access: JobAccess) -> dict[str, Any]:
 
 
 async def _names(access: JobAccess, folder: str) -> list[str]:
-    """List the models in a folder. Raises ApiError 404, ModelsUnavailable."""
-    if folder not in Catalogue.MODEL_KINDS:
+    """List the models in a folder, which may be absent. Raises ApiError 404, ModelsUnavailable."""
+    if folder not in FOLDERS:
         raise not_found("There is no such folder of models.")
     return list(await asyncio.to_thread(access.catalogue.models.names, folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -13,14 +14,14 @@ from fastapi import APIRouter, Query, Request, Response
 from PIL import Image
 from starlette.datastructures import FormData
 
-from events.store.records import ApiKey
+from events.store.records import ApiKey, Upload
 from serve_app.bodies import read_form
 from serve_app.error_responses import not_found
 from serve_app.protocols.comfyui.bodies import invalid, twin
-from serve_app.protocols.comfyui.records import index_in, shown_name
+from serve_app.protocols.comfyui.records import ResultName
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.refusals import InvalidImage
-from serve_app.replica import JobAccess, JobAccessDep, SubmissionDep
+from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from serve_app.upload_store import read_input_image
 from storage.file_names import JPEG, PNG, WEBP
@@ -30,6 +31,7 @@ _QUALITY = 90
 _CONVERTED = {PNG, WEBP, JPEG}
 _MOST_PIXELS = 2**27
 """The largest image that is converted. A ComfyUI server may make larger ones."""
+_FORM_TEXTS = ("overwrite", "subfolder", "type", "original_ref")
 _CACHE_CONTROL = "private, no-cache"
 _HEADERS = {
     "Cache-Control": _CACHE_CONTROL,
@@ -170,10 +172,12 @@ async def stored_file(
 
 
 async def _result(access: JobAccess, key: ApiKey, name: str, subfolder: str) -> StoredFile:
-    index = index_in(name)
-    job = await access.jobs.owned(subfolder, key, with_request=False)
-    image = None if index is None else job.image(index)
-    if image is None or name != shown_name(image):
+    """Find a result by its name, with or without its folder. Any prefix of the name is accepted."""
+    result = ResultName.of(name)
+    job_id = (result and result.job_id) or subfolder
+    job = await access.jobs.owned(job_id, key, with_request=False)
+    image = None if result is None else job.image(result.index)
+    if result is None or image is None or not result.is_of(image) or subfolder not in {"", job.id}:
         raise not_found("There is no such file.")
     return StoredFile.of_image(image)
 
@@ -190,9 +194,10 @@ async def _upload(access: JobAccess, key: ApiKey, name: str) -> StoredFile:
 async def upload_image(
     request: Request, key: GenerateProtocolKey, submission: SubmissionDep
 ) -> dict[str, Any]:
-    """Store an input image under its name. An earlier image with the same name is replaced."""
-    async with read_form(submission.bodies, request, key.owner) as (name, data, form):
-        stored = await submission.uploads.add(key.owner, name, data)
+    """Store an input image under its name, or under another one if the name is taken."""
+    form_of = read_form(submission.bodies, request, key.owner, texts=_FORM_TEXTS)
+    async with form_of as (name, data, form):
+        stored = await _add(submission, form)(key.owner, name, data)
     return _answer(stored.name, form)
 
 
@@ -201,7 +206,8 @@ async def upload_mask(
     request: Request, key: GenerateProtocolKey, submission: SubmissionDep, access: JobAccessDep
 ) -> dict[str, Any]:
     """Store a copy of the image in `original_ref`, with the alpha channel of the sent image."""
-    async with read_form(access.bodies, request, key.owner) as (name, data, form):
+    form_of = read_form(access.bodies, request, key.owner, texts=_FORM_TEXTS)
+    async with form_of as (name, data, form):
         file = await _original(access, key, form)
         async with access.bodies.reserve_memory(key.owner, file.size_bytes):
             original = await access.files.images.get(file.key)
@@ -213,8 +219,14 @@ async def upload_mask(
                 submission.uploads.max_pixels,
                 is_quick=False,
             )
-        stored = await submission.uploads.add(key.owner, name, picture)
+        stored = await _add(submission, form)(key.owner, name, picture)
     return _answer(stored.name, form)
+
+
+def _add(submission: Submission, form: FormData) -> Callable[[str, str, bytes], Awaitable[Upload]]:
+    """Return the function that stores an upload, which may replace a file of the same name."""
+    uploads = submission.uploads
+    return uploads.add if form.get("overwrite") in ("true", "1") else uploads.add_beside
 
 
 def _masked(original: bytes, mask: bytes, max_pixels: int) -> bytes:

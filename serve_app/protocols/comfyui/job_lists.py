@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,9 +13,16 @@ from events.decisions import Cancel
 from events.job import Job
 from events.result import State, Status, state_of
 from events.store.records import ApiKey
-from events.types import Flavour
+from events.types import Cancelled, Completed, End, Failed, Flavour
 from serve_app.protocols.comfyui.bodies import ids_in, invalid, members, twin
-from serve_app.protocols.comfyui.records import history_item, job_item, queue_item
+from serve_app.protocols.comfyui.records import (
+    STATUSES,
+    history_item,
+    history_v2_item,
+    job_item,
+    outputs_of,
+    queue_item,
+)
 from serve_app.protocols.credentials import CancelProtocolKey, ReadProtocolKey
 from serve_app.refusals import JobNotFound
 from serve_app.replica import JobAccess, JobAccessDep
@@ -28,7 +35,11 @@ _MOST_REQUEST_BYTES = 2 * 1024**2
 """The largest total size of the requests of the jobs in one list, in bytes."""
 _MEMORY_FACTOR = 4
 """Bytes of memory for each byte of a request that is parsed and encoded."""
-_OPEN, _ENDED = {"pending", "in_progress"}, {"completed", "failed", "cancelled"}
+_ENDS: dict[State, type[End]] = {
+    State.COMPLETED: Completed,
+    State.FAILED: Failed,
+    State.CANCELLED: Cancelled,
+}
 _MOST_PASSED = 10_000
 
 router = APIRouter(include_in_schema=False)
@@ -44,7 +55,13 @@ async def open_jobs(access: JobAccess, owner: str) -> list[Job]:
 
 async def own_jobs(access: JobAccess, owner: str, *, is_ended: bool) -> list[Job]:
     """Return the owner's jobs that were submitted through this protocol, newest first."""
-    own: list[Job] = []
+    every = await _all_jobs(access, owner, is_ended=is_ended)
+    return [job for job in every if job.submitted.client_id is not None]
+
+
+async def _all_jobs(access: JobAccess, owner: str, *, is_ended: bool) -> list[Job]:
+    """Return the jobs of the owner, newest first, without their requests."""
+    found: list[Job] = []
     before = None
     for _ in range(_MOST_PAGES):
         page = await access.read_model.jobs(
@@ -56,11 +73,11 @@ async def own_jobs(access: JobAccess, owner: str, *, is_ended: bool) -> list[Job
             limit=MOST_LISTED,
             before=before,
         )
-        own += [job for job in page if job.submitted.client_id is not None]
+        found += page
         if len(page) < MOST_LISTED:
             break
         before = page[-1].id
-    return own
+    return found
 
 
 async def ended_jobs(access: JobAccess, owner: str, *, limit: int, offset: int = 0) -> list[Job]:
@@ -191,30 +208,89 @@ def _is(job: Job, state: State) -> bool:
 Offset = Annotated[int, Query(ge=0, le=_MOST_PASSED)]
 
 
+MaxItems = Annotated[int, Query(ge=-1)]
+HistoryOffset = Annotated[int, Query(ge=-1, le=_MOST_PASSED)]
+
+
+@asynccontextmanager
+async def _history(
+    access: JobAccess, owner: str, *, max_items: int = -1, offset: int = -1
+) -> AsyncGenerator[list[Job]]:
+    """Yield the newest ended jobs with their requests. The newest `offset` jobs are skipped."""
+    limit = MOST_IN_HISTORY if max_items < 0 else min(max_items, MOST_IN_HISTORY)
+    await wait_for_read_model(access)
+    found = await ended_jobs(access, owner, limit=limit, offset=max(offset, 0))
+    async with with_requests(access, owner, found) as jobs:
+        yield jobs
+
+
 @router.get(twin("/history"))
 async def read_history(
     key: ReadProtocolKey,
     access: JobAccessDep,
     *,
-    max_items: Annotated[int, Query(ge=-1)] = MOST_IN_HISTORY,
-    offset: Annotated[int, Query(ge=-1, le=_MOST_PASSED)] = -1,
+    max_items: MaxItems = -1,
+    offset: HistoryOffset = -1,
 ) -> Response:
-    """List the newest ended jobs, oldest first. The newest `offset` jobs are skipped."""
-    limit = MOST_IN_HISTORY if max_items < 0 else min(max_items, MOST_IN_HISTORY)
-    await wait_for_read_model(access)
-    found = await ended_jobs(access, key.owner, limit=limit, offset=max(offset, 0))
-    async with with_requests(access, key.owner, found) as jobs:
+    """List the newest ended jobs, oldest first."""
+    async with _history(access, key.owner, max_items=max_items, offset=offset) as jobs:
         return JSONResponse({job.id: history_item(job) for job in reversed(jobs)})
+
+
+@router.get(twin("/history_v2"))
+async def read_history_v2(
+    key: ReadProtocolKey,
+    access: JobAccessDep,
+    *,
+    max_items: MaxItems = -1,
+    offset: HistoryOffset = -1,
+) -> Response:
+    """List the newest ended jobs, newest first, in the format of Comfy Cloud."""
+    async with _history(access, key.owner, max_items=max_items, offset=offset) as jobs:
+        return JSONResponse({"history": [history_v2_item(job) for job in jobs]})
+
+
+@router.get(twin("/internal/files/{folder}"))
+async def list_files(
+    folder: Literal["output", "temp", "input"], key: ReadProtocolKey, access: JobAccessDep
+) -> list[str]:
+    """List the names of uploads, or of the results of the jobs in `/history`, newest first."""
+    if folder == "input":
+        uploads = await access.uploads.page(key.owner, limit=MOST_LISTED)
+        return [upload.name for upload in uploads]
+    async with _history(access, key.owner) as jobs:
+        return [
+            file["filename"]
+            for job in jobs
+            for output in outputs_of(job).values()
+            for files in output.values()
+            for file in files
+            if isinstance(file, dict) and file["type"] == folder
+        ]
 
 
 @router.get(twin("/history/{id}"))
 async def read_job_history(id: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
     """Return the history of a job; empty if the job is open or does not belong to the caller."""
+    job = await _ended(access, key, id)
+    return {} if job is None else {job.id: history_item(job)}
+
+
+@router.get(twin("/history_v2/{id}"))
+async def read_job_history_v2(
+    id: str, key: ReadProtocolKey, access: JobAccessDep
+) -> dict[str, Any]:
+    job = await _ended(access, key, id)
+    return {} if job is None else {job.id: history_v2_item(job, with_graph=True)}
+
+
+async def _ended(access: JobAccess, key: ApiKey, id: str) -> Job | None:
+    """Return a job of the caller that has ended; None if there is no such job."""
     try:
         job = await access.jobs.owned(id, key, flavour=Flavour.WORKFLOW)
     except JobNotFound:
-        return {}
-    return {} if job.end is None else {job.id: history_item(job)}
+        return None
+    return None if job.end is None else job
 
 
 @router.post(twin("/history"))
@@ -247,29 +323,41 @@ async def list_jobs(
     key: ReadProtocolKey,
     access: JobAccessDep,
     *,
-    status: str | None = None,
+    status: str = "",
     limit: Annotated[int, Query(ge=1)] = MOST_LISTED,
     offset: Offset = 0,
 ) -> dict[str, Any]:
     """List jobs, newest first. Open jobs precede jobs that have ended."""
-    wanted = _OPEN | _ENDED if status is None else set(status.split(","))
-    if unknown := wanted - _OPEN - _ENDED:
+    wanted = {*STATUSES.values()} if not status else set(status.split(","))
+    if unknown := wanted.difference(STATUSES.values()):
         raise invalid(f"There is no status {min(unknown)[:40]!r}.")
+    states = [state for state, name in STATUSES.items() if name in wanted]
+    ends = [end for state, end in _ENDS.items() if state in states]
     limit = min(limit, MOST_LISTED)
     await wait_for_read_model(access)
-    still_open = (await open_jobs(access, key.owner))[::-1] if wanted & _OPEN else []
-    page = still_open[offset : offset + limit + 1]
-    if wanted & _ENDED:
-        passed = max(offset - len(still_open), 0)
-        page += await ended_jobs(access, key.owner, limit=limit + 1 - len(page), offset=passed)
-    shown = [item for item in map(job_item, page[:limit]) if item["status"] in wanted]
+    still_open: list[Job] = []
+    if not _ENDS.keys() >= set(states):
+        every = await _all_jobs(access, key.owner, is_ended=False)
+        still_open = [job for job in every if state_of(job) in states]
+    page = still_open[offset : offset + limit]
+    total = len(still_open)
+    if ends:
+        passed = max(offset - total, 0)
+        total += await access.read_model.count_ended(key.owner, Flavour.WORKFLOW, ends)
+        page += await access.read_model.jobs(
+            key.owner,
+            flavour=Flavour.WORKFLOW,
+            ends=ends,
+            limit=limit - len(page),
+            offset=passed,
+        )
     return {
-        "jobs": shown,
+        "jobs": [job_item(job) for job in page],
         "pagination": {
             "offset": offset,
             "limit": limit,
-            "total": offset + len(page),  # This counts only the jobs that were read.
-            "has_more": len(page) > limit,
+            "total": total,
+            "has_more": offset + len(page) < total,
         },
     }
 

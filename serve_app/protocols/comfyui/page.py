@@ -44,7 +44,7 @@ _EMPTY_OBJECTS = (
 async def index(request: Request) -> Response:
     """Serve the page. Its links are relative, so a path without a final slash is redirected."""
     if not request.scope.get("raw_path", b"/").partition(b"?")[0].endswith(b"/"):
-        return RedirectResponse(f"{PATH}/", 308)
+        return RedirectResponse(f".{PATH}/", 308)
     content, policy = await asyncio.to_thread(page)
     headers = {**_headers(policy), "Cache-Control": "no-cache"}
     return Response(content, headers=headers, media_type="text/html")
@@ -142,6 +142,22 @@ async def _nothing() -> dict[str, Any]:
 
 for _path in _EMPTY_OBJECTS:
     state_router.add_api_route(twin(_path), _nothing)
+
+
+@state_router.get(twin("/internal/logs"))
+async def logs() -> str:
+    """Return an empty text, because the log of the service is for its operator."""
+    return ""
+
+
+@state_router.get(twin("/internal/logs/raw"))
+async def raw_logs() -> dict[str, Any]:
+    return {"entries": [], "size": {"cols": 0, "rows": 0}}
+
+
+@state_router.patch(twin("/internal/logs/subscribe"))
+async def subscribe_logs() -> Response:
+    return Response()
 
 
 @state_router.get(twin("/users"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,18 +11,25 @@ from fastapi import APIRouter, Request
 from engine.interface import Catalogue
 from events.ids import is_job_id
 from events.log import utc_now
-from events.store.records import ApiKey
+from events.store.records import DEFAULT_ENDPOINT, ApiKey
 from events.types import Flavour
 from serve_app.acceptance.acceptance import GenerateRequest
+from serve_app.error_responses import ApiError
 from serve_app.protocols.comfyui.bodies import invalid, json_body, twin
+from serve_app.protocols.comfyui.images import stored_file
 from serve_app.protocols.comfyui.job_lists import remaining, wait_for_read_model
 from serve_app.protocols.comfyui.records import number_of
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
-from serve_app.replica import JobAccessDep, SubmissionDep
+from serve_app.refusals import JobNotFound
+from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.routes.generate import EndpointId
+from storage.images import ImageNotFound
 
 CLIENT_ID = re.compile(r"[\x20-\x7e]{0,128}")
 _ANNOTATION = re.compile(r" \[(?:input|output|temp)\]$")
+_RESULT = re.compile(r" \[(?:output|temp)\]$")
+_MOST_RESULTS = 16
+"""The most results of earlier jobs that one prompt may name as inputs."""
 _PREVIEW_METHODS = {"auto", "latent2rgb", "taesd"}
 """ComfyUI's preview methods that enable previews. Darkroom uses one method for all of them."""
 
@@ -33,17 +41,19 @@ async def queue_prompt(
     request: Request,
     key: GenerateProtocolKey,
     submission: SubmissionDep,
+    access: JobAccessDep,
     *,
-    endpoint: EndpointId = "default",
+    endpoint: EndpointId = DEFAULT_ENDPOINT,
 ) -> dict[str, Any]:
     """Accept a workflow. The answer has status 200 and a `prompt_id`, unlike in `/v1`."""
     began = utc_now()
     async with json_body(submission.bodies, request, key.owner) as (body, content):
+        names = await _copied_results(content, key, submission=submission, access=access)
         job = await submission.acceptance.accept(
             _asked(
                 key,
                 body,
-                _cleared(content, submission.catalogue),
+                _cleared(content, submission.catalogue, names),
                 endpoint=endpoint,
                 is_of_page=request.scope["path"].startswith("/comfy/"),
             ),
@@ -67,10 +77,15 @@ def _asked(
 ) -> GenerateRequest:
     """Build the generate request for a body. Raises ApiError 400."""
     said = content if isinstance(content, dict) else {}
-    client_id = said.get("client_id") or ""
+    client_id = said.get("client_id")
+    if isinstance(client_id, int | float) and not isinstance(client_id, bool):
+        client_id = str(client_id)  # Some clients send a number, and name it as text in `/ws`.
+    client_id = client_id or ""
     if not isinstance(client_id, str) or not CLIENT_ID.fullmatch(client_id):
-        raise invalid("client_id must have at most 128 characters, all of them ASCII.")
-    job_id = said.get("prompt_id")
+        raise invalid(
+            "client_id must be a number, or have at most 128 characters, all of them ASCII."
+        )
+    job_id = said.get("prompt_id") or None
     if job_id is not None and not (isinstance(job_id, str) and is_job_id(job_id)):
         raise invalid(
             "prompt_id must be a UUID in lower case with hyphens. Without prompt_id, a new id is "
@@ -90,20 +105,72 @@ def _asked(
     )
 
 
-def _cleared(content: Any, catalogue: Catalogue) -> Any:
-    """Remove ComfyUI's additions to names of uploads, and output nodes that are not requested."""
+async def _copied_results(
+    content: Any, key: ApiKey, *, submission: Submission, access: JobAccess
+) -> dict[str, str]:
+    """Store an upload for each image of the owner's jobs that the graph names as an input.
+
+    Return the names of the uploads by the names in the graph. Raises the errors of
+    `UploadStore.add_content`.
+    """
+    prompt = content.get("prompt") if isinstance(content, dict) else None
+    nodes = [each for each in prompt.values() if _is_node(each)] if isinstance(prompt, dict) else []
+    named = [
+        node["inputs"].get(name)
+        for node in nodes
+        for name in submission.catalogue.image_inputs(node["class_type"])
+    ]
+    texts = dict.fromkeys([each for each in named if isinstance(each, str)])
+    results = [each for each in texts if _RESULT.search(each)][:_MOST_RESULTS]
+    copies = {}
+    for text in results:
+        folder, _, name = _RESULT.sub("", text).rpartition("/")
+        try:
+            file = await stored_file(access, key, name, subfolder=folder, type="output")
+        except (ApiError, JobNotFound):
+            continue
+        if not file.media_type.startswith("image/"):
+            continue
+        async with access.bodies.reserve_memory(key.owner, file.size_bytes):
+            try:
+                data = await access.files.images.get(file.key)
+            except ImageNotFound:  # The job was erased just now.
+                continue
+            copies[text] = (await submission.uploads.add_content(key.owner, data)).name
+    return copies
+
+
+def _cleared(content: Any, catalogue: Catalogue, names: Mapping[str, str]) -> Any:
+    """Remove ComfyUI's additions to names of uploads, and output nodes that are not requested.
+
+    `names` are the names of uploads that replace names of results.
+    """
     prompt = content.get("prompt") if isinstance(content, dict) else None
     if not isinstance(prompt, dict):
         return content
     wanted = content.get("partial_execution_targets")
-    targets = set(map(str, wanted)) if isinstance(wanted, list) else None
+    needed = _needed(prompt, map(str, wanted)) if isinstance(wanted, list) else None
     nodes = {}
     for id, node in prompt.items():
         kind = catalogue.node(node["class_type"]) if _is_node(node) else None
-        if kind is not None and kind.is_output and targets is not None and id not in targets:
+        if kind is not None and kind.is_output and needed is not None and id not in needed:
             continue
-        nodes[id] = node if kind is None else _with_labels(node, kind.file_inputs)
+        nodes[id] = node if kind is None else _with_labels(node, kind.file_inputs, names)
     return {**content, "prompt": nodes}
+
+
+def _needed(prompt: Mapping[str, Any], targets: Iterable[str]) -> set[str]:
+    """Return the targets and all nodes whose outputs they need, some of which may save results."""
+    needed: set[str] = set()
+    pending = list(targets)
+    while pending:
+        id = pending.pop()
+        if id in needed or not _is_node(prompt.get(id)):
+            continue
+        needed.add(id)
+        values = prompt[id]["inputs"].values()
+        pending += [str(each[0]) for each in values if isinstance(each, list) and each]
+    return needed
 
 
 def _is_node(node: Any) -> bool:
@@ -114,11 +181,13 @@ def _is_node(node: Any) -> bool:
     )
 
 
-def _with_labels(node: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _with_labels(
+    node: dict[str, Any], inputs: tuple[str, ...], names: Mapping[str, str]
+) -> dict[str, Any]:
     """Remove folders and annotations from the names of files. Uploads have no folders."""
-    given = {name: node["inputs"].get(name) for name in names}
+    given = {name: node["inputs"].get(name) for name in inputs}
     labels = {
-        name: _ANNOTATION.sub("", value).rpartition("/")[2]
+        name: names.get(value) or _ANNOTATION.sub("", value).rpartition("/")[2]
         for name, value in given.items()
         if isinstance(value, str)
     }

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from events.job import Job
 from events.result import State, state_of
 from events.types import Cancelled, Completed, Failed, ImageStored
-from storage.file_names import PNG, SAFETENSORS, FileKind, file_name, kind_of
+from serve_app.protocols.notes import note_members
+from storage.file_names import PNG, SAFETENSORS, FileKind, kind_of
 
-_NAME = re.compile(r"darkroom_(?P<number>[0-9]{5,7})_\.(?P<suffix>[a-z0-9]{1,8})")
-_TEMPORARY = "PreviewImage"
+_ID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_NAME = re.compile(
+    rf"(?:(?:[^/\\]*_)?(?P<job_id>{_ID})|[^/\\]*)"
+    r"_(?P<number>[0-9]{5,7})_\.(?P<suffix>[a-z0-9]{1,8})"
+)
+_PREFIX = "ComfyUI"
+"""The prefix of the results of a node that has none."""
+_LONGEST_PREFIX = 100
+_PLACEHOLDER = re.compile("%([a-z_]+)%")
+_COMPARED = "ImageCompare"
+_TEMPORARY = {"PreviewImage", "MaskPreview", _COMPARED}
 _KEYS: dict[FileKind, str] = {
     "image": "images",
     "video": "images",  # as ComfyUI's SaveVideo does
@@ -21,7 +33,11 @@ _KEYS: dict[FileKind, str] = {
     "text": "files",
     "file": "files",
 }
-_STATUS = {
+_PREVIEWABLE = ("3d", "audio", "images")
+"""The keys of outputs that ComfyUI's page can show. They are in rising order of preference,
+because the last one found is shown.
+"""
+STATUSES = {
     State.QUEUED: "pending",
     State.RUNNING: "in_progress",
     State.COMPLETED: "completed",
@@ -30,34 +46,95 @@ _STATUS = {
 }
 
 
-def shown_name(image: ImageStored) -> str:
-    """Return the file name of an image. The name is unique only within the job's folder."""
-    suffix = file_name(image.index, image.media_type).rpartition(".")[2]
-    return f"darkroom_{image.index + 1:05}_.{suffix}"
+def shown_name(image: ImageStored, *, job_id: str, prefix: str) -> str:
+    """Return the name of a result, which differs from the names of all other results.
+
+    `prefix` is the node's `filename_prefix`. Its folders are left out.
+    """
+    begin = prefix.replace("\\", "/").rpartition("/")[2]
+    begin = "".join(each for each in begin if each.isprintable())[:_LONGEST_PREFIX]
+    return f"{begin}_{job_id}_{image.index + 1:05}_.{_suffix(image)}"
 
 
-def index_in(name: str) -> int | None:
-    """Return the image's index in a name from `shown_name`; None for other names."""
-    parts = _NAME.fullmatch(name)
-    return None if parts is None else int(parts["number"]) - 1
+@dataclass(frozen=True, slots=True)
+class ResultName:
+    """The parts of a name from `shown_name` by which the result is found."""
+
+    job_id: str | None
+    """The job; None in names of older versions, which only name a result of a folder."""
+    index: int
+    suffix: str
+
+    @classmethod
+    def of(cls, name: str) -> ResultName | None:
+        """Return the parts of the name of a result; None for other names."""
+        parts = _NAME.fullmatch(name)
+        if parts is None:
+            return None
+        return cls(parts["job_id"], int(parts["number"]) - 1, parts["suffix"])
+
+    def is_of(self, image: ImageStored) -> bool:
+        return self.index == image.index and self.suffix == _suffix(image)
 
 
-def outputs_of(
-    images: tuple[ImageStored, ...], prompt: dict[str, Any], *, job_id: str
-) -> dict[str, dict[str, Any]]:
+def _suffix(image: ImageStored) -> str:
+    return image.name.rpartition(".")[2]
+
+
+def _prefix_of(node: Mapping[str, Any], image: ImageStored, submitted_at: datetime) -> str:
+    """Return the `filename_prefix` of an output node, with ComfyUI's placeholders replaced."""
+    prefix = node.get("inputs", {}).get("filename_prefix", _PREFIX)
+    if not isinstance(prefix, str):  # The prefix is computed by another node.
+        return _PREFIX
+    values = {
+        "width": image.width,
+        "height": image.height,
+        "batch_num": image.index,
+        "year": submitted_at.year,
+        **{
+            name: f"{getattr(submitted_at, name):02}"
+            for name in ("month", "day", "hour", "minute", "second")
+        },
+    }
+    return _PLACEHOLDER.sub(lambda found: str(values.get(found[1], found[0])), prefix)
+
+
+def outputs_of(job: Job) -> dict[str, dict[str, Any]]:
     """Return the results of a job by output node, in the format of ComfyUI's history."""
+    prompt = prompt_of(job)
     outputs: dict[str, dict[str, Any]] = {}
-    for image in images:
+    for image in job.images:
         node = _first_output(prompt) if image.node is None else image.node
-        kind = _key_of(image.media_type)
-        is_temporary = class_of(node, prompt) == _TEMPORARY
+        found = outputs.setdefault(node, {})
+        if image.text is not None:
+            found.setdefault("text", []).append(image.text)  # as ComfyUI's PreviewAny does
+            continue
+        is_temporary = class_of(node, prompt) in _TEMPORARY
+        prefix = _prefix_of(prompt.get(node, {}), image, job.submitted_at)
         shown = {
-            "filename": shown_name(image),
-            "subfolder": job_id,
+            "filename": shown_name(image, job_id=job.id, prefix=prefix),
+            "subfolder": job.id,
             "type": "temp" if is_temporary else "output",
         }
-        outputs.setdefault(node, {}).setdefault(kind, []).append(shown)
+        found.setdefault(_key_of(image.media_type), []).append(shown)
+        if kind_of(image.media_type) == "video":
+            found["animated"] = [True]
+    for node, found in outputs.items():
+        if class_of(node, prompt) == _COMPARED and "images" in found:
+            outputs[node] = _compared(prompt[node], found["images"])
     return outputs
+
+
+def _compared(node: Mapping[str, Any], images: list[Any]) -> dict[str, Any]:
+    """Return the images of an `ImageCompare` under ComfyUI's keys. With two inputs, the first half
+    of the images is of `image_a`.
+    """
+    inputs = node.get("inputs", {})
+    if "image_a" in inputs and "image_b" in inputs:
+        count = len(images) // 2
+    else:
+        count = len(images) if "image_a" in inputs else 0
+    return {"a_images": images[:count], "b_images": images[count:]}
 
 
 def _key_of(media_type: str | None) -> str:
@@ -104,7 +181,7 @@ def queue_item(job: Job) -> list[Any]:
 
 def history_item(job: Job) -> dict[str, Any]:
     """Return the history item of a job that has ended, in ComfyUI's format."""
-    outputs = outputs_of(job.images, prompt_of(job), job_id=job.id)
+    outputs = outputs_of(job)
     return {
         "prompt": queue_item(job),
         "outputs": outputs,
@@ -125,13 +202,41 @@ def history_item(job: Job) -> dict[str, Any]:
     }
 
 
+def history_v2_item(job: Job, *, with_graph: bool = False) -> dict[str, Any]:
+    """Return the history item of a job that has ended, in the format of Comfy Cloud's version 2.
+
+    Without the graph, the item also has no workflow of the editor.
+    """
+    extra = _extra_data(job)
+    if not with_graph:
+        extra.pop("extra_pnginfo", None)
+    prompt = {"priority": number_of(job), "prompt_id": job.id, "extra_data": extra}
+    if with_graph:
+        prompt["prompt"] = prompt_of(job)
+    return {
+        "prompt_id": job.id,
+        "create_time": milliseconds(job.submitted_at),
+        "workflow_id": None,
+        **history_item(job),
+        "prompt": prompt,
+    }
+
+
 def job_item(job: Job, *, with_request: bool = False) -> dict[str, Any]:
-    """Return a job in the format of `/jobs`. `with_request` adds its request and its results."""
-    outputs = outputs_of(job.images, prompt_of(job), job_id=job.id)
-    shown = [(node, each) for node, files in outputs.items() for each in files.get("images", ())]
+    """Return a job in the format of `/jobs`. `with_request` adds its request and its results.
+
+    As in ComfyUI, members without a value are left out.
+    """
+    outputs = outputs_of(job)
+    shown = [
+        (node, key, each)
+        for node, files in outputs.items()
+        for key in _PREVIEWABLE
+        for each in files.get(key, ())
+    ]
     item: dict[str, Any] = {
         "id": job.id,
-        "status": _STATUS[state_of(job)],
+        "status": STATUSES[state_of(job)],
         "priority": number_of(job),
         "create_time": milliseconds(job.submitted_at),
         "execution_start_time": job.started_at and milliseconds(job.started_at),
@@ -143,18 +248,24 @@ def job_item(job: Job, *, with_request: bool = False) -> dict[str, Any]:
         "workflow_id": None,
     }
     if shown:
-        node, last = shown[-1]
-        item["preview_output"] = {**last, "nodeId": node, "mediaType": "images"}
+        node, key, last = shown[-1]
+        item["preview_output"] = {**last, "nodeId": node, "mediaType": key}
     if with_request:
         item["workflow"] = {"prompt": prompt_of(job), "extra_data": _extra_data(job)}
         item["outputs"] = outputs
         item["update_time"] = milliseconds(job.ended_at or job.started_at or job.submitted_at)
         item["execution_status"] = history_item(job)["status"] if job.end else None
-    return item
+    return {name: value for name, value in item.items() if value is not None}
 
 
 def error_of(job: Job, *, node: str = "", class_type: str = "") -> dict[str, Any]:
-    """Describe the error that ended a job, and the node of the error if the node is known."""
+    """Describe the error that ended a job. `node` is the last running node.
+
+    It is used if the job does not record the node that failed.
+    """
+    failed = job.end.node if isinstance(job.end, Failed) else None
+    if failed is not None:
+        node, class_type = failed.id, failed.class_type
     error: dict[str, Any] = {
         "prompt_id": job.id,
         "node_id": node,
@@ -164,13 +275,22 @@ def error_of(job: Job, *, node: str = "", class_type: str = "") -> dict[str, Any
     }
     if isinstance(job.end, Failed):
         error |= {
-            "exception_message": job.end.message,
-            "exception_type": job.end.code or "error",
+            "exception_message": _without_node(job.end),
+            "exception_type": failed.exception if failed else job.end.code or "error",
             "traceback": [],
             "current_inputs": {},
             "current_outputs": [],
         }
     return error
+
+
+def _without_node(failed: Failed) -> str:
+    """Return the message of the exception, without its class and its node."""
+    if (node := failed.node) is None:
+        return failed.message
+    name = node.exception.rpartition(".")[2]
+    text = failed.message.removeprefix(f"node {node.id} ({node.class_type}): ")
+    return text.removeprefix(f"{name}: ")
 
 
 def _messages(job: Job) -> list[list[Any]]:
@@ -181,7 +301,7 @@ def _messages(job: Job) -> list[list[Any]]:
     ended = {"prompt_id": job.id, "timestamp": milliseconds(job.ended_at or job.submitted_at)}
     match job.end:
         case Completed():
-            messages.append(["execution_success", ended])
+            messages.append(["execution_success", {**ended, **note_members(job)}])
         case Failed():
             messages.append(["execution_error", error_of(job)])
         case Cancelled():

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator
 
 from events.log import utc_now
 from events.store.records import ApiKey, FileKind, FileOutcome, UserFile
@@ -51,6 +52,9 @@ _HEADERS = {
 _TYPES = {"application/json", "text/css"}
 """Media types that the page needs. Other files are sent as `application/octet-stream`."""
 _MOVE = "move"
+_IfTrue = Annotated[bool, BeforeValidator(lambda text: text.lower() == "true")]
+_UnlessFalse = Annotated[bool, BeforeValidator(lambda text: text != "false")]
+"""Any text is a valid value of these parameters, as in ComfyUI."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -132,9 +136,9 @@ async def list_user_files(
     user_files: UserFilesDep,
     *,
     of: Annotated[str, Query(alias="dir", max_length=_LONGEST_NAME)] = "",
-    recurse: bool = False,
-    full_info: bool = False,
-    split: bool = False,
+    recurse: _IfTrue = False,
+    full_info: _IfTrue = False,
+    split: _IfTrue = False,
 ) -> list[Any]:
     """List the files whose names begin with the folder."""
     folder = of.strip("/")
@@ -146,6 +150,44 @@ async def list_user_files(
         for name, file in found
         if recurse or "/" not in name
     ]
+
+
+@router.get(twin("/v2/userdata"))
+async def list_user_folder(
+    key: ReadProtocolKey,
+    user_files: UserFilesDep,
+    *,
+    path: Annotated[str, Query(max_length=3 * _LONGEST_NAME)] = "",
+) -> list[dict[str, Any]]:
+    """List everything in a folder and its subfolders, folders first."""
+    folder = unquote(path).strip("/")  # ComfyUI decodes the parameter twice.
+    files = await user_files.all(key.owner, FileKind.DATA)
+    if any(each.name == folder for each in files):
+        raise invalid("This path is a file and not a folder.")
+    begin = f"{folder}/" if folder else ""
+    found = [each for each in files if each.name.startswith(begin)]
+    if folder and not found:
+        raise not_found("There is no such folder.")
+    folders = {
+        each.name[:end]
+        for each in found
+        for end, letter in enumerate(each.name)
+        if letter == "/" and end > len(folder)
+    }
+    listed: list[dict[str, Any]] = [
+        *({"path": name, "type": "directory"} for name in folders),
+        *(
+            {
+                "path": each.name,
+                "type": "file",
+                "size": each.size_bytes,
+                "modified": each.changed_at.timestamp(),
+            }
+            for each in found
+        ),
+    ]
+    named = [{"name": each["path"].rpartition("/")[2], **each} for each in listed]
+    return sorted(named, key=lambda each: (each["type"], each["name"].lower(), each["path"]))
 
 
 @router.get(twin("/userdata/{path:path}"))
@@ -172,8 +214,8 @@ async def store_user_file(
     submission: SubmissionDep,
     user_files: UserFilesDep,
     *,
-    overwrite: bool = True,
-    full_info: bool = False,
+    overwrite: _UnlessFalse = True,
+    full_info: _IfTrue = False,
 ) -> Response:
     """Store the body under a name. A path `NAME/move/NEW` renames the file instead."""
     [name, *to] = _names(request)

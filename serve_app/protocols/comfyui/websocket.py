@@ -38,6 +38,7 @@ from serve_app.protocols.comfyui.records import (
     prompt_of,
 )
 from serve_app.protocols.credentials import protocol_caller
+from serve_app.protocols.notes import note_members
 from serve_app.refusals import Busy
 from serve_app.replica import Callers, JobAccess, replica_of
 from serve_app.stored_file import SlowReader
@@ -237,6 +238,8 @@ class Session:
         self._key_check = key_check
         self._jobs = WatchedJobs(client_id)
         self._received = 0
+        self._begun_at = 0
+        """The offset of the read model when the open jobs had been read."""
         self._position = 0
         """The offset of the last event that may have changed the number of open jobs."""
         self._status_at = math.inf
@@ -297,7 +300,7 @@ class Session:
         await self._send(message("feature_flags", **server_features(self._access)))
 
     async def _send_all(self, listener: Listener) -> int:
-        await self._begin(listener)
+        await self._begin()
         now = asyncio.get_running_loop().time
         keep_alive_s = self._access.live.streams.keep_alive_s
         check_at = now() + keep_alive_s
@@ -318,14 +321,16 @@ class Session:
                 if not await self._key_check():
                     return POLICY
 
-    async def _begin(self, listener: Listener) -> None:
+    async def _begin(self) -> None:
         """Add the open jobs, and send the first messages.
 
-        The read model must first have all events before the first event of the listener, so that no
-        job is missed.
+        The read model must first have all events, so that no job is missed. This replica may
+        receive the newest events later, also those of a job that the client has just submitted.
         """
-        await wait_for_read_model(self._access, listener.after)
-        for job in await open_jobs(self._access, self._owner):
+        await wait_for_read_model(self._access)
+        open_now = await open_jobs(self._access, self._owner)
+        self._begun_at = await self._access.read_model.offset()
+        for job in open_now:
             if job.submitted.client_id == self._client_id:
                 self._jobs.add(job.id)
                 if job.has_running_attempt:
@@ -345,12 +350,24 @@ class Session:
                 self._status_at = asyncio.get_running_loop().time() + _STATUS_PERIOD_S
         for each in self._jobs.take(event):
             yield each
+        if await self._has_ended_before(event):
+            self._jobs.add(event.job_id)
         if self._jobs.is_end(event):
             for each in self._jobs.progress_messages():
                 yield each
             async for message in self._end(event):
                 yield message
             self._jobs.forget(event.job_id)
+
+    async def _has_ended_before(self, event: Event) -> bool:
+        """Return whether the event ended a job of the client after the client had connected and
+        before the open jobs were read, so that the job is not among them.
+        """
+        is_end = isinstance(event.data, Completed | Failed | Cancelled)
+        if not is_end or event.position > self._begun_at:
+            return False
+        job = await self._access.jobs.current(event.job_id)
+        return job is not None and job.submitted.client_id == self._client_id
 
     async def _end(self, event: Event) -> AsyncGenerator[Message]:
         id, was_started = event.job_id, self._jobs.has_started(event.job_id)
@@ -364,7 +381,7 @@ class Session:
                 yield each
             async for each in self._results(job):
                 yield each
-            yield of_job("execution_success", id)
+            yield of_job("execution_success", id, **note_members(job))
         elif isinstance(event.data, Failed):
             error = error_of(job, node=node, class_type=class_type)
             yield message("execution_error", **error)
@@ -376,7 +393,7 @@ class Session:
 
     async def _results(self, job: Job) -> AsyncGenerator[Message]:
         prompt = prompt_of(job)
-        for node, output in outputs_of(job.images, prompt, job_id=job.id).items():
+        for node, output in outputs_of(job).items():
             if class_of(node, prompt) in _WEBSOCKET_OUTPUTS:
                 yield executing(job.id, node)
                 await self._send_pictures(job, node)

@@ -17,7 +17,7 @@ from fastapi.sse import format_sse_event
 from events.errors import ServiceError
 from events.job import Job
 from events.log import utc_now
-from events.result import failure_code, is_retryable
+from events.result import failure_code, is_retryable, notes_of
 from events.store.records import ApiKey, Scope
 from events.types import Cancelled, Completed, Failed, ImageStored
 from serve_app.auth import key_check
@@ -27,9 +27,15 @@ from serve_app.live.messages import KEEP_ALIVE
 from serve_app.live.progress import Newest, newest_of
 from serve_app.live.streams import EventStream
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
+from serve_app.protocols.notes import note_headers
 from serve_app.protocols.openai.errors import RETRY, error_object
 from serve_app.protocols.openai.models import one_model
-from serve_app.protocols.openai.requests import ImageParameters, ImageRequest, edit, generation
+from serve_app.protocols.openai.requests import (
+    ImageRequest,
+    VariationParameters,
+    edit,
+    generation,
+)
 from serve_app.protocols.waiting import MAX_WAIT_S, ended_job, failure_status
 from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.routes.generate import IdempotencyKey
@@ -49,21 +55,24 @@ IMAGES = "/v1/images"
 router = APIRouter(include_in_schema=False)
 
 
-async def images_answer(access: JobAccess, job: Job, asked: ImageParameters) -> Response:
+async def images_answer(access: JobAccess, job: Job, image_request: ImageRequest) -> Response:
     """Build the response. Raises ApiError if the job has failed, and ImageStoreError."""
     images = images_of(job)
     told = {
         "created": int((job.ended_at or job.submitted_at).timestamp()),
         "request_id": job.id,
-        **picture_members(images[0], asked),
+        **_members_of(job, images[0], image_request),
     }
-    if asked.has_urls:
+    if image_request.parameters.has_urls:
         url_for = access.files.url_for
         data = [{"url": url_for(job.id, image)} for image in images]
         body = json.dumps({**told, "data": data}).encode()
-        return Response(body, headers={"Cache-Control": "no-store"}, media_type="application/json")
+        headers = {"Cache-Control": "no-store", **note_headers(job)}
+        return Response(body, headers=headers, media_type="application/json")
     parts = _body(access.files.images, told, images)
-    return await json_in_parts(parts)
+    answer = await json_in_parts(parts)
+    answer.headers.update(note_headers(job))
+    return answer
 
 
 def images_of(job: Job) -> Sequence[ImageStored]:
@@ -90,14 +99,19 @@ def failed(job: Job) -> ApiError:
     return ApiError(failure_status(code), code, end.message, extra_info=told, headers=headers)
 
 
-def picture_members(image: ImageStored, asked: ImageParameters) -> dict[str, Any]:
-    """Return the members that describe an image in answers and events of the OpenAI API."""
-    return {
+def _members_of(job: Job, image: ImageStored, image_request: ImageRequest) -> dict[str, Any]:
+    """Return the members that describe an image in answers and events of the OpenAI API.
+
+    Only Darkroom has the member `notes`, with the notes of the request and of its job.
+    """
+    told: dict[str, Any] = {
         "background": "opaque",
         "output_format": (image.media_type or PNG).removeprefix("image/"),
-        "quality": asked.quality,
+        "quality": image_request.parameters.quality,
         "size": f"{image.width}x{image.height}",
     }
+    notes = [*image_request.notes, *(notes_of(job) or ())]
+    return {**told, "notes": notes} if notes else told
 
 
 async def _body(
@@ -227,7 +241,7 @@ class _Stream:
             raise failed(self.job)
         type = f"{self.event}.completed"
         for image in images_of(self.job):
-            told = picture_members(image, self.image_request.parameters)
+            told = _members_of(self.job, image, self.image_request)
             whole = _message(type, **told, request_id=self.job.id, usage=_NO_TOKENS, b64_json="")
             # The last member, `b64_json`, is sent in parts.
             before = whole.rstrip().removesuffix(b'"}')
@@ -282,6 +296,22 @@ async def edit_image(
     )
 
 
+@router.post(f"{IMAGES}/variations")
+async def vary_image(
+    request: Request,
+    key: GenerateProtocolKey,
+    submission: SubmissionDep,
+    access: JobAccessDep,
+    *,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Edit an image without a prompt."""
+    image_request = await edit(submission, request, key, idempotency_key, model=VariationParameters)
+    return await _answer(
+        submission, access, request, key, image_request=image_request, event="image_edit"
+    )
+
+
 async def _answer(
     submission: Submission,
     access: JobAccess,
@@ -298,4 +328,4 @@ async def _answer(
     job = await ended_job(submission, access, request, key, wanted=image_request.job)
     if job.end is None:
         raise failed(job)
-    return await images_answer(access, job, image_request.parameters)
+    return await images_answer(access, job, image_request)

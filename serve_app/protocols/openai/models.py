@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.interface import Catalogue
-from events.store.records import ApiKey, Endpoint
+from events.store.records import DEFAULT_ENDPOINT, ApiKey, Endpoint
 from serve_app.error_responses import ApiError
 from serve_app.refusals import EndpointForbidden, EndpointNotFound
 from serve_app.replica import Submission
 
-_DEFAULT_ENDPOINT = "default"
 _OPENAI_PREFIXES = ("dall-e-", "gpt-image-", "chatgpt-image-")
 """Prefixes of OpenAI's model names, the only ones that some clients send. They select the default
 endpoint and its checkpoint.
@@ -42,7 +41,7 @@ async def target_of(submission: Submission, key: ApiKey, model: str) -> Target:
     )
     if checkpoint is None and model and not model.startswith(_OPENAI_PREFIXES):
         raise model_not_found(model)
-    return Target(await endpoints.for_job(_DEFAULT_ENDPOINT, key), checkpoint)
+    return Target(await endpoints.for_job(DEFAULT_ENDPOINT, key), checkpoint)
 
 
 async def listed_models(submission: Submission, key: ApiKey) -> list[dict[str, Any]]:

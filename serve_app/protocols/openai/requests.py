@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from starlette.datastructures import FormData, UploadFile
 
+from engine.interface import requests_nothing
 from events.store.records import ApiKey, Upload
 from events.types import Flavour
 from serve_app.acceptance.acceptance import GenerateRequest
@@ -44,6 +53,8 @@ _SAMPLER = "Euler"
 _CFG = 7.0
 _IMAGE_FIELDS = ("image", "image[]")
 _MASK_FIELD = "mask"
+_MAX_IMAGES = 16
+_MAX_FILES = _MAX_IMAGES + 1
 _MIN_SIDE = 16
 
 
@@ -67,7 +78,7 @@ def _is_side(text: str) -> bool:
 
 
 class ImageParameters(BaseModel):
-    """The members of both routes. A member that is null counts as absent."""
+    """The members of both routes. A member that is null or empty counts as absent."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -94,12 +105,20 @@ class ImageParameters(BaseModel):
     cfg_scale: Annotated[float, Field(ge=1, le=30)] | None = None
     """None means the default of the checkpoint."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothing(cls, body: Any) -> Any:
+        """Remove unknown members that request nothing."""
+        if not isinstance(body, dict):
+            return body
+        known = cls.model_fields
+        return {k: v for k, v in body.items() if k in known or not requests_nothing(v)}
+
     @field_validator("*", mode="before")
     @classmethod
     def _default_of_null(cls, value: Any, info: Any) -> Any:
-        if value is not None or info.field_name == "prompt":
-            return value
-        return cls.model_fields[info.field_name].default
+        field = cls.model_fields[info.field_name]
+        return value if value not in (None, "") or field.is_required() else field.default
 
     @property
     def sides(self) -> tuple[int, int] | None:
@@ -141,6 +160,12 @@ class EditParameters(ImageParameters):
     @property
     def denoise(self) -> float:
         return self.denoising_strength or (0.5 if self.input_fidelity == "high" else 0.75)
+
+
+class VariationParameters(EditParameters):
+    """OpenAI's variations have no prompt. The members of edits are additional ones."""
+
+    prompt: Annotated[str, Field(max_length=_LONGEST_PROMPT)] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +282,8 @@ class ImageRequest:
 
     parameters: ImageParameters
     job: GenerateRequest
+    notes: tuple[str, ...] = ()
+    """How the job deviates from the request, for the answer."""
 
 
 async def generation(
@@ -293,22 +320,36 @@ async def generation(
 
 
 async def edit(
-    submission: Submission, request: Request, key: ApiKey, idempotency_key: str | None
+    submission: Submission,
+    request: Request,
+    key: ApiKey,
+    idempotency_key: str | None,
+    *,
+    model: type[EditParameters] = EditParameters,
 ) -> ImageRequest:
     """Read an edit request. Its files are stored as uploads with names from their content.
 
     Raises the errors of reading the form, `target_of`, storing uploads and checking parameters.
     """
-    async with read_files(submission.bodies, request, key.owner, max_files=2) as form:
+    form_of = read_files(
+        submission.bodies,
+        request,
+        key.owner,
+        fields=(*_IMAGE_FIELDS, _MASK_FIELD),
+        texts=model.model_fields,
+        max_files=_MAX_FILES,
+    )
+    async with form_of as form:
         texts = {name: each for name, each in form.items() if isinstance(each, str)}
-        asked = _parsed(texts, EditParameters)
-        image_file, mask_file = await _files(form)
+        asked = _parsed(texts, model)
+        images, mask_file = _files(form)
+        image_file = await images[0].read()
         target = await target_of(submission, key, asked.model)
         image = await submission.uploads.add_content(key.owner, image_file)
-        mask = None if mask_file is None else await _stored_mask(submission, key, mask_file, image)
-    checkpoint = target.checkpoint or await asyncio.to_thread(
-        submission.acceptance.checkpoint, target.endpoint, key
-    )
+        mask = None
+        if mask_file is not None:
+            mask = await _stored_mask(submission, key, await mask_file.read(), image)
+    checkpoint = target.checkpoint or await submission.acceptance.checkpoint(target.endpoint, key)
     if checkpoint is None:
         raise ApiError(400, "checkpoint_unavailable", "There is no checkpoint.")
     steps = asked.effective_steps(submission.acceptance.max_steps(target.endpoint))
@@ -320,7 +361,7 @@ async def edit(
     if min(new_edit.sides) < _MIN_SIDE:
         raise _refused("size", f"The sides of an image must have at least {_MIN_SIDE} pixels.")
     body = {"prompt": edit_graph(new_edit)}
-    return _image_request(
+    image_request = _image_request(
         request,
         key,
         asked,
@@ -329,6 +370,13 @@ async def edit(
         content=body,
         idempotency_key=idempotency_key,
     )
+    if len(images) == 1:
+        return image_request
+    note = (
+        f"Only the first of the {len(images)} images was used, because the model {checkpoint} "
+        "edits one image."
+    )
+    return replace(image_request, notes=(note,))
 
 
 def _image_request(
@@ -365,17 +413,15 @@ def _parsed(texts: Mapping[str, str], model: type[P]) -> P:
         raise RequestValidationError(errors) from error
 
 
-async def _files(form: FormData) -> tuple[bytes, bytes | None]:
-    """Return the image and its mask, if any. Raises ApiError 400."""
+def _files(form: FormData) -> tuple[list[UploadFile], UploadFile | None]:
+    """Return the images, at least one, and the mask, if any. Raises ApiError 400."""
     images: list[UploadFile] = []
     masks: list[UploadFile] = []
     for field, file in files_in(form):
-        if field not in {*_IMAGE_FIELDS, _MASK_FIELD}:
-            raise _refused(field, f"A file with the name {field!r} is not supported.")
         (masks if field == _MASK_FIELD else images).append(file)
-    if len(images) != 1:
-        raise _refused("image", f"Send one image to edit, not {len(images)}.")
-    return await images[0].read(), await masks[0].read() if masks else None
+    if not 0 < len(images) <= _MAX_IMAGES:
+        raise _refused("image", f"Send 1 to {_MAX_IMAGES} images to edit, not {len(images)}.")
+    return images, masks[0] if masks else None
 
 
 async def _stored_mask(submission: Submission, key: ApiKey, data: bytes, image: Upload) -> Upload:

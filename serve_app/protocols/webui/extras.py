@@ -5,16 +5,35 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from PIL import Image, UnidentifiedImageError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
-from engine.interface import Catalogue, Upscaler, split_infotext
+from engine.interface import (
+    Catalogue,
+    GenerationText,
+    Upscaler,
+    generation_text,
+    image_texts,
+    read_infotext,
+    requests_nothing,
+    split_infotext,
+)
 from events.store.records import ApiKey, Upload
 from events.types import Completed, Flavour, ImageStored
 from serve_app.acceptance.acceptance import GenerateRequest
@@ -24,6 +43,7 @@ from serve_app.protocols.graphs import node, whole_cells
 from serve_app.protocols.waiting import ended_job
 from serve_app.protocols.webui.errors import MAX_BODY_BYTES, V1, failure, refused
 from serve_app.protocols.webui.generation import decoded, stored
+from serve_app.protocols.webui.options import endpoint_of
 from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.routes.generate import traceparent_of
 from serve_app.stored_file import base64_of, json_in_parts
@@ -35,6 +55,7 @@ _MOST_IMAGES = 16
 _MOST_CHUNKS = 256
 """The largest number of chunks that a PNG may have before its pixels. Each chunk may be a text."""
 _LONGEST_TEXTS = 2**20
+_SIZE = re.compile(r"([0-9]+)x([0-9]+)")
 
 router = APIRouter(prefix=V1, include_in_schema=False)
 
@@ -152,6 +173,9 @@ Name = Annotated[str, Field(max_length=1024)]
 Side = Annotated[int, Field(ge=1, le=16384)]
 
 
+_OF_SIZES = {"upscaling_resize_w", "upscaling_resize_h", "upscaling_crop"}
+
+
 class Extras(BaseModel, ABC):
     """The members of both routes. Members for restoring faces must have values without effect."""
 
@@ -161,7 +185,6 @@ class Extras(BaseModel, ABC):
     show_extras_results: bool = True
     gfpgan_visibility: Annotated[Share, Field(le=0)] = 0.0
     codeformer_visibility: Annotated[Share, Field(le=0)] = 0.0
-    codeformer_weight: Share = 0.0
     upscaling_resize: Annotated[Number, Field(ge=1, le=8)] = 2.0
     upscaling_resize_w: Side = 512
     upscaling_resize_h: Side = 512
@@ -170,6 +193,17 @@ class Extras(BaseModel, ABC):
     upscaler_2: Name = "None"
     extras_upscaler_2_visibility: Share = 0.0
     upscale_first: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_idle(cls, body: Any) -> Any:
+        """Remove null and empty members, and members of parts that are off."""
+        if not isinstance(body, dict):
+            return body
+        idle = {"upscaling_resize"} if _is_one(body.get("resize_mode")) else _OF_SIZES
+        if requests_nothing(body.get("upscaler_2")):
+            idle = {*idle, "upscaler_2", "extras_upscaler_2_visibility"}
+        return {k: v for k, v in body.items() if k not in idle and v not in (None, "")}
 
     @property
     @abstractmethod
@@ -198,7 +232,6 @@ class SingleImage(Extras):
 
 class NamedImage(BaseModel):
     data: str
-    name: str = ""
 
 
 class ImageBatch(Extras):
@@ -235,15 +268,39 @@ async def extra_batch_images(
 
 @router.post("/png-info")
 async def png_info(request: Request, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
-    """Return the generation parameters in the metadata of an image."""
+    """Return the generation parameters in the metadata of an image.
+
+    `left_out` has the names of the settings that no diffusion request has.
+    """
     async with access.bodies.json(request, key.owner, max_bytes=MAX_BODY_BYTES) as (_, content):
-        image = validated(PngInfo, content).image
-        texts = await asyncio.to_thread(_texts, await decoded("image", image))
-    info = texts.pop("parameters", "")
-    prompts, settings = split_infotext(info)
+        data = await decoded("image", validated(PngInfo, content).image)
+        return await asyncio.to_thread(_described, data)
+
+
+def _described(data: bytes) -> dict[str, Any]:
+    """Return the answer of `png-info`. Raises ApiError 400."""
+    texts, found = _texts(data)
+    prompts, settings = split_infotext(found.text)
     prompt, _, negative = prompts.partition("Negative prompt:")
-    named = {"Prompt": prompt.strip(), "Negative prompt": negative.strip(), **settings}
-    return {"info": info, "items": {"parameters": info, **texts}, "parameters": named}
+    named = {"Prompt": prompt.strip(), "Negative prompt": negative.strip(), **_sized(settings)}
+    read = read_infotext(found.text)
+    return {
+        "info": found.text,
+        "items": {**texts, "parameters": found.text},
+        "parameters": named,
+        "left_out": [*{**found.left_out, **read.left_out}],
+    }
+
+
+def _sized(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings, with two numbers in place of each size, as in the WebUI."""
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        if size := _SIZE.fullmatch(value):
+            found |= {f"{name}-1": size[1], f"{name}-2": size[2]}
+        else:
+            found[name] = value
+    return found
 
 
 async def _wanted(
@@ -251,8 +308,9 @@ async def _wanted(
 ) -> GenerateRequest:
     """Build the job of a request, and release the memory for the sent images.
 
-    Raises ApiError, RequestValidationError, and the errors of `UploadStore.add`.
+    Raises ApiError, RequestRefused, RequestValidationError, and the errors of `UploadStore.add`.
     """
+    endpoint = await endpoint_of(request, submission, key)
     async with submission.bodies.json(request, key.owner, max_bytes=MAX_BODY_BYTES) as (_, content):
         asked = validated(model, content)
         uploads = [await stored(submission, key, "image", each) for each in asked.sent]
@@ -261,7 +319,7 @@ async def _wanted(
     return GenerateRequest(
         flavour=Flavour.WORKFLOW,
         key=key,
-        endpoint=request.query_params.get("endpoint", "default"),
+        endpoint=endpoint.id,
         body=json.dumps(body, sort_keys=True).encode(),
         content=body,
         image_format="png",
@@ -303,30 +361,44 @@ async def _several(store: ImageStore, images: Sequence[ImageStored]) -> AsyncGen
     yield b'"]}'
 
 
-def _texts(data: bytes) -> dict[str, str]:
-    """Return the texts of a PNG. Raises ApiError 400.
+def _texts(data: bytes) -> tuple[dict[str, str], GenerationText]:
+    """Return the texts of an image, and the generation text among them. Raises ApiError 400.
 
     Pixels are not decoded, and Pillow limits the size of the texts.
     """
     _require_few_chunks(data)
     try:
-        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            found = {k: v for k, v in image.info.items() if isinstance(v, str)}
-            texts = {str(name): str(text) for name, text in found.items()}
+        with Image.open(io.BytesIO(data), formats=["PNG", "JPEG", "WEBP"]) as image:
+            texts, size = image_texts(image), image.size
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise refused("image is not a PNG, or is damaged.") from error
+        raise refused("image is not a PNG, JPEG or WebP image, or is damaged.") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise refused("image has too many pixels.") from error
     if sum(map(len, texts.values())) > _LONGEST_TEXTS:
         raise refused(f"image has texts of more than {_LONGEST_TEXTS} characters.")
-    return texts
+    try:
+        return texts, generation_text(texts, size)
+    except ValueError as error:
+        raise refused(f"image has a generation text that cannot be read: {error}.") from error
 
 
 def _require_few_chunks(data: bytes) -> None:
-    """Raise ApiError 400 for too many chunks. Pillow would read any number of chunks."""
+    """Raise ApiError 400 for a PNG with too many chunks. Pillow would read any number of chunks."""
+    if not data.startswith(b"\x89PNG"):
+        return
     at = 8
     for _ in range(_MOST_CHUNKS):
         if data[at + 4 : at + 8] in (b"", b"IDAT"):
             return
         at += int.from_bytes(data[at : at + 4], "big") + 12
     raise refused(f"image has more than {_MOST_CHUNKS} parts before its pixels.")
+
+
+_NUMBER = TypeAdapter(int)
+
+
+def _is_one(value: Any) -> bool:
+    """Whether a member is read as the number 1."""
+    with suppress(ValidationError):
+        return _NUMBER.validate_python(value) == 1
+    return False

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from engine.interface import DiffusionParameters, parse_parameters
+from engine.interface import (
+    DiffusionParameters,
+    ImageSettings,
+    parse_parameters,
+    requests_nothing,
+)
 from events.job import Job
 from events.store.records import ApiKey, Upload
 from events.types import Cancelled, Completed, Flavour, ImageStored
@@ -20,13 +25,15 @@ from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.acceptance.inline_images import InlineForm, inline_form
 from serve_app.error_responses import ApiError
 from serve_app.protocols.credentials import GenerateProtocolKey
+from serve_app.protocols.notes import note_headers, note_members
 from serve_app.protocols.waiting import ended_job
 from serve_app.protocols.webui.errors import MAX_BODY_BYTES, V1, failure, refused
-from serve_app.protocols.webui.options import with_options
+from serve_app.protocols.webui.options import endpoint_of, with_options
 from serve_app.refusals import BodyTooLarge, InvalidImage
 from serve_app.replica import JobAccess, JobAccessDep, KeyOptionsDep, Submission, SubmissionDep
 from serve_app.routes.generate import traceparent_of
 from serve_app.stored_file import base64_of, json_in_parts, parts_of
+from settings.version import VERSION
 from storage.images import ImageStore
 
 if TYPE_CHECKING:
@@ -38,7 +45,6 @@ _CHECKSUM_BYTES = 4
 _LONGEST_BYTES = 4 * 2**20
 """The most bytes of a file that are searched for texts, which precede the pixels."""
 _LONGEST_ECHO = 64 * 1024
-_ENDPOINT = "endpoint"
 _SENT = ("init_images", "mask", "latent_mask")
 _MOST_IMAGES = 16
 """The largest number of images to start from."""
@@ -93,8 +99,29 @@ async def pictures_answer(
     images = sorted(job.images, key=lambda image: image.index)
     whole = await access.jobs.current(job.id) or job
     info = await asyncio.to_thread(_info, whole, images)
-    parts = _images_body(access.files.images, images, asked, info=info, sends_images=sends_images)
-    return await json_in_parts(parts)
+    parts = _images_body(
+        access.files.images,
+        images,
+        asked,
+        info=info,
+        sends_images=sends_images,
+        recorded=_recorded_infotext(whole),
+    )
+    answer = await json_in_parts(parts)
+    answer.headers.update(note_headers(whole))
+    return answer
+
+
+def _recorded_infotext(job: Job) -> Callable[[int], str]:
+    """Return a function that takes the index of an image and returns its text, without hashes.
+
+    Images of a ComfyUI server have no such text.
+    """
+    compiled = job.submitted.compiled
+    if compiled is None or (infotext := compiled.infotext) is None:
+        return lambda _index: ""
+    settings = ImageSettings(infotext.settings, infotext.seeds, infotext.variation_seeds)
+    return settings.describe(job.submitted.request, compiled.graph, None, VERSION)
 
 
 async def _images_body(
@@ -104,6 +131,7 @@ async def _images_body(
     *,
     info: dict[str, Any],
     sends_images: bool,
+    recorded: Callable[[int], str],
 ) -> AsyncGenerator[bytes]:
     infotexts: list[str] = []
     before = b'{"images": ['
@@ -116,7 +144,7 @@ async def _images_body(
             before = b'"'
         else:
             await _read_texts(store, image, texts)
-        infotexts.append(texts.found.get("parameters", ""))
+        infotexts.append(texts.found.get("parameters") or recorded(image.index))
     told = json.dumps({**info, "infotexts": infotexts})
     echo = json.dumps(asked)
     shown = echo if len(echo) <= _LONGEST_ECHO else "{}"
@@ -131,7 +159,10 @@ async def _read_texts(store: ImageStore, image: ImageStored, texts: PngTexts) ->
 
 
 def _info(job: Job, images: Sequence[ImageStored]) -> dict[str, Any]:
-    """Return the WebUI's `info` object of a job, without the infotexts of its images."""
+    """Return the WebUI's `info` object of a job, without the infotexts of its images.
+
+    Typed clients read it, so no member is null.
+    """
     terms = job.submitted.terms
     parameters = parse_parameters(
         job.submitted.request, (terms and terms.compatibility) or "comfyui"
@@ -140,6 +171,7 @@ def _info(job: Job, images: Sequence[ImageStored]) -> dict[str, Any]:
     subseeds = [parameters.subseed_of(index) for index in range(parameters.images)]
     count = parameters.images
     is_denoised = parameters.enable_hr or parameters.starts_from_images
+    width, height = _first_size(job, images)
     return {
         "prompt": parameters.prompt,
         "all_prompts": [parameters.prompt] * count,
@@ -150,33 +182,44 @@ def _info(job: Job, images: Sequence[ImageStored]) -> dict[str, Any]:
         "subseed": subseeds[0],
         "all_subseeds": subseeds,
         "subseed_strength": parameters.subseed_strength,
-        "width": parameters.width or (images[0].width if images else None),
-        "height": parameters.height or (images[0].height if images else None),
+        "width": parameters.width or width,
+        "height": parameters.height or height,
         **_sampling(parameters),
         "batch_size": parameters.batch,
         **_models(parameters),
         "seed_resize_from_w": parameters.seed_resize_from_w,
         "seed_resize_from_h": parameters.seed_resize_from_h,
-        "denoising_strength": parameters.denoising_strength if is_denoised else None,
+        "denoising_strength": parameters.denoising_strength if is_denoised else 0.0,
         "extra_generation_params": {},
         "index_of_first_image": 0,
         "styles": [],
         "job_timestamp": job.submitted_at.strftime("%Y%m%d%H%M%S"),
         "clip_skip": parameters.stops_at_layer,
         "is_using_inpainting_conditioning": False,
+        "version": f"Darkroom {VERSION}",
         "request_id": job.id,
+        **note_members(job),
     }
+
+
+def _first_size(job: Job, images: Sequence[ImageStored]) -> tuple[int, int]:
+    """Return width and height of the first pass if they are recorded, else those of an image."""
+    compiled = job.submitted.compiled
+    if compiled is not None and compiled.infotext is not None:
+        width, height = dict(compiled.infotext.settings)["Size"].split("x")
+        return int(width), int(height)
+    return (images[0].width, images[0].height) if images else (0, 0)
 
 
 def _models(parameters: DiffusionParameters) -> dict[str, Any]:
     """Return the names of the models, without hashes, which would require reading large files."""
     return {
         "restore_faces": False,
-        "face_restoration_model": None,
-        "sd_model_name": parameters.checkpoint,
-        "sd_model_hash": None,
-        "sd_vae_name": parameters.override_settings.sd_vae or None,
-        "sd_vae_hash": None,
+        "face_restoration_model": "",
+        "sd_model_name": parameters.checkpoint or "",
+        "sd_model_hash": "",
+        "sd_vae_name": parameters.override_settings.sd_vae,
+        "sd_vae_hash": "",
     }
 
 
@@ -273,14 +316,17 @@ async def _wanted(
         own = {k: each for k, each in given.items() if k not in (*_SENT, *_OF_SENDERS)}
         asked = await with_options(key_options, key, own)
         sent = await _stored_images(submission, key, given) if from_images else {}
-        members = {"compatibility": "webui", **asked, **sent}
+        endpoint = await endpoint_of(request, submission, key)
+        # A ComfyUI server has only its own compatibility, which is the default there.
+        usual = {} if endpoint.engine == "comfyui" else {"compatibility": "webui"}
+        members = {**usual, **asked, **sent}
         written = await asyncio.to_thread(_written, members)
     if len(written) > (most := submission.bodies.max_bytes):
         raise BodyTooLarge(len(written) - most)
     return GenerateRequest(
         flavour=Flavour.DIFFUSION,
         key=key,
-        endpoint=request.query_params.get(_ENDPOINT, "default"),
+        endpoint=endpoint.id,
         body=written,
         content=members,
         preview=True,
@@ -307,7 +353,7 @@ async def _stored_images(
     Raises ApiError, and the errors of `UploadStore.add`.
     """
     images = given.get("init_images")
-    if not images:
+    if not images or requests_nothing(images):
         raise ApiError(404, "not_found", "Init image not found")
     if not isinstance(images, list) or len(images) > _MOST_IMAGES:
         raise refused(f"init_images must be a list of 1 to {_MOST_IMAGES} images.")

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 
 from engine.interface import Catalogue
-from serve_app.protocols.credentials import READ
+from serve_app.protocols.credentials import READ, ReadProtocolKey
 from serve_app.protocols.webui.errors import V1, refused
-from serve_app.replica import JobAccess, JobAccessDep
+from serve_app.protocols.webui.options import endpoint_of
+from serve_app.replica import JobAccessDep, SubmissionDep
 
 _UNKNOWN = {"error": "Other processes make the images, so their memory use is not known here."}
 
 router = APIRouter(prefix=V1, include_in_schema=False, dependencies=[Depends(READ)])
+
+_Names: TypeAlias = Callable[[str], Awaitable[Sequence[str]]]
+"""Returns the names of the models in a folder. Raises ModelsUnavailable."""
+
+
+async def _names_of(request: Request, submission: SubmissionDep, key: ReadProtocolKey) -> _Names:
+    """Return the function for the endpoint that the query names, or for the default endpoint."""
+    endpoint = await endpoint_of(request, submission, key)
+    return partial(submission.acceptance.model_names, endpoint, key)
+
+
+NamesDep = Annotated[_Names, Depends(_names_of)]
 
 
 @router.get("/samplers")
@@ -24,6 +38,7 @@ async def samplers() -> list[dict[str, Any]]:
     return [
         {"name": row.label, "aliases": [row.name, *row.aliases], "options": {}}
         for row in Catalogue.SAMPLERS
+        if not row.draws_path_on_device
     ]
 
 
@@ -38,9 +53,9 @@ async def schedulers() -> list[dict[str, Any]]:
 
 
 @router.get("/upscalers")
-async def upscalers(access: JobAccessDep) -> list[dict[str, Any]]:
+async def upscalers(names: NamesDep) -> list[dict[str, Any]]:
     plain = [name for name, each in Catalogue.UPSCALERS.items() if each.by == "pixels"]
-    models = await _names(access, "upscale_models")
+    models = await names("upscale_models")
     return [_upscaler(name) for name in (*plain, *map(_stem, models))]
 
 
@@ -50,7 +65,7 @@ async def latent_upscale_modes() -> list[dict[str, str]]:
 
 
 @router.get("/sd-models")
-async def checkpoints(access: JobAccessDep) -> list[dict[str, Any]]:
+async def checkpoints(names: NamesDep) -> list[dict[str, Any]]:
     """List the checkpoints. Hashes are left out, because they would require reading large files."""
     return [
         {
@@ -61,28 +76,28 @@ async def checkpoints(access: JobAccessDep) -> list[dict[str, Any]]:
             "filename": name,
             "config": None,
         }
-        for name in await _names(access, "checkpoints")
+        for name in await names("checkpoints")
     ]
 
 
 @router.get("/sd-vae")
-async def vaes(access: JobAccessDep) -> list[dict[str, Any]]:
-    return [{"model_name": name, "filename": name} for name in await _names(access, "vae")]
+async def vaes(names: NamesDep) -> list[dict[str, Any]]:
+    return [{"model_name": name, "filename": name} for name in await names("vae")]
 
 
 @router.get("/loras")
-async def loras(access: JobAccessDep) -> list[dict[str, Any]]:
+async def loras(names: NamesDep) -> list[dict[str, Any]]:
     return [
         {"name": _stem(name), "alias": _stem(name), "path": name, "metadata": {}}
-        for name in await _names(access, "loras")
+        for name in await names("loras")
     ]
 
 
 @router.get("/embeddings")
-async def embeddings(access: JobAccessDep) -> dict[str, Any]:
+async def embeddings(names: NamesDep) -> dict[str, Any]:
     unknown = dict.fromkeys(("step", "sd_checkpoint", "sd_checkpoint_name", "shape", "vectors"))
-    names = await _names(access, "embeddings")
-    return {"loaded": {_stem(name): unknown for name in names}, "skipped": {}}
+    loaded = {_stem(name): unknown for name in await names("embeddings")}
+    return {"loaded": loaded, "skipped": {}}
 
 
 @router.get("/prompt-styles")
@@ -139,7 +154,3 @@ def _upscaler(name: str) -> dict[str, Any]:
 
 def _stem(name: str) -> str:
     return str(PurePosixPath(name).with_suffix(""))
-
-
-async def _names(access: JobAccess, kind: str) -> Sequence[str]:
-    return await asyncio.to_thread(access.catalogue.models.names, kind)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 
-from engine.interface import Catalogue, OverrideSettings
+from engine.interface import OverrideSettings, requests_nothing
 from events.log import utc_now
-from events.store.records import ApiKey
+from events.store.records import DEFAULT_ENDPOINT, ApiKey, Endpoint
 from serve_app.bodies import validated
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.protocols.webui.errors import V1, refused
@@ -31,6 +32,7 @@ _PER_REQUEST: dict[str, Any] = {
     "enable_quantization": False,
     "img2img_fix_steps": False,
     "emphasis": "Original",
+    "randn_source": "GPU",
     "tiling": False,
     "s_churn": 0.0,
     "s_tmin": 0.0,
@@ -45,9 +47,10 @@ router = APIRouter(prefix=f"{V1}/options", include_in_schema=False)
 
 @router.get("")
 async def options(
-    submission: SubmissionDep, key_options: KeyOptionsDep, key: ReadProtocolKey
+    request: Request, submission: SubmissionDep, key_options: KeyOptionsDep, key: ReadProtocolKey
 ) -> dict[str, Any]:
-    return await _options(submission, key_options, key)
+    endpoint = await endpoint_of(request, submission, key)
+    return await _options(submission, key_options, key, endpoint)
 
 
 @router.post("")
@@ -64,11 +67,14 @@ async def set_options(
     async with submission.bodies.json(request, key.owner) as (_, asked):
         if not isinstance(asked, dict):
             raise refused("The body must be a JSON object.")
-        now = await _options(submission, key_options, key)
+        endpoint = await endpoint_of(request, submission, key)
+        now = await _options(submission, key_options, key, endpoint)
         changed = {name: each for name, each in asked.items() if not _holds(name, each, now)}
         _refuse([name for name in changed if name not in OverrideSettings.model_fields])
         if changed:
-            await asyncio.to_thread(_name_checkpoint, changed, submission.catalogue)
+            await _name_checkpoint(
+                changed, partial(submission.acceptance.checkpoint_named, endpoint, key)
+            )
             kept = {**await key_options.options_of(key.id), **changed}
             given = {name: value for name, value in kept.items() if value is not None}
             await key_options.put(key.id, given, utc_now())
@@ -108,27 +114,36 @@ def _refuse(names: list[str]) -> None:
         )
 
 
-def _name_checkpoint(changed: dict[str, Any], catalogue: Catalogue) -> None:
-    """Replace the checkpoint's name in `changed` by the name under which it is listed.
+async def _name_checkpoint(changed: dict[str, Any], named: Callable[[str], Awaitable[str]]) -> None:
+    """Replace the checkpoint's name in `changed` by the name that `named` returns.
 
-    Raises RequestValidationError, ApiError 400, ModelsUnavailable.
+    Raises RequestValidationError, ApiError 400, ModelsUnavailable, DatabaseUnavailable.
     """
     asked = validated(OverrideSettings, changed).sd_model_checkpoint
     if asked is not None:
         try:
-            changed[_CHECKPOINT] = catalogue.checkpoint(asked)
+            changed[_CHECKPOINT] = await named(asked)
         except ValueError as error:
             raise refused(f"{_CHECKPOINT} {error}") from error
 
 
 def _holds(name: str, value: Any, now: dict[str, Any]) -> bool:
-    is_now = name in now and now[name] == value
-    return is_now or OverrideSettings.is_neutral(name, value)
+    """Whether an option has the value already, or requests nothing."""
+    if name in now:
+        return bool(now[name] == value) or OverrideSettings.is_neutral(name, value)
+    return requests_nothing(value) or OverrideSettings.is_neutral(name, value)
 
 
-async def _options(submission: Submission, key_options: KeyOptions, key: ApiKey) -> dict[str, Any]:
+async def endpoint_of(request: Request, submission: Submission, key: ApiKey) -> Endpoint:
+    """Return the endpoint that the query names, or the default endpoint. Raises RequestRefused."""
+    id = request.query_params.get("endpoint", DEFAULT_ENDPOINT)
+    return await submission.acceptance.endpoints.for_job(id, key)
+
+
+async def _options(
+    submission: Submission, key_options: KeyOptions, key: ApiKey, endpoint: Endpoint
+) -> dict[str, Any]:
     """Return all options of the key. Raises ModelsUnavailable, DatabaseUnavailable."""
-    endpoint = await submission.acceptance.endpoints.for_job("default", key)
-    checkpoint = await asyncio.to_thread(submission.acceptance.checkpoint, endpoint, key)
+    checkpoint = await submission.acceptance.checkpoint(endpoint, key)
     kept = await key_options.options_of(key.id)
     return {**OverrideSettings.neutral(), **_PER_REQUEST, _CHECKPOINT: checkpoint, **kept}

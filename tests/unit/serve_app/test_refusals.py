@@ -158,7 +158,14 @@ class TestJobs:
         ("..", "invalid_upload", "The file has no name."),
         ("a" * 256, "invalid_upload", "The file's name is longer than 255 characters."),
         ("a\x85.png", "invalid_upload", "The file's name has control characters."),
-        ("a.png", "invalid_image", "The file is not a PNG, JPEG or WebP image."),
+        (
+            "a.png",
+            "invalid_image",
+            (
+                "The file is neither a PNG, JPEG or WebP image nor a video or audio file "
+                "(mp4, mov, m4a, webm, mkv, wav, flac, ogg, opus, mp3)."
+            ),
+        ),
         ("a.latent", "invalid_latent", "The file is not a safetensors file, or it is damaged."),
     ],
 )

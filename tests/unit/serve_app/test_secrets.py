@@ -102,6 +102,22 @@ async def misuse(anyone: Client, key: str) -> list[httpx.Response]:
     return [await anyone.get("/v1/jobs", headers={"Authorization": each}) for each in headers]
 
 
+async def send_in_address(anyone: Client, key: str) -> list[httpx.Response]:
+    """A key in the path and one in a header of its own, also with errors of all kinds."""
+    given = f"/key/{key}"
+    paths = ("/queue", "/sdapi/v1/samplers", "/v1/jobs", "/nowhere", "/history/x", "/view")
+    answers = [await anyone.get(f"{given}{path}") for path in paths]
+    answers += [
+        await anyone.get("/v1/jobs", headers={"X-API-Key": key}),
+        await anyone.post(f"{given}/prompt", content=b"{"),
+        await anyone.post(f"{given}/prompt", json=workflow_body()),
+        await anyone.delete(f"{given}/prompt"),
+        await anyone.get(f"/key/{key}x/queue"),
+        await anyone.get("/v1/jobs", headers={"X-API-Key": f"{key}x"}),
+    ]
+    return answers
+
+
 async def test_requests_with_keys_leave_no_secret_behind(
     edge: Edge, log: FailingLog, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -117,6 +133,10 @@ async def test_requests_with_keys_leave_no_secret_behind(
             answers += await fail(client, log)
         async with edge.client_with(None) as anyone:
             answers += await misuse(anyone, key)
+            answers += await send_in_address(anyone, key)
+            log.append_error = RuntimeError("a bug")
+            answers.append(await anyone.post(f"/key/{key}/prompt", json=workflow_body()))
+            log.recover()
 
     expected = {200, 202, 400, 401, 403, 404, 405, 409, 415, 429, 500, 503}
     assert {answer.status_code for answer in answers} == expected
@@ -130,7 +150,11 @@ async def test_requests_with_keys_leave_no_secret_behind(
     assert len(events) >= 4
     places = {
         "answers": "".join(f"{answer.headers} {answer.text}" for answer in answers),
-        "logs": "".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records),
+        "logs": "".join(
+            f"{record.getMessage()} {vars(record)}"
+            for record in caplog.records
+            if record.name != "httpx"  # It logs the addresses that this test calls.
+        ),
         "events": "".join(events),
         "files": "".join(
             path.read_bytes().decode("latin-1") for path in tmp_path.glob("darkroom.sqlite3*")

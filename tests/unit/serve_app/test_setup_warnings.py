@@ -30,6 +30,8 @@ def test_a_models_folder_is_told_that_is_missing_or_has_no_checkpoint(tmp_path: 
     (tmp_path / "models" / "loras").mkdir(parents=True)
     (tmp_path / "models" / "loras" / "a.safetensors").touch()
     assert warnings() == NO_CHECKPOINT
+    folder = ModelsFolder(tmp_path / "models")
+    assert models_warnings(folder, needs_checkpoint=False) == ()
     (tmp_path / "models" / "a.safetensors").touch()
     assert warnings() == ""
 

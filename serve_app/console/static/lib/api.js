@@ -78,8 +78,8 @@ export function path(...parts) {
   return parts.map(encodeURIComponent).join("/");
 }
 
-/** Returns the URL of a picture relative to this page. Other origins of URLs in results are ignored. */
-export function pictureUrl(url) {
+/** Returns the URL of a file relative to this page. Other origins of URLs in results are ignored. */
+export function fileUrl(url) {
   const at = url.indexOf("/files/");
   return at < 0 ? "" : url.slice(at + 1);
 }

@@ -1,6 +1,6 @@
 // The models, samplers, node types and endpoints that a job may name. Answers are cached for a minute.
 
-import { call } from "./api.js";
+import { call, withQuery } from "./api.js";
 import * as session from "./session.js";
 
 const FRESH_MS = 60_000;
@@ -31,8 +31,14 @@ export async function schedulers() {
   return (await once("v1/schedulers")).schedulers;
 }
 
-export function nodeTypes() {
-  return once("v1/object_info");
+/** Returns the node types of an endpoint; none if its ComfyUI server has never been ready. */
+export async function nodeTypes(endpoint) {
+  try {
+    return await once(withQuery("v1/object_info", { endpoint }));
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    return {};
+  }
 }
 
 /** Returns the ids of endpoints; null if the key may not list endpoints. */

@@ -49,6 +49,9 @@ const ICONS = {
   fit: "M4 9V4h5M15 4h5v5M20 15v5h-5M9 20H4v-5",
   back: "M14 6l-6 6 6 6",
   out: "M14 5H5v14h9M10 12h10m0 0l-4-4m4 4l-4 4",
+  sound: "M5 9.5h3l4-3.5v12l-4-3.5H5zM15.5 9.5a4 4 0 0 1 0 5M18 7a8 8 0 0 1 0 10",
+  text: "M6 4h12v16H6zM9 9h6M9 12.5h6M9 16h4",
+  file: "M7 3.5h7l4 4v13H7zM14 3.5v4h4",
   upload: "M12 15V4m0 0L7.5 8.5M12 4l4.5 4.5M5 20h14",
 };
 

@@ -1,6 +1,6 @@
 // The page of one job: its pictures, parameters, events and callback.
 
-import { call, path, pictureUrl } from "../lib/api.js";
+import { call, fileUrl, path } from "../lib/api.js";
 import { button, fill, h, link } from "../lib/dom.js";
 import * as draft from "../lib/draft.js";
 import * as online from "../lib/online.js";
@@ -11,7 +11,7 @@ import { callbackCard } from "../parts/callback_card.js";
 import { followJob } from "../parts/job_state.js";
 import { confirmed, copy, problem, toast } from "../parts/notices.js";
 import { parameterCard } from "../parts/parameter_card.js";
-import { fileName } from "../parts/picture.js";
+import { fileName } from "../parts/result.js";
 import { stage } from "../parts/stage.js";
 import { cancelJob } from "../parts/submit.js";
 import { timeline } from "../parts/timeline.js";
@@ -78,7 +78,7 @@ function actionsOf(job, { isOpen }) {
     isOpen && session.may("cancel") && cancel,
     session.may("generate") && button("Run again with a change", { sign: "again", onclick: () => runAgain(job) }),
     button("Copy parameters", { sign: "copy", onclick: () => copy(JSON.stringify(job.request, null, 2), "Parameters") }),
-    made.length > 0 && button(made.length > 1 ? `Save ${made.length} pictures` : "Save", { sign: "download", onclick: () => save(job.request_id, made) }),
+    made.length > 0 && button(made.length > 1 ? `Save ${made.length} files` : "Save", { sign: "download", onclick: () => save(job.request_id, made) }),
     session.may("cancel") && button("Erase", { sign: "trash", kind: "danger", onclick: () => erase(job) }),
   ];
 }
@@ -98,7 +98,7 @@ function formRequest({ override_settings: settings, ...request }) {
 
 function save(id, made) {
   for (const image of made) {
-    const url = pictureUrl(image.url);
+    const url = fileUrl(image.url);
     link("", url, { download: fileName(id, image, url) }).click();
   }
 }

@@ -8,7 +8,7 @@ const AMOUNTS = [
   ["open_jobs", "Jobs that wait or run", words.number],
   ["log_bytes", "Event log", words.bytes],
   ["result_bytes", "Pictures", words.bytes],
-  ["upload_bytes", "Input images", words.bytes],
+  ["upload_bytes", "Input files", words.bytes],
 ];
 
 export async function usePage({ signal }) {

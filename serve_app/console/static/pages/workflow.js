@@ -19,8 +19,9 @@ const PAUSE_MS = 400;
 const MOST_BYTES = 64 * 1024 * 1024;
 
 export async function workflowPage({ signal }) {
-  const [types, endpoints] = await Promise.all([catalogue.nodeTypes(), catalogue.endpointIds()]);
-  return new WorkflowPage(types, endpoints, signal).root;
+  const kept = draft.kept("workflow") ?? {};
+  const [types, endpoints] = await Promise.all([catalogue.nodeTypes(kept.endpoint), catalogue.endpointIds()]);
+  return new WorkflowPage(types, endpoints, kept, signal).root;
 }
 
 class WorkflowPage {
@@ -28,8 +29,7 @@ class WorkflowPage {
   #errors = {};
   #chosen = null;
 
-  constructor(types, endpoints, signal) {
-    const kept = draft.kept("workflow") ?? {};
+  constructor(types, endpoints, kept, signal) {
     this.types = types;
     this.signal = signal;
     this.endpoint = endpointField(endpoints, kept.endpoint);
@@ -44,7 +44,7 @@ class WorkflowPage {
     this.uploads = uploads({ signal, onUpload: (name) => this.learn(name), onUse: (name) => this.use(name) });
     this.check = settled(() => this.#check(), PAUSE_MS);
     this.area.addEventListener("input", () => this.read());
-    this.endpoint.control.addEventListener("change", () => this.read());
+    this.endpoint.control.addEventListener("change", () => this.useEndpoint());
     this.root = this.#layout();
     this.read();
   }
@@ -82,6 +82,20 @@ class WorkflowPage {
     this.#errors = {};
     this.#draw();
     if (this.#read) this.check();
+  }
+
+  /** Shows the node types of the chosen endpoint. */
+  async useEndpoint() {
+    const endpoint = this.endpoint.control.value;
+    this.read();
+    try {
+      const types = await catalogue.nodeTypes(endpoint);
+      if (endpoint !== this.endpoint.control.value) return;
+      this.types = types;
+      this.#draw();
+    } catch (error) {
+      toast(error.message);
+    }
   }
 
   #draw() {

@@ -47,5 +47,6 @@ export function nodeCard({ onInput }) {
 /** Returns the choices of an input from `GET /v1/object_info`; null if it has none. */
 function optionsOf(type, name) {
   const declared = type?.input?.required?.[name] ?? type?.input?.optional?.[name];
-  return Array.isArray(declared?.[0]) && declared[0].length ? declared[0] : null;
+  const options = declared?.[0] === "COMBO" ? declared[1]?.options : declared?.[0];
+  return Array.isArray(options) && options.length ? options : null;
 }

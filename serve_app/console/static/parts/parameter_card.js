@@ -47,7 +47,7 @@ function runOf({ endpoint, timings, cost, attempts, input_files: files, retry_of
     ["Cost", cost && `${words.number(cost.work)} megapixel-steps`],
     ["Attempts", attempts > 1 ? attempts : undefined],
     ["Last failure", failure],
-    ["Input images", files && Object.keys(files).join(", ")],
+    ["Input files", files && Object.keys(files).join(", ")],
     ["Repeats", former && link(former, `#/job/${former}`)],
   ];
 }

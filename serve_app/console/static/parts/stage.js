@@ -2,7 +2,7 @@
 
 import { fill, h } from "../lib/dom.js";
 import * as words from "../pure/words.js";
-import { picture } from "./picture.js";
+import { result } from "./result.js";
 
 /** Returns {root, show}. `show(state)` must be called with each state of `followJob`. */
 export function stage(id) {
@@ -53,7 +53,7 @@ export function stage(id) {
       there.want = want;
       return;
     }
-    const entry = { want, ...(image ? { element: picture(id, image) } : pending(preview)) };
+    const entry = { want, ...(image ? { element: result(id, image) } : pending(preview)) };
     if (there) there.element.replaceWith(entry.element);
     else pictures.append(entry.element);
     shown.set(index, entry);

@@ -1,4 +1,4 @@
-// The caller's input images, which nodes can load. New images can be dropped here.
+// The caller's input files, which nodes can load. New files can be dropped here.
 
 import { all, call, path, request } from "../lib/api.js";
 import { fill, h, signButton } from "../lib/dom.js";
@@ -7,14 +7,14 @@ import { confirmed, toast } from "./notices.js";
 
 const SHOWN = 24;
 
-/** Returns {root, load}. `onUpload(name)` is called with each new image, `onUse(name)` with a chosen image. */
+/** Returns {root, load}. `onUpload(name)` is called with each new file, `onUse(name)` with a chosen file. */
 export function uploads({ signal, onUpload, onUse }) {
   const list = h("div", { class: "uploads" });
   const root = h(
     "section",
     { class: "card", "aria-labelledby": "uploads" },
-    h("h2", { id: "uploads" }, "Input images"),
-    dropPlace("or drop images here: PNG, JPEG or WebP", { take: send, accept: "image/png,image/jpeg,image/webp,.latent", multiple: true }),
+    h("h2", { id: "uploads" }, "Input files"),
+    dropPlace("or drop images, videos or audio files here", { take: send, accept: "image/png,image/jpeg,image/webp,video/*,audio/*,.mkv,.latent", multiple: true }),
     list,
   );
 
@@ -36,16 +36,15 @@ export function uploads({ signal, onUpload, onUse }) {
     fill(list, found.map((each) => entry(each)));
   }
 
-  function entry({ name, width, height }) {
+  function entry({ name, width, height, media_type }) {
     const image = h("img", { alt: "", loading: "lazy" });
-    show(image, name).catch(() => {});
+    if (media_type === "image/png") show(image, name).catch(() => {});
     const remove = signButton(`Remove ${name}`, "trash", { onclick: () => removeUpload(name) });
     const use = h("button", { type: "button", class: "chip", onclick: () => onUse(name) }, "Use");
-    return h("div", { class: "upload" }, image, h("span", { title: name }, name), h("span", { class: "hint" }, `${width} × ${height}`), h("div", { class: "presets" }, use, remove));
+    return h("div", { class: "upload" }, image, h("span", { title: name }, name), h("span", { class: "hint" }, width ? `${width} × ${height}` : media_type), h("div", { class: "presets" }, use, remove));
   }
 
   async function show(image, name) {
-    if (name.endsWith(".latent")) return;
     const answer = await request(path("v1", "uploads", name), { signal });
     const url = URL.createObjectURL(await answer.blob());
     image.src = url;

@@ -1,5 +1,7 @@
 // Formats times, sizes and states as texts.
 
+import { nameOf } from "./media.js";
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 const AGO = [
   [60, "second", 1],
@@ -57,11 +59,11 @@ export const STATES = {
 const EVENTS = {
   submitted: (data) => `Accepted by endpoint ${data.endpoint}`,
   started: (data) => (data.attempt > 1 ? `Attempt ${data.attempt} began` : "A worker began"),
-  image_stored: (data) => `Picture ${data.index + 1} is done`,
+  image_stored: (data) => `${nameOf(data)} is done`,
   attempt_failed: (data) => `Attempt ${data.attempt} failed: ${data.message}`,
   dispatch_failed: (data) => `No worker took it: ${data.message ?? data.failure}`,
   cancel_requested: () => "Cancelling was asked for",
-  completed: (data) => `Completed with ${plural(data.images ?? 0, "picture")}`,
+  completed: (data) => `Completed with ${plural(data.images ?? 0, "result")}`,
   failed: (data) => `Failed: ${data.message}`,
   cancelled: () => "Cancelled",
   erased: () => "Erased",

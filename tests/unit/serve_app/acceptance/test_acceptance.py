@@ -79,7 +79,8 @@ async def acceptance(edge: Edge) -> AsyncGenerator[Acceptance]:
 
 
 @pytest.mark.parametrize(
-    ("body", "is_quick"), [(b'"KSampler"', True), (b'"ComfyMathExpression"', False)]
+    ("body", "is_quick"),
+    [(b'"KSampler"', True), (b'"ComfyMathExpression"', False), (b'{"subgraphs"', False)],
 )
 def test_expressions_are_checked_beside_the_loop(body: bytes, is_quick: bool) -> None:
     assert replace(REQUEST, body=body).is_quick_to_check is is_quick

@@ -1,4 +1,4 @@
-"""The file of ComfyUI's editor: taken where what it would run is certain, else refused in words."""
+"""A file of ComfyUI's editor is accepted as the graph that the editor would send."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.graph.catalogue import Catalogue
+from engine.graph.editor_file.conversion import prompt_of
 from engine.graph.models_folder import ModelsFolder
-from engine.graph.workflow_file import prompt_of
 from tests.support.edge import Client
 from tests.support.generate_bodies import CHECKPOINT, workflow_body
 from tests.support.patience import least_cpu_s
@@ -23,7 +23,8 @@ File = dict[str, Any]
 def node(id: int, type: str, values: list[Any] | None = None, **links: int | None) -> File:
     """`links`: of its inputs."""
     inputs = [{"name": name, "type": "*", "link": link} for name, link in links.items()]
-    return {"id": id, "type": type, "mode": 0, "inputs": inputs, "widgets_values": values or []}
+    values = list(values or ())
+    return {"id": id, "type": type, "mode": 0, "inputs": inputs, "widgets_values": values}
 
 
 def saved() -> File:
@@ -117,30 +118,23 @@ async def test_reroutes_and_primitives_are_seen_through(client: Client) -> None:
 
 def test_the_button_beside_a_file_is_no_input(tmp_path: Path) -> None:
     loads = node(1, "LoadImageMask", ["cat.png", "alpha", "image"], image=None, upload=None)
-    prompt = prompt_of({"nodes": [loads], "links": []}, Catalogue(ModelsFolder(tmp_path)))
+    declared = Catalogue(ModelsFolder(tmp_path)).declaration
+    prompt = prompt_of({"nodes": [loads], "links": []}, declared)
     assert prompt["1"]["inputs"] == {"image": "cat.png", "channel": "alpha"}
 
 
-STYLE = {"name": "style", "type": "STRING", "link": None}
 LINKED = {"inputs": [{"name": "images", "type": "*", "link": 50}]}
 CIRCLE = [node(20, "Reroute", None, **{"": 40}), node(21, "Reroute", None, **{"": 41})]
 CIRCLE_LINKS = [[40, 21, 0, 20, 0, "*"], [41, 20, 0, 21, 0, "*"], [50, 20, 0, 9, 0, "*"]]
-PRIMITIVE, LIKE_A_LINK = node(22, "PrimitiveNode"), node(22, "PrimitiveNode", [["8" * 1000, 0]])
-PRIMITIVE_LINKS = [[50, 22, 0, 9, 0, "*"]]
-WRONG_COUNT = "node 3 (KSampler) has more or fewer values than its type has here"
+GETTER = node(22, "GetNode", ["picture"])
+GETTER_LINKS = [[50, 22, 0, 9, 0, "*"]]
 NO_SOURCE = "a link to node 9 (SaveImage) has no source"
-NO_TEXT = "node 22 (PrimitiveNode) has a value that is neither a text nor a number"
+NO_SETTER = "no node sets the variable that node 22 (GetNode) gets"
 NO_NODE = "nodes.8 is not in the form that the editor writes"
 UNCERTAIN = {
-    "muted": (6, {"mode": 4}, [], [], "node 6 (CLIPTextEncode) is muted or bypassed"),
-    "stranger": (6, {"type": "Other"}, [], [], "node 6 (Other) has an unknown type"),
-    "strange input": (6, {"inputs": [STYLE]}, [], [], "node 6 (CLIPTextEncode) has the unknown"),
-    "value too many": (3, {"widgets_values": [*SAMPLING, "more"]}, [], [], WRONG_COUNT),
-    "value too few": (3, {"widgets_values": SAMPLING[:-1]}, [], [], WRONG_COUNT),
     "link from nowhere": (9, LINKED, [], [], NO_SOURCE),
     "reroutes in a circle": (9, LINKED, CIRCLE, CIRCLE_LINKS, NO_SOURCE),
-    "empty primitive": (9, LINKED, [PRIMITIVE], PRIMITIVE_LINKS, "node 22 (PrimitiveNode) has no"),
-    "primitive like a link": (9, LINKED, [LIKE_A_LINK], PRIMITIVE_LINKS, NO_TEXT),
+    "no setter": (9, LINKED, [GETTER], GETTER_LINKS, NO_SETTER),
     "no nodes": (9, {}, [7] * 50_000, [], NO_NODE),
 }
 """Members of a node that are changed, nodes and links that are added, and what is told."""
@@ -163,17 +157,44 @@ async def test_what_is_not_certain_is_told_in_words(
     assert 'Save the workflow in the editor with "Save (API Format)"' in error["details"]
 
 
+async def error_of(client: Client, file: File, node_id: str) -> str:
+    answer = await client.post(GENERATE, json=file)
+    error: str = answer.json()["node_errors"][node_id]["errors"][0]["type"]
+    return error
+
+
 async def test_a_value_that_does_not_fit_is_an_error_of_its_node(client: Client) -> None:
     file = saved()
     of(file, 3)["widgets_values"][2] = "many"
-    answer = await client.post(GENERATE, json=file)
-    assert answer.json()["node_errors"]["3"]["errors"][0]["type"] == "invalid_input_type"
+    assert await error_of(client, file, "3") == "invalid_input_type"
+
+
+async def test_a_list_is_no_link(client: Client) -> None:
+    file = saved()
+    of(file, 9)["inputs"].append({"name": "filename_prefix", "type": "STRING", "link": 50})
+    file["nodes"].append(node(22, "PrimitiveNode", [["8", 0]]))
+    file["links"].append([50, 22, 0, 9, 1, "STRING"])
+    assert await error_of(client, file, "9") == "invalid_input_type"
+
+
+async def test_an_input_from_a_muted_node_is_missing(client: Client) -> None:
+    file = saved()
+    of(file, 6)["mode"] = 2
+    assert await error_of(client, file, "3") == "required_input_missing"
+
+
+async def test_an_unknown_node_is_named_with_what_may_run_it(client: Client) -> None:
+    file = saved()
+    of(file, 6)["type"] = "NodeOfAPack"
+    error = (await client.post(GENERATE, json=file)).json()["error"]
+    assert error["type"] == "missing_node_type"
+    assert error["details"].startswith("node 6: NodeOfAPack; an endpoint with the engine `comfyui`")
 
 
 def test_numbers_with_one_hash_take_no_longer_than_others(tmp_path: Path) -> None:
     ids = [number * sys.hash_info.modulus for number in range(10_000)]
     nodes = [{"id": each, "type": "Reroute"} for each in ids]
-    catalogue = Catalogue(ModelsFolder(tmp_path))
-    assert prompt_of({"nodes": nodes, "links": []}, catalogue) == {}
-    took_s = least_cpu_s(lambda: prompt_of({"nodes": nodes, "links": []}, catalogue))
+    declared = Catalogue(ModelsFolder(tmp_path)).declaration
+    assert prompt_of({"nodes": nodes, "links": []}, declared) == {}
+    took_s = least_cpu_s(lambda: prompt_of({"nodes": nodes, "links": []}, declared))
     assert took_s < 0.4  # meant to be under 50 ms

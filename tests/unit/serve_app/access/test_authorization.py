@@ -69,6 +69,7 @@ GRAPH = {"json": workflow_body()}
 PARAMETERS = {"json": diffusion_body()}
 V2_JOB = {"json": {"workflow": workflow_body()["prompt"]}}
 UPLOAD = {"files": {"image": ("a.png", encode_png(np.zeros((8, 8, 3), np.uint8), {}))}}
+OTHER = {"files": {"picture": UPLOAD["files"]["image"]}}
 NOBODY = "http://127.0.0.1:9999/"
 """Where nobody answers, which is an outcome like others."""
 JOB, KEY, FILE = "/v1/jobs/{id}", "/v1/keys/{id}", "/files/{request_id}/{name}"
@@ -83,7 +84,9 @@ VALUE = {"json": True}
 DATA = "/userdata/a.json"
 _COMFYUI_LISTS = (
     "queue", "prompt", "history", "jobs", "object_info", "models", "embeddings", "features",
-    "system_stats", "users", "extensions", "settings", "settings/a", "userdata",
+    "system_stats", "users", "extensions", "settings", "settings/a", "userdata", "history_v2",
+    "models/configs", "internal/folder_paths", "internal/logs", "internal/logs/raw",
+    "internal/files/output",
 )  # fmt: skip
 COMFYUI_ROUTES: tuple[tuple[str, str, Scope, int, int, str, dict[str, Any]], ...] = (
     *(("GET", f"/{path}", READ, 200, 200, "", {}) for path in _COMFYUI_LISTS),
@@ -93,6 +96,9 @@ COMFYUI_ROUTES: tuple[tuple[str, str, Scope, int, int, str, dict[str, Any]], ...
     ("POST", "/jobs/{id}/cancel", CANCEL, 200, 404, "/jobs/{workflow}/cancel", {}),
     ("GET", "/history/{id}", READ, 200, 200, "/history/{workflow}", {}),
     ("POST", "/history", CANCEL, 200, 200, "", NAMED),
+    ("GET", "/history_v2/{id}", READ, 200, 200, "/history_v2/{workflow}", {}),
+    ("POST", "/free", READ, 200, 200, "", {}),
+    ("PATCH", "/internal/logs/subscribe", READ, 200, 200, "", {}),
     ("GET", "/jobs/{id}", READ, 200, 404, "/jobs/{workflow}", {}),
     ("GET", "/view", READ, 200, 404, VIEW_URL, {}),
     ("POST", "/upload/image", GENERATE, 200, 200, "", UPLOAD),
@@ -193,6 +199,7 @@ ROUTES = [
     # What is answered once a job has ended is asked for something impossible.
     Row("POST", f"{OPENAI}/generations", GENERATE, 400, 400, request=NO_PICTURE, in_document=False),
     Row("POST", f"{OPENAI}/edits", GENERATE, 400, 400, request=UPLOAD, in_document=False),
+    Row("POST", f"{OPENAI}/variations", GENERATE, 400, 400, request=OTHER, in_document=False),
     Row("GET", "/v1/models/{id}", READ, 200, 200, "/v1/models/default", in_document=False),
     *(Row(a, b, scope, n, n, request=c, in_document=False) for a, b, scope, n, c in WEBUI_ROUTES),
     Row("POST", V2_ASSETS, GENERATE, 201, 201, request=ASSET, in_document=False),

@@ -67,6 +67,7 @@ async def test_nothing_of_another_origin_and_no_script_of_another_place_runs(
             "script-src": "'self'",
             "style-src": "'self'",
             "img-src": "'self' blob: data:",
+            "media-src": "'self'",
             "connect-src": "'self'",
             "frame-ancestors": "'none'",
             "base-uri": "'none'",

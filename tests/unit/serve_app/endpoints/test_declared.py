@@ -45,7 +45,9 @@ def file(tmp_path: Path) -> Path:
 
 async def apply(endpoints: Endpoints, file: Path, text: str) -> None:
     file.write_text(text)
-    await DeclaredEndpoints(endpoints, default=DEFAULT, settings=DispatchSettings()).apply(file)
+    await DeclaredEndpoints(
+        endpoints, configured={"default": DEFAULT}, settings=DispatchSettings()
+    ).apply(file)
 
 
 async def test_what_it_says_is_there_and_the_rest_is_as_usual(
@@ -88,11 +90,19 @@ async def test_an_id_that_somebody_else_took_is_made_anew(
     assert (stored.revision, stored.given) == (2, {"checkpoints"})
 
 
+async def test_another_engine_is_not_applied(endpoints: Endpoints, file: Path) -> None:
+    await apply(endpoints, file, "endpoints: {own: {}}")
+    before = await endpoints.stored()
+    server = "{engine: comfyui, comfyui_dir: /srv/ComfyUI}"
+    await apply(endpoints, file, f"endpoints: {{own: {server}}}")
+    assert await endpoints.stored() == before
+
+
 async def test_what_it_gives_the_default_endpoint_stays_at_the_next_start(
     endpoints: Endpoints, file: Path
 ) -> None:
     await apply(endpoints, file, FILE)
-    await endpoints.settle(replace(DEFAULT, max_workers=7, max_steps=9))
+    await endpoints.settle([replace(DEFAULT, max_workers=7, max_steps=9)])
     assert await endpoints.get("default") == replace(DEFAULT, max_workers=7, max_steps=50)
 
 

@@ -10,10 +10,15 @@ import pytest
 from pydantic import ValidationError
 
 from engine.errors import ParametersInvalid
-from events.store.endpoints import Endpoints
 from events.store.records import Endpoint
 from serve_app.acceptance.acceptance import job_timeout_s, terms_of
-from serve_app.endpoints.administration import require_listed, require_sound, require_within_limits
+from serve_app.endpoints.administration import (
+    new_endpoint,
+    require_listed,
+    require_sound,
+    require_within_limits,
+    with_members,
+)
 from serve_app.endpoints.cache import EndpointCache
 from serve_app.endpoints.schemas import EndpointChanges, NewEndpoint
 from settings.dispatch import DispatchSettings
@@ -168,7 +173,8 @@ def used(status: Mapping[str, Any] | None) -> EndpointCache:
     async def no_row(_id: str) -> Endpoint | None:
         return None
 
-    return EndpointCache(cast("Endpoints", SimpleNamespace(get=no_row)), tell)
+    endpoints, object_infos = cast("Any", SimpleNamespace(get=no_row)), cast("Any", None)
+    return EndpointCache(endpoints, object_infos, tell)
 
 
 @pytest.mark.parametrize(
@@ -199,3 +205,17 @@ def test_a_job_is_told_the_limits_of_its_endpoint_and_else_of_the_settings() -> 
     assert terms_of(Endpoint("own", max_steps=5), settings).max_cost == 7
     terms = terms_of(Endpoint("own", max_cost=0.0, max_attempts=2, queue_timeout_s=3.0), settings)
     assert (terms.max_cost, terms.max_attempts, terms.queue_timeout_s) == (0, 2, 3)
+
+
+def test_null_restores_the_value_of_the_settings() -> None:
+    comfyui = Endpoint("comfyui", engine="comfyui", comfyui_dir="/srv/ComfyUI", gpus=0.5)
+    configured = {"default": Endpoint("default", cpus=2.0), comfyui.id: comfyui}
+    before = new_endpoint(comfyui.id, configured, owner=None)
+
+    changed = with_members(before, {"gpus": 1, "max_queued": 5}, configured)
+
+    assert (changed.endpoint.gpus, changed.given) == (1, {"gpus", "max_queued"})
+    assert with_members(changed, {"gpus": None, "max_queued": None}, configured) == before
+    assert new_endpoint("other", configured, owner=None).endpoint == Endpoint(
+        "other", cpus=2.0, min_workers=0
+    )

@@ -39,6 +39,20 @@ async def test_a_stream_tells_what_was_stored_and_what_happens_then_ends(
     assert stream.headers["cache-control"] == "no-store"
 
 
+async def test_a_stored_file_is_shown_with_its_poster_and_its_text(
+    edge: Edge, client: Client, watch: Watch
+) -> None:
+    job_id = await submit(client)
+    members = {"duration_s": 2.5, "poster": b"a poster", "text": "a cat"}
+    await edge.run(job_id, media_type="video/mp4", **members)
+    [item] = (await client.get(f"/v1/jobs/{job_id}/result")).json()["results"]
+    async with watch(path(job_id)) as stream:
+        stored = (await stream.end())[2].data["data"]
+    shown = ("url", "poster_url", "duration_s", "text")
+    assert [stored[name] for name in shown] == [item[name] for name in shown]
+    assert not {"poster", "key", "digest"} & stored.keys()
+
+
 async def test_each_id_goes_on_without_a_gap_or_a_repeat(
     edge: Edge, client: Client, watch: Watch
 ) -> None:

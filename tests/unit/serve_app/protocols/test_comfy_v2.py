@@ -15,12 +15,14 @@ from events.decisions import FailAttempt
 from events.errors import DatabaseUnavailable
 from events.job_progress import JobProgress
 from events.log import utc_now
+from events.store.records import Endpoint
 from events.store.uploads import Uploads
+from storage.file_names import SAFETENSORS
 from tests.support.edge import ACTOR, Client, Edge
 from tests.support.edge import submit as submit_diffusion
 from tests.support.generate_bodies import workflow_body
 from tests.support.polling import eventually
-from tests.support.uploads import png
+from tests.support.uploads import MP4, png
 from tests.unit.serve_app.protocols.conftest import followed, messages
 
 ASSETS = "/api/v2/assets"
@@ -63,6 +65,23 @@ async def test_its_content_comes_whole_or_in_part(client: Client) -> None:
     part = await client.get(asset["url"], headers={"Range": "bytes=1-3"})
     assert (part.status_code, part.content) == (206, b"PNG")
     assert (await client.get(asset["url"], headers={"Range": "bytes=99999-"})).status_code == 416
+
+
+async def test_a_video_is_an_asset_with_its_own_suffix(edge: Edge, client: Client) -> None:
+    endpoint = Endpoint("packs", engine="comfyui", comfyui_url="http://127.0.0.1:8188")
+    await edge.services.endpoints.put(endpoint)
+    asset = (await post(client, MP4, file_path="clip.MOV")).json()
+    assert (asset["content_type"], asset["size_bytes"]) == ("video/quicktime", len(MP4))
+    assert asset["hash"] == hash_of(MP4)
+    assert (await client.get(asset["url"])).content == MP4
+    found = await client.post(f"{ASSETS}/from-hash", json={"hash": asset["hash"]})
+    assert found.json()["id"] == asset["id"]
+
+    load = {"class_type": "LoadVideo", "inputs": {"file": reference(asset["id"])}}
+    answer = await client.post(f"{JOBS}?endpoint=packs", json={"workflow": {"1": load}})
+    assert answer.status_code == 201, answer.text
+    [name] = (await edge.job(answer.json()["id"])).submitted.input_files or {}
+    assert name == f"{hash_of(MP4).replace(':', '-')}.mov"
 
 
 async def test_another_hash_than_was_said_stores_nothing(client: Client) -> None:
@@ -175,6 +194,26 @@ async def test_a_job_is_followed_by_its_links(edge: Edge, client: Client) -> Non
     assert (graph["format"], graph["workflow"]["9"]["class_type"]) == ("api", "SaveImage")
 
 
+@pytest.mark.parametrize(
+    ("media_type", "type"),
+    [
+        (SAFETENSORS, "latent"),
+        ("video/mp4", "video"),
+        ("audio/flac", "audio"),
+        ("text/plain", "text"),
+        ("model/gltf-binary", "file"),
+        ("application/json", "file"),
+    ],
+)
+async def test_an_output_has_the_type_of_its_file(
+    edge: Edge, client: Client, media_type: str, type: str
+) -> None:
+    job = await submit(client)
+    await edge.run(job["id"], media_type=media_type)
+    [output] = (await client.get(job["urls"]["self"])).json()["outputs"]
+    assert (output["type"], output["content_type"]) == (type, media_type)
+
+
 async def test_a_failed_job_says_why(edge: Edge, client: Client) -> None:
     job = await submit(client)
     await edge.start(job["id"])
@@ -216,6 +255,18 @@ async def test_a_result_is_an_input_of_another_job(edge: Edge, client: Client, b
     assert files[0] == files[1]  # it is copied once
     stolen = await bob.post(JOBS, json=with_image(reference(f"{first['id']}-0")))
     assert code(stolen) == (422, "missing_asset")
+
+
+async def test_a_video_of_a_job_is_an_input_of_another_job(edge: Edge, client: Client) -> None:
+    endpoint = Endpoint("packs", engine="comfyui", comfyui_url="http://127.0.0.1:8188")
+    await edge.services.endpoints.put(endpoint)
+    first = await submit(client)
+    await edge.run(first["id"], data=MP4, media_type="video/mp4")
+    load = {"class_type": "LoadVideo", "inputs": {"file": reference(f"{first['id']}-0")}}
+    answer = await client.post(f"{JOBS}?endpoint=packs", json={"workflow": {"1": load}})
+    assert answer.status_code == 201, answer.text
+    [name] = (await edge.job(answer.json()["id"])).submitted.input_files or {}
+    assert name == f"output-{first['id']}-0.mp4"
 
 
 async def test_another_owners_asset_is_missing(client: Client, bob: Client) -> None:

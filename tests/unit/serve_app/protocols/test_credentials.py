@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI, Response
 
 from serve_app import error_responses
 from serve_app.error_responses import ApiError
-from serve_app.protocols.credentials import READ, without_key
+from serve_app.protocols.credentials import READ
 from serve_app.protocols.registry import HttpProtocol, error_forms
 from tests.support.edge import Client, Edge
 
@@ -49,7 +49,7 @@ def basic(key: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"anyone:{key}".encode()).decode()}
 
 
-async def test_a_key_is_taken_as_bearer_as_password_and_in_the_query(
+async def test_a_key_is_taken_as_bearer_as_password_in_the_query_and_in_a_header_of_its_own(
     edge: Edge, client: Client
 ) -> None:
     key = await edge.key()
@@ -57,27 +57,54 @@ async def test_a_key_is_taken_as_bearer_as_password_and_in_the_query(
         {"headers": {"Authorization": f"Bearer {key}"}},
         {"headers": basic(key)},
         {"params": {"token": key}},
+        {"headers": {"X-API-Key": key}},
+        # A proxy may need the password for itself.
+        {"headers": {"X-API-Key": key} | basic("of the proxy")},
     ):
         assert (await client.get("/probe", **request)).status_code == 200, request
 
 
-async def test_a_route_with_a_place_for_it_takes_a_key_in_its_path(
-    edge: Edge, anyone: Client
-) -> None:
+PATHS = (
+    "/queue",
+    "/api/queue",
+    "/comfy/api/queue",
+    "/sdapi/v1/samplers",
+    "/v1/models",
+    "/v1/models/default",
+    "/api/v2/jobs",
+    "/v1/jobs",
+)
+"""One of each protocol."""
+
+
+async def test_every_protocol_takes_a_key_in_the_path(edge: Edge, anyone: Client) -> None:
     key = await edge.key()
     # SillyTavern sends the password of nobody along.
     for headers in ({}, {"Authorization": "Basic dW5kZWZpbmVk"}):
-        for place in ("", "api/"):
-            answer = await anyone.get(f"/key/{key}/{place}queue", headers=headers)
-            assert answer.status_code == 200
-    for path in ("/key/dk_x_y/queue", "/key//queue", f"/key/{key}x/queue"):
+        for path in PATHS:
+            answer = await anyone.get(f"/key/{key}{path}", headers=headers)
+            assert answer.status_code == 200, path
+            assert answer.headers["cache-control"] == "no-store", path
+    for path in ("/key/dk_x_y/queue", "/key//queue", f"/key/{key}x/queue", f"/key/{key}/nothing"):
         assert (await anyone.get(path)).status_code in {401, 404}, path
-    assert (await anyone.get(f"/key/{key}/v1/jobs")).status_code == 404
+    assert (await anyone.post(f"/key/{key}/sdapi/v1/samplers")).status_code == 405
 
 
-def test_a_path_is_written_down_without_its_key() -> None:
-    assert without_key("/key/dk_a_b/queue") == "/key/-/queue"
-    assert without_key("/v1/keys/dk_a") == "/v1/keys/dk_a"
+async def test_a_name_in_a_path_with_a_key_may_have_slashes(edge: Edge, anyone: Client) -> None:
+    key = await edge.key()
+    path = f"/key/{key}/userdata/workflows%2Fa.json"
+    assert (await anyone.post(path, content=b"{}")).json() == "workflows/a.json"
+    assert (await anyone.get(path)).content == b"{}"
+
+
+async def test_an_error_has_the_form_of_the_protocol_behind_the_key(anyone: Client) -> None:
+    answer = await anyone.get("/key/dk_x_y/sdapi/v1/samplers")
+    assert (answer.status_code, answer.json()["error"]) == (401, "unauthorized")
+
+
+async def test_own_routes_take_a_key_in_a_header_of_its_own(edge: Edge, anyone: Client) -> None:
+    headers = {"X-API-Key": await edge.key()}
+    assert (await anyone.get("/v1/jobs", headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -121,7 +148,9 @@ async def test_a_picture_or_script_of_another_page_does_not_use_the_password_eit
         assert (await client.get("/probe", headers=bearer | said)).status_code == 200, said
 
 
-async def test_own_routes_take_a_key_as_bearer_alone(edge: Edge, anyone: Client) -> None:
+async def test_own_routes_take_no_key_as_password_and_in_the_query(
+    edge: Edge, anyone: Client
+) -> None:
     key = await edge.key()
     in_query = await anyone.get("/v1/jobs", params={"token": key})
     as_password = await anyone.get("/v1/jobs", headers=basic(key))

@@ -5,9 +5,9 @@ from tests.support.generate_bodies import CHECKPOINT
 
 async def test_models_are_those_of_the_folder(client: Client) -> None:
     answer = await client.get("/v1/models")
-    # An empty file tells no family.
-    item = {"kind": "checkpoints", "name": CHECKPOINT, "family": None, "defaults": None}
-    assert answer.json()["models"] == [item]
+    [item] = answer.json()["models"]
+    assert (item["kind"], item["name"], item["family"]) == ("checkpoints", CHECKPOINT, "sd1")
+    assert (item["defaults"]["width"], item["defaults"]["steps"]) == (512, None)
 
 
 async def test_models_are_listed_for_openais_clients_too(edge: Edge, client: Client) -> None:

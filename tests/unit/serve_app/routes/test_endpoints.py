@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import zlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from events.ids import new_id
-from events.store.records import Scope
+from events.store.object_infos import ObjectInfos
+from events.store.records import Endpoint, Scope
 from tests.support.edge import Client, Edge, refusal
 from tests.support.events import LATER
 from tests.support.generate_bodies import CHECKPOINT, workflow_body
+from tests.support.uploads import png
 
 URL = "/v1/endpoints"
 GENERATE = "/workflow/v1/generate"
-SCOPES = (Scope.ENDPOINTS, Scope.GENERATE)
+SCOPES = (Scope.ENDPOINTS, Scope.GENERATE, Scope.READ)
 
 
 @pytest.fixture
@@ -84,6 +91,32 @@ class TestCreate:
         [
             ({"comfyui_url": "http://host:8188"}, None),
             ({"comfyui_dir": "/srv/ComfyUI", "comfyui_args": ["--lowvram"]}, None),
+            (
+                {
+                    "comfyui_dir": "/srv/ComfyUI",
+                    "comfyui_max_jobs": 9,
+                    "comfyui_max_memory_gib": 0.5,
+                    "comfyui_partner_nodes": True,
+                },
+                None,
+            ),
+            ({"comfyui_url": "http://host", "comfyui_max_jobs": 9}, {"comfyui_max_jobs"}),
+            (
+                {
+                    "comfyui_url": "http://host",
+                    "comfyui_required_nodes": ["A"],
+                    "comfyui_allowed_nodes": ["A", "B"],
+                    "comfyui_denied_nodes": ["B"],
+                },
+                None,
+            ),
+            (
+                {"comfyui_url": "http://host", "comfyui_allowed_nodes": []},
+                {"comfyui_allowed_nodes"},
+            ),
+            ({"comfyui_dir": "/srv/ComfyUI", "comfyui_max_jobs": 0}, {"comfyui_max_jobs"}),
+            ({"comfyui_url": "http://host", "checkpoint": "of the server.ckpt"}, None),
+            ({"comfyui_url": "http://host", "compatibility": "webui"}, {"compatibility"}),
             ({}, {"engine"}),
             ({"comfyui_url": "http://host:8188", "comfyui_dir": "/srv/ComfyUI"}, {"engine"}),
             ({"comfyui_url": "file:///etc/passwd"}, {"comfyui_url"}),
@@ -114,6 +147,16 @@ class TestCreate:
         assert refusal(answer) == (400, "invalid_request")
         assert "administrators" in answer.text
 
+    @pytest.mark.parametrize("engine", ["darkroom", None])
+    async def test_the_engine_stays_because_jobs_wait_for_it(
+        self, admin: Client, engine: str | None
+    ) -> None:
+        await created(admin, "comfy", engine="comfyui", comfyui_dir="/srv/ComfyUI")
+        change = {"engine": engine, "comfyui_dir": None}
+        answer = await admin.patch(f"{URL}/comfy", json=change)
+        assert refusal(answer) == (400, "invalid_request")
+        assert "cannot be changed" in answer.text
+
     async def test_an_owner_does_not_change_the_server_that_an_administrator_chose(
         self, admin: Client, alice: Client
     ) -> None:
@@ -123,6 +166,8 @@ class TestCreate:
             {"comfyui_dir": "/evil"},
             {"comfyui_python": "/bin/sh"},
             {"comfyui_args": []},
+            {"comfyui_partner_nodes": True},
+            {"comfyui_denied_nodes": None, "comfyui_allowed_nodes": ["A"]},
         ):
             answer = await alice.patch(f"{URL}/own", json=change)
             assert refusal(answer) == (400, "invalid_request")
@@ -269,6 +314,9 @@ class TestDrainAndDelete:
             assert answer.status_code == 400, drain_s
 
 
+SERVER = {"version": "0.3.64", "failed_imports": ["a-pack"]}
+
+
 class TestShow:
     async def test_workers_queue_and_pace_are_those_of_the_dispatcher(
         self, edge: Edge, admin: Client
@@ -278,7 +326,7 @@ class TestShow:
         ready = {"is_current": True, "running": 1, "trouble": None, "later": "unknown"}
         edge.statuses["own"] = {
             "workers": [
-                {"state": "ready", "checkpoints": ["b", "a"], **ready},
+                {"state": "ready", "checkpoints": ["b", "a"], "server": SERVER, **ready},
                 {"state": "leaving", "checkpoints": ["c"], **ready},
             ],
             "oldest_waiting_s": 1.5,
@@ -289,12 +337,90 @@ class TestShow:
         assert body["warm_checkpoints"] == ["a", "b"]
         assert (body["oldest_waiting_s"], body["rate_per_s"]) == (1.5, 0.25)
         assert [worker["state"] for worker in body["workers"]] == ["ready", "leaving"]
+        assert [worker.get("server") for worker in body["workers"]] == [SERVER, None]
 
     async def test_an_unknown_one_is_404(self, admin: Client) -> None:
         for id in ("unknown", "%00", "a.b", "a" * 65):
             for method in ("GET", "DELETE"):
                 assert (await admin.request(method, f"{URL}/{id}")).status_code == 404
             assert (await admin.patch(f"{URL}/{id}", json={})).status_code == 404
+
+
+def declared(class_type: str, outputs: list[str], **inputs: Any) -> dict[str, Any]:
+    """Return the declaration of a core node in `/object_info`."""
+    return {
+        "input": {"required": inputs},
+        "output": outputs,
+        "output_node": not outputs,
+        "name": class_type,
+        "python_module": "nodes",
+    }
+
+
+CHECKPOINTS = [CHECKPOINT, "new.safetensors"]
+OBJECT_INFO = {
+    "CheckpointLoaderSimple": declared(
+        "CheckpointLoaderSimple", ["MODEL", "CLIP", "VAE"], ckpt_name=[CHECKPOINTS]
+    ),
+    "CLIPTextEncode": declared("CLIPTextEncode", ["CONDITIONING"], text=["STRING"]),
+    "EmptyLatentImage": declared("EmptyLatentImage", ["LATENT"]),
+    "KSampler": declared(
+        "KSampler",
+        ["LATENT"],
+        sampler_name=[["euler", "new_sampler"]],
+    )
+    | {"input": {"optional": {"sampler_name": [["euler", "new_sampler"]], "new_input": ["INT"]}}},
+    "VAEDecode": declared("VAEDecode", ["IMAGE"]),
+    "LoadImage": declared("LoadImage", ["IMAGE"], image=[["a.png"], {"image_upload": True}]),
+    "NodeOfAPack": declared("NodeOfAPack", []),
+    "SaveImage": declared("SaveImage", []),
+}
+
+
+async def with_comfyui(edge: Edge, admin: Client) -> None:
+    """Create an endpoint whose server has declared its node types, and another that falls back to
+    it.
+    """
+    await created(admin, "both", fallback="comfy")
+    await created(admin, "comfy", engine="comfyui", comfyui_dir="/srv/ComfyUI")
+    endpoint = Endpoint("comfy", engine="comfyui", comfyui_dir="/srv/ComfyUI")
+    content = zlib.compress(json.dumps(OBJECT_INFO).encode())
+    await ObjectInfos(edge.services.backends.database).put(endpoint, "digest", content)
+
+
+class TestObjectInfo:
+    async def test_nothing_is_known_before_the_first_server_is_ready(
+        self, admin: Client, alice: Client
+    ) -> None:
+        await created(admin, "new", engine="comfyui", comfyui_dir="/srv/ComfyUI")
+        answer = await alice.get("/v1/object_info?endpoint=new")
+        assert refusal(answer) == (404, "not_found")
+
+    async def test_the_callers_files_are_choices(
+        self, edge: Edge, admin: Client, alice: Client
+    ) -> None:
+        await with_comfyui(edge, admin)
+        await alice.post("/v1/uploads", files={"image": ("cat.png", png())})
+        for path in ("/v1/object_info?endpoint=comfy", "/object_info?endpoint=comfy"):
+            listed = (await alice.get(path)).json()
+            assert listed.keys() == OBJECT_INFO.keys()
+            assert listed["LoadImage"]["input"]["required"]["image"][0] == ["cat.png"]
+        both = (await alice.get("/v1/object_info?endpoint=both")).json()
+        assert {"NodeOfAPack", "LatentUpscale"} <= both.keys()
+        usual = (await alice.get("/v1/object_info")).json()
+        assert "NodeOfAPack" not in usual
+        assert both["EmptyLatentImage"] == usual["EmptyLatentImage"]
+        own, *options = usual["KSampler"]["input"]["required"]["sampler_name"]
+        more = [[*own, "new_sampler"], *options]
+        usual["KSampler"]["input"]["required"]["sampler_name"] = more
+        assert both["KSampler"] == usual["KSampler"]
+        checkpoints = both["CheckpointLoaderSimple"]["input"]["required"]["ckpt_name"][0]
+        assert checkpoints == [CHECKPOINT, "new.safetensors"]
+        assert both["LoadImage"]["input"]["required"]["image"][0] == ["cat.png"]
+        one = (await alice.get("/object_info/NodeOfAPack?endpoint=both")).json()
+        assert one == {"NodeOfAPack": OBJECT_INFO["NodeOfAPack"]}
+        answer = await alice.get("/v1/object_info?endpoint=unknown")
+        assert refusal(answer) == (404, "not_found")
 
 
 UNKNOWN = {"prompt": {"1": {"class_type": "NodeOfAPack", "inputs": {}}}}
@@ -317,6 +443,85 @@ class TestFallback:
         invalid["2"] = {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}}
         answer = await self.post(alice, {"prompt": invalid})
         assert answer.status_code == 400
+
+    async def test_what_the_server_declares_decides_about_other_errors(
+        self, edge: Edge, admin: Client, alice: Client
+    ) -> None:
+        await with_comfyui(edge, admin)
+        for inputs, endpoint in (
+            ({}, "both"),
+            ({"sampler_name": "new_sampler"}, "comfy"),
+            ({"new_input": 1}, "comfy"),
+            ({"other_input": 1}, "both"),
+        ):
+            answer = await self.post(alice, workflow_body(**inputs))
+            assert (answer.status_code, answer.json()["endpoint"]) == (202, endpoint), inputs
+        for inputs, type in (
+            ({"sampler_name": "no_sampler"}, "value_not_in_list"),
+            ({"steps": 20_000}, "value_bigger_than_max"),
+        ):
+            answer = await self.post(alice, workflow_body(**inputs))
+            assert answer.status_code == 400
+            assert type in answer.text
+        answer = await self.post(alice, {"prompt": {"1": {"class_type": "No", "inputs": {}}}})
+        assert refusal(answer) == (400, "missing_node_type")
+        assert answer.json()["error"]["details"] == "No"
+
+    async def test_a_model_that_only_the_server_has_runs_there(
+        self, edge: Edge, admin: Client, alice: Client
+    ) -> None:
+        await with_comfyui(edge, admin)
+        graph = workflow_body()["prompt"]
+        graph["4"]["inputs"] = {"ckpt_name": "new.safetensors"}
+        answer = await self.post(alice, {"prompt": graph})
+        assert (answer.status_code, answer.json()["endpoint"]) == (202, "comfy")
+
+    async def test_a_model_of_another_family_runs_there(
+        self, edge: Edge, admin: Client, alice: Client, tmp_path: Path
+    ) -> None:
+        keys = ("model.diffusion_model.joint_blocks.x", "text_encoders.x")
+        file = tmp_path / "models" / "checkpoints" / "new.safetensors"
+        save_file({key: np.zeros(1, np.float16) for key in keys}, file)
+        graph = workflow_body()["prompt"]
+        graph["4"]["inputs"] = {"ckpt_name": "new.safetensors"}
+        refused = await alice.post(GENERATE, json={"prompt": graph})
+        assert refused.status_code == 400
+        [error] = refused.json()["node_errors"]["4"]["errors"]
+        assert error["type"] == "model_not_supported"
+        assert "new.safetensors is not a known checkpoint: it is Stable Diffusion 3" in str(error)
+        await created(admin, "both", fallback="comfy")
+        await created(admin, "comfy", engine="comfyui", comfyui_dir="/srv/ComfyUI")
+        answer = await self.post(alice, {"prompt": graph})
+        assert (answer.status_code, answer.json()["endpoint"]) == (202, "comfy")
+        body = {"prompt": "a cat", "sd_model_checkpoint": "new.safetensors"}
+        refused = await alice.post("/diffusion/v1/generate", json=body)
+        assert refused.status_code == 400
+        assert "sd_model_checkpoint" in refused.text
+        assert "Stable Diffusion 3" in refused.text
+
+    async def test_the_checkpoints_of_an_endpoint_hold_on_its_fallback(
+        self, edge: Edge, admin: Client, alice: Client
+    ) -> None:
+        await with_comfyui(edge, admin)
+        limited = {"checkpoints": [CHECKPOINT]}
+        assert (await admin.patch(f"{URL}/both", json=limited)).status_code == 200
+        assert (await self.post(alice, UNKNOWN)).json()["endpoint"] == "comfy"
+        graph = workflow_body()["prompt"] | UNKNOWN["prompt"]
+        graph["4"]["inputs"] = {"ckpt_name": "new.safetensors"}
+        assert refusal(await self.post(alice, {"prompt": graph})) == (400, "value_not_in_list")
+
+    async def test_node_types_that_cannot_be_read_are_as_unknown_ones(
+        self, edge: Edge, admin: Client, alice: Client
+    ) -> None:
+        await with_comfyui(edge, admin)
+        endpoint = Endpoint("comfy", engine="comfyui", comfyui_dir="/srv/ComfyUI")
+        for number, content in enumerate((b"<html>", zlib.compress(b"<html>"))):
+            object_infos = ObjectInfos(edge.services.backends.database)
+            await object_infos.put(endpoint, str(number), content)
+            replica = edge.another_replica()
+            async with await replica.client("alice", scopes=SCOPES) as client:
+                assert (await self.post(client, workflow_body())).status_code == 202
+                assert (await self.post(client, UNKNOWN)).json()["endpoint"] == "comfy"
 
     @pytest.mark.parametrize("change", [{"draining": True}, {"owner": "bob"}, None])
     async def test_a_fallback_that_the_key_may_not_use_now_changes_nothing(

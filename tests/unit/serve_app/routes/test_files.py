@@ -81,6 +81,43 @@ async def test_a_file_of_another_kind_is_named_and_sent_as_that(
     assert (await anyone.get(path_of(edge, job_id))).status_code == 404
 
 
+async def test_a_poster_has_a_url_of_its_own(edge: Edge, client: Client, anyone: Client) -> None:
+    job_id = await submit(client)
+    await edge.run(job_id, media_type="video/mp4", duration_s=2.5, poster=b"a poster")
+    [item] = (await client.get(f"/v1/jobs/{job_id}/result")).json()["results"]
+    assert (item["kind"], item["duration_s"]) == ("video", 2.5)
+    found = await anyone.get(item["poster_url"])
+    assert (found.status_code, found.content) == (200, b"a poster")
+    assert found.headers["Content-Type"] == JPEG
+    assert (await anyone.get(item["url"])).content == PIXELS
+    token = item["poster_url"].partition("?")[2]
+    assert (await anyone.get(f"/files/{job_id}/0.mp4?{token}")).status_code == 404
+    assert (await edge.job(job_id)).result_bytes == len(PIXELS) + len(b"a poster")
+
+
+async def test_a_file_without_a_poster_has_none(edge: Edge, anyone: Client, job_id: str) -> None:
+    name = "0-poster.jpg"
+    token = file_token(edge.services.secret, job_id, name)
+    assert (await anyone.get(f"/files/{job_id}/{name}?token={token}")).status_code == 404
+
+
+async def test_a_poster_goes_with_its_job(edge: Edge, client: Client, anyone: Client) -> None:
+    job_id = await submit(client)
+    members = {"poster": b"a poster", "text": "a cat"}
+    await edge.run(job_id, media_type="video/mp4", **members)
+    await edge.project()
+    [item] = (await client.get(f"/v1/jobs/{job_id}/result")).json()["results"]
+    assert item["text"] == "a cat"
+    assert (await client.delete(f"/v1/jobs/{job_id}")).is_success
+    assert (await anyone.get(item["poster_url"])).status_code == 404
+    files = [file.key async for page in edge.services.images.files(job_id) for file in page]
+    assert not [key for key in files if "history" not in key]
+    state = await edge.services.read_model.job(job_id)
+    assert state is not None
+    assert "a cat" not in repr(state)
+    assert "a cat" not in repr(await edge.log.read(job_id))
+
+
 async def test_an_image_that_the_caller_has_is_not_sent_again(anyone: Client, url: str) -> None:
     for method in ("GET", "HEAD"):
         for tag in (ETAG, f"W/{ETAG}", f'"other", {ETAG}', "*"):

@@ -13,7 +13,7 @@ from PIL import Image
 from serve_app.refusals import InvalidUploadName
 from serve_app.upload_store import UploadStore, content_name
 from tests.support.edge import Client, Edge, refusal
-from tests.support.uploads import names, png, upload
+from tests.support.uploads import MKV, MP3, MP4, OGG, WAV, names, png, upload
 
 pytestmark = pytest.mark.edge(max_upload_pixels=10_000)
 
@@ -107,6 +107,53 @@ async def test_an_upload_is_given_back_as_it_is_kept(client: Client, bob: Client
         assert (await bob.get(f"/v1/uploads/{name}")).status_code in {400, 404}
     await client.delete("/v1/uploads/cat.png")
     assert (await client.get("/v1/uploads/cat.png")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "media_type"),
+    [
+        ("clip.mp4", MP4, "video/mp4"),
+        ("clip.MOV", MP4, "video/quicktime"),
+        ("clip.mkv", MKV, "video/x-matroska"),
+        ("song.wav", WAV, "audio/wav"),
+        ("song.m4a", MP4, "audio/mp4"),
+        ("song.opus", OGG, "audio/ogg"),
+        ("song.mp3", MP3, "audio/mpeg"),
+    ],
+)
+async def test_a_video_or_audio_file_is_kept_as_it_was_sent(
+    client: Client, name: str, data: bytes, media_type: str
+) -> None:
+    item = (await upload(client, name, data=data)).json()
+    assert (item["name"], item["media_type"], item["size_bytes"]) == (name, media_type, len(data))
+    assert not {"width", "height"} & item.keys()
+    assert (await client.get("/v1/uploads")).json()["uploads"] == [item]
+    answer = await client.get(f"/v1/uploads/{name}")
+    assert (answer.content, answer.headers["Content-Type"]) == (data, media_type)
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "Content-Disposition" not in answer.headers
+    part = await client.get(f"/v1/uploads/{name}", headers={"Range": "bytes=1-3"})
+    assert (part.status_code, part.content) == (206, data[1:4])
+
+
+@pytest.mark.parametrize("name", ["clip.png", "clip", "clip.webm", "clip.html", "mp4"])
+async def test_a_video_needs_a_name_with_its_suffix(client: Client, name: str) -> None:
+    """Loaders choose the decoder by the suffix, and browsers get the media type that follows."""
+    answer = await upload(client, name, data=MP4)
+    assert refusal(answer) == (400, "invalid_upload")
+    assert ".mp4 or .mov or .m4a" in answer.json()["error"]["message"]
+
+
+async def test_an_image_with_the_name_of_a_video_is_an_image(client: Client) -> None:
+    item = (await upload(client, "cat.mp4")).json()
+    assert (item["media_type"], item["width"]) == ("image/png", 3)
+
+
+@pytest.mark.parametrize("data", [b"<html>", b"RIFF\x10\x00\x00\x00AVI LIST"])
+async def test_another_format_is_refused_under_the_name_of_a_video(
+    client: Client, data: bytes
+) -> None:
+    assert refusal(await upload(client, "clip.mp4", data=data)) == (400, "invalid_image")
 
 
 @pytest.mark.edge(owner_max_upload_bytes=2 * 65_536)

@@ -40,12 +40,12 @@ async def store(tmp_path: Path) -> WatchedStore:
     return store
 
 
-def serving(store: ImageStore) -> FastAPI:
+def serving(store: ImageStore, file: StoredFile = FILE) -> FastAPI:
     app = FastAPI()
 
     @app.get("/file")
-    async def file(file_request: FileRequestDep) -> object:
-        return await file_answer(FILE, file_request, store, cache_control="private")
+    async def _(file_request: FileRequestDep) -> object:
+        return await file_answer(file, file_request, store, cache_control="private")
 
     return app
 
@@ -70,6 +70,15 @@ async def test_a_large_file_is_read_in_parts(
     assert (answer.status_code, answer.content) == (status, content)
     assert answer.headers["Content-Length"] == str(len(content))
     assert [len(part or ()) for part in store.read] == sizes
+
+
+async def test_an_empty_file_has_an_empty_body(store: WatchedStore) -> None:
+    empty = StoredFile("folder/1.txt", hashlib.sha256(b"").hexdigest(), 0, "text/plain")
+    await store.put(empty.key, b"")
+    async with client(serving(store, empty)) as http:
+        answer = await http.get("/file")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["Content-Length"] == "0"
 
 
 async def test_who_takes_nothing_holds_one_part_and_is_cut_off(store: WatchedStore) -> None:

@@ -175,6 +175,12 @@ def test_too_many_pixels_are_refused_by_the_header(side: int) -> None:
         read(png_of(side, side, b""))
 
 
+@pytest.mark.parametrize("size", [(1, 2**17 + 1), (2**25, 1)])
+def test_a_side_that_is_too_long_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(UploadRefused, match="a side of more than 131072 pixels"):
+        read_input_image(png_of(*size, b""), max_pixels=2**25)
+
+
 def test_the_largest_picture_is_taken() -> None:
     assert read(png_of(100, 100, bytes(100 * 14))).size == (100, 100)
 

@@ -48,6 +48,7 @@ def test_what_a_job_saved_comes_back_as_it_was() -> None:
         (b"", "not a safetensors"),
         (b"\x89PNG\r\n\x1a\n" + bytes(60), "not a safetensors"),
         (latent_file()[:-1], "damaged"),
+        ((2**21 + 1).to_bytes(8, "little") + b" " * (2**21 + 1), "more than 2097152 bytes"),
         (save({"samples": SAMPLES}), "no latent_tensor"),
         (latent_file(SAMPLES[0]), "no latent_tensor"),
         (latent_file(SAMPLES.astype(np.int32)), "16 or 32 bits"),

@@ -26,4 +26,5 @@ test("sizes and times are told in few signs", () => {
 test("an event that is not known has its name", () => {
   assert.equal(eventText("put_aside", {}), "put aside");
   assert.equal(eventText("image_stored", { index: 0 }), "Picture 1 is done");
+  assert.equal(eventText("image_stored", { index: 1, media_type: "video/mp4" }), "Video 2 is done");
 });

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.support.edge import Client, Edge
+from tests.support.uploads import MKV, png_of
 from tests.support.uploads import png as make_png
-from tests.support.uploads import png_of
 from tests.unit.serve_app.protocols.comfyui.conftest import ended, queue
 
 NAME = "darkroom_00001_.png"
@@ -80,6 +80,60 @@ async def test_a_mask_is_the_alpha_of_the_picture_that_it_was_drawn_on(
     assert seen[7, 7].tolist() == [200, 200, 200, 0]
 
 
+async def test_texts_of_an_upload_may_be_files(client: Client, png: bytes) -> None:
+    texts = {"overwrite": "true", "subfolder": "pets", "type": "input"}
+    files = {name: (name, text) for name, text in texts.items()}
+    sent = {"image": ("a.png", png), **files, "workflow": ("w.json", b"{}")}
+    answer = await client.post("/upload/image", files=sent)
+    assert answer.json() == {"name": "a.png", "subfolder": "pets", "type": "input"}
+    reference = {"original_ref": ("blob", json.dumps({"filename": "a.png", "type": "input"}))}
+    answer = await client.post("/upload/mask", files={"image": ("m.png", png), **reference})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_another_picture_of_the_same_name_gets_its_own_name(
+    edge: Edge, client: Client, bob: Client
+) -> None:
+    """As in ComfyUI: two nodes that load the two names get the two pictures."""
+
+    async def sent(colour: str, *, by: Client = client, **form: str) -> str:
+        files = {"image": ("temp.png", make_png(colour))}
+        answer = await by.post("/upload/image", files=files, data=form)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["name"])
+
+    names = [await sent(each) for each in ("red", "blue", "blue", "red", "lime")]
+    assert names == ["temp.png", "temp (1).png", "temp (1).png", "temp.png", "temp (2).png"]
+    assert await sent("lime", by=bob) == "temp.png"
+    prompt = {
+        name: {"class_type": "LoadImage", "inputs": {"image": f"{name} [input]"}}
+        for name in dict.fromkeys(names)
+    }
+    for name in [*prompt]:
+        prompt[f"{name} shown"] = {"class_type": "PreviewImage", "inputs": {"images": [name, 0]}}
+    job = await edge.job(await queue(client, prompt=prompt))
+    files = job.submitted.input_files or {}
+    assert files.keys() == {*names}
+    assert len({each.digest for each in files.values()}) == 3
+    for overwrite in ("true", "1"):
+        assert await sent("black", overwrite=overwrite) == "temp.png"
+    assert await sent("red", overwrite="false") == "temp (3).png"
+    params = {"filename": "temp.png", "type": "input"}
+    seen = await client.get("/view", params=params)
+    assert Image.open(io.BytesIO(seen.content)).getpixel((0, 0)) == (0, 0, 0)
+
+
+async def test_another_mask_of_the_same_name_gets_its_own_name(client: Client, png: bytes) -> None:
+    await client.post("/upload/image", files={"image": ("a.png", png)})
+    names = []
+    for alpha in (0, 255, 0):
+        drawn = np.full((8, 8, 4), alpha, np.uint8)
+        form = {"image": ("mask.png", png_of(drawn))}
+        ref = {"original_ref": json.dumps({"filename": "a.png", "type": "input"})}
+        names.append((await client.post("/upload/mask", files=form, data=ref)).json()["name"])
+    assert names == ["mask.png", "mask (1).png", "mask.png"]
+
+
 REFERENCES = [
     ("", 400),
     ("[" * 10_000, 400),
@@ -87,6 +141,18 @@ REFERENCES = [
     ('{"filename": "../a.png", "subfolder": "..", "type": []}', 404),
     ('{"filename": "b.png", "type": "input"}', 404),
 ]
+
+
+async def test_a_video_is_uploaded_and_read_by_its_name(client: Client) -> None:
+    answer = await client.post("/upload/image", files={"image": ("clip.webm", MKV)})
+    assert answer.json() == {"name": "clip.webm", "subfolder": "", "type": "input"}
+    for query in ({}, {"preview": "webp;50"}):
+        params = {"filename": "clip.webm", "type": "input", **query}
+        video = await client.get("/view", params=params)
+        assert (video.content, video.headers["Content-Type"]) == (MKV, "video/webm")
+    original = {"original_ref": json.dumps({"filename": "clip.webm", "type": "input"})}
+    files = {"image": ("mask.png", make_png())}
+    assert (await client.post("/upload/mask", files=files, data=original)).status_code == 400
 
 
 async def test_a_mask_of_nothing_is_refused(client: Client, png: bytes) -> None:

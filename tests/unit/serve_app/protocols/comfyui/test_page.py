@@ -62,7 +62,7 @@ async def test_its_own_script_alone_may_run_and_it_reaches_nobody_else(
 
 async def test_its_links_need_a_slash(client: Client, package: Path) -> None:
     answer = await client.get("/comfy")
-    assert (answer.status_code, answer.headers["location"]) == (308, "/comfy/")
+    assert (answer.status_code, answer.headers["location"]) == (308, "./comfy/")
 
 
 async def test_files_of_the_package_are_sent_and_no_others(client: Client, package: Path) -> None:
@@ -116,10 +116,46 @@ async def test_what_the_page_asks_for_as_it_loads_is_there(client: Client) -> No
         "/workflow_templates",
         "/global_subgraphs",
         "/internal/folder_paths",
+        "/internal/logs",
+        "/internal/logs/raw",
+        "/internal/files/output",
     ):
         assert (await client.get(f"/comfy/api{path}")).status_code == 200, path
+    subscribed = {"clientId": "a", "enabled": True}
+    answer = await client.patch("/internal/logs/subscribe", json=subscribed)
+    assert answer.status_code == 200
     assert (await client.get("/object_info/Nothing")).json() == {}
     assert (await client.get("/models/nothing")).status_code == 404
+
+
+FOLDERS = {
+    "audio_encoders", "checkpoints", "classifiers", "clip_vision", "configs", "controlnet",
+    "custom_nodes", "diffusers", "diffusion_models", "embeddings", "gligen", "hypernetworks",
+    "latent_upscale_models", "loras", "model_patches", "photomaker", "style_models",
+    "text_encoders", "upscale_models", "vae", "vae_approx",
+}  # fmt: skip
+"""The folders of ComfyUI 0.3.75."""
+
+
+async def test_every_folder_of_comfyui_is_listed_though_it_is_absent(
+    edge: Edge, client: Client
+) -> None:
+    root = edge.services.backends.catalogue.models.root
+    (root / "gligen").mkdir()
+    (root / "gligen" / "boxes.safetensors").touch()
+    listed = {name: await client.get(f"/models/{name}") for name in FOLDERS}
+    assert {answer.status_code for answer in listed.values()} == {200}
+    assert listed["configs"].json() == []
+    assert listed["gligen"].json() == ["boxes.safetensors"]
+    assert FOLDERS.issubset((await client.get("/models")).json())
+    described = {each["name"] for each in (await client.get("/experiment/models")).json()}
+    assert FOLDERS - described == {"configs", "custom_nodes"}
+
+
+async def test_models_are_said_to_be_unloaded(client: Client) -> None:
+    for body in ({"unload_models": True, "free_memory": True}, {}):
+        answer = await client.post("/free", json=body)
+        assert (answer.status_code, answer.content) == (200, b"")
 
 
 def test_every_route_but_files_of_the_page_asks_for_a_key() -> None:

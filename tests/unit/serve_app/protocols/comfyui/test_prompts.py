@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from events.ids import new_id
 from events.types import Cancelled
-from serve_app.protocols.comfyui.records import queue_item
+from serve_app.protocols.comfyui.records import queue_item, shown_name
 from tests.support.edge import Client, Edge, submit
 from tests.support.generate_bodies import workflow_body
 from tests.unit.serve_app.protocols.comfyui.conftest import CLIENT, ended, queue
@@ -81,6 +83,16 @@ async def test_outputs_that_are_not_wanted_are_left_out(edge: Edge, client: Clie
     assert {"9", "10"} & (await edge.job(id)).submitted.request["prompt"].keys() == {"10"}
 
 
+async def test_an_output_that_a_wanted_one_needs_is_kept(edge: Edge, client: Client) -> None:
+    prompt = workflow_body()["prompt"]
+    prompt["10"] = {"class_type": "PreviewImage", "inputs": {"images": ["9", 0]}}
+    prompt["11"] = {"class_type": "PreviewImage", "inputs": {"images": ["10", 0]}}
+    id = await queue(client, prompt=prompt, partial_execution_targets=["10"])
+    kept = (await edge.job(id)).submitted.request["prompt"]
+    assert {"9", "10", "11"} & kept.keys() == {"9", "10"}
+    assert kept["10"]["inputs"]["images"] == ["8", 0]
+
+
 PREVIEWS = [
     ("", None, None),
     ("", "auto", True),
@@ -99,6 +111,14 @@ async def test_previews_are_made_for_whoever_asks_and_for_comfyuis_page(
         assert (await edge.job(answer.json()["prompt_id"])).submitted.preview is is_shown
 
 
+async def test_a_client_id_may_be_a_number(edge: Edge, client: Client) -> None:
+    for given, kept in ((12345, "12345"), (0, "0"), (1.5, "1.5"), (None, ""), (False, "")):
+        id = await queue(client, client_id=given)
+        assert (await edge.job(id)).submitted.client_id == kept
+    answer = await client.post("/prompt", json=workflow_body() | {"client_id": ["a"]})
+    assert answer.status_code == 400
+
+
 async def test_uploads_are_found_by_the_names_that_clients_make_of_them(
     edge: Edge, client: Client, png: bytes
 ) -> None:
@@ -111,6 +131,28 @@ async def test_uploads_are_found_by_the_names_that_clients_make_of_them(
     }
     job = await edge.job(await queue(client, prompt=prompt))
     assert list(job.submitted.input_files or {}) == ["cat.png"]
+
+
+@pytest.mark.parametrize("kind", ["output", "temp"])
+async def test_a_result_is_an_input_of_the_next_prompt(
+    edge: Edge, client: Client, bob: Client, png: bytes, kind: str
+) -> None:
+    first = await queue(client)
+    await edge.start(first)
+    await edge.store_image(first, node="9", data=png)
+    await edge.project()
+    job = await edge.job(first)
+    name = shown_name(job.images[0], job_id=first, prefix="a")
+    for shown in (name, f"{first}/{name}"):
+        prompt = {
+            "1": {"class_type": "LoadImage", "inputs": {"image": f"{shown} [{kind}]"}},
+            "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
+        }
+        next_job = await edge.job(await queue(client, prompt=prompt))
+        [file] = (next_job.submitted.input_files or {}).values()
+        assert (file.width, file.height) == (8, 8)
+        refused = await bob.post("/prompt", json={"prompt": prompt})
+        assert refused.json()["node_errors"]["1"]["errors"][0]["type"] == "value_not_in_list"
 
 
 async def test_it_is_said_how_many_of_the_callers_jobs_are_left(
@@ -145,11 +187,41 @@ async def test_the_history_has_the_results_by_node_and_view_has_the_picture(
         assert item["status"]["completed"] is True
         assert [name for name, _ in item["status"]["messages"]][-1] == "execution_success"
         [image] = item["outputs"]["9"]["images"]
-        assert image == {"filename": "darkroom_00001_.png", "subfolder": id, "type": "output"}
+        name = f"ComfyUI_{id}_00001_.png"
+        assert image == {"filename": name, "subfolder": id, "type": "output"}
         assert item["prompt"][2]["9"]["class_type"] == "SaveImage"
         seen = await client.get("/view", params=image)
         assert seen.content == b"pixels"
         assert seen.headers["cross-origin-resource-policy"] == "same-origin"
+
+
+async def test_videos_sounds_and_texts_are_listed_as_comfyui_lists_them(
+    edge: Edge, client: Client
+) -> None:
+    id = await queue(client)
+    await edge.start(id)
+    video, sound = {"media_type": "video/mp4", "poster": b"jpeg"}, {"media_type": "audio/flac"}
+    await edge.store_image(id, index=0, node="1", duration_s=2.5, data=b"a video", **video)
+    await edge.store_image(id, index=1, node="2", duration_s=2.5, **sound)
+    await edge.store_image(id, index=2, node="3", media_type="text/plain", text="a cat")
+    await edge.store_image(id, index=3, node="4", media_type="text/plain")
+    await edge.complete(id, images=4)
+    file, start = {"subfolder": id, "type": "output"}, f"ComfyUI_{id}"
+    outputs = (await client.get(f"/history/{id}")).json()[id]["outputs"]
+    assert outputs == {
+        "1": {"images": [{"filename": f"{start}_00001_.mp4", **file}], "animated": [True]},
+        "2": {"audio": [{"filename": f"{start}_00002_.flac", **file}]},
+        "3": {"text": ["a cat"]},
+        "4": {"files": [{"filename": f"{start}_00004_.txt", **file}]},
+    }
+    [shown] = outputs["1"]["images"]
+    part = await client.get("/view", params=shown, headers={"Range": "bytes=2-4"})
+    assert (part.status_code, part.content) == (206, b"vid")
+    assert part.headers["content-type"] == "video/mp4"
+    job = (await client.get(f"/api/jobs/{id}")).json()
+    assert job["previewable_outputs_count"] == 2
+    preview = job["preview_output"]
+    assert (preview["nodeId"], preview["mediaType"]) == ("2", "audio")
 
 
 async def test_a_history_is_empty_until_the_end(edge: Edge, client: Client) -> None:
@@ -251,15 +323,25 @@ async def test_jobs_are_listed_by_their_states(edge: Edge, client: Client) -> No
     await submit(client)  # has no graph
     await edge.project()
 
-    async def ids(**query: Any) -> list[str]:
-        answer = await client.get("/api/jobs", params=query)
-        return [each["id"] for each in answer.json()["jobs"]]
+    async def ids(total: int = 3, **query: Any) -> list[str]:
+        listed = (await client.get("/api/jobs", params=query)).json()
+        found = [each["id"] for each in listed["jobs"]]
+        assert listed["pagination"]["total"] == total
+        assert listed["pagination"]["has_more"] == (query.get("offset", 0) + len(found) < total)
+        return found
 
-    assert await ids() == [waiting, running, done]
-    assert await ids(status="in_progress,pending") == [waiting, running]
-    assert await ids(status="completed,failed,cancelled") == [done]
+    assert await ids() == await ids(status="") == [waiting, running, done]
+    assert await ids(2, status="in_progress,pending") == [waiting, running]
+    assert await ids(1, status="pending") == [waiting]
+    assert await ids(1, status="completed,failed,cancelled") == [done]
+    assert await ids(0, status="failed") == []
     assert await ids(limit=1, offset=1) == [running]
     assert await ids(limit=1, offset=2) == [done]
+    assert await ids(limit=1, offset=3) == []
+    await client.post("/queue", json={"delete": [waiting]})
+    await edge.project()
+    assert await ids(2, status="completed,cancelled", limit=1) == [waiting]
+    assert await ids(1, status="cancelled", offset=1) == []
     assert (await client.get("/api/jobs", params={"status": "lost"})).status_code == 400
 
 
@@ -269,7 +351,7 @@ async def test_a_job_alone_has_its_graph_and_its_outputs(edge: Edge, client: Cli
     job = (await client.get(f"/api/jobs/{id}")).json()
     assert job["status"] == "completed"
     assert job["workflow"]["extra_data"]["extra_pnginfo"] == shown
-    assert job["outputs"]["9"]["images"][0]["filename"] == "darkroom_00001_.png"
+    assert job["outputs"]["9"]["images"][0]["filename"] == f"ComfyUI_{id}_00001_.png"
     assert job["preview_output"]["nodeId"] == "9"
 
 

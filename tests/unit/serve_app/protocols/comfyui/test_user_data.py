@@ -47,6 +47,31 @@ async def test_one_is_stored_listed_read_moved_and_deleted(client: Client) -> No
     assert (await client.delete(WORKFLOW)).status_code == 404
 
 
+async def test_folders_and_files_are_listed_with_their_paths(client: Client) -> None:
+    assert (await client.get("/v2/userdata")).json() == []
+    for name in ("workflows%2Fpets%2Fcat.json", "workflows%2FAnt.json", "notes.txt"):
+        await client.post(f"/userdata/{name}", content=b"{}")
+    [pets, ant, cat] = (await client.get("/v2/userdata", params={"path": "workflows"})).json()
+    assert pets == {"name": "pets", "path": "workflows/pets", "type": "directory"}
+    modified = cat.pop("modified")
+    assert 10**9 < modified < 10**10  # seconds
+    assert cat == {"name": "cat.json", "path": "workflows/pets/cat.json", "type": "file", "size": 2}
+    assert ant["path"] == "workflows/Ant.json"
+    everything = (await client.get("/api/v2/userdata")).json()
+    assert [each["name"] for each in everything] == [
+        *("pets", "workflows", "Ant.json", "cat.json", "notes.txt")
+    ]
+    await client.post("/userdata/a%2Fpets%2Fdog.json", content=b"{}")
+    folders = [each["path"] for each in (await client.get("/v2/userdata")).json()][:4]
+    assert folders == ["a", "a/pets", "workflows/pets", "workflows"]
+    assert (await client.get("/v2/userdata?path=nothing")).status_code == 404
+    not_folder = await client.get("/v2/userdata?path=notes.txt")
+    assert refusal(not_folder) == (400, "invalid_request")
+    assert (await client.get("/v2/userdata?path=workflows%252Fpets")).json() == [
+        cat | {"modified": modified}
+    ]
+
+
 async def test_one_is_not_written_over_where_that_is_not_wanted(client: Client) -> None:
     await client.post("/userdata/a.json", content=b"1")
     await client.post("/userdata/b.json", content=b"2")
@@ -56,6 +81,19 @@ async def test_one_is_not_written_over_where_that_is_not_wanted(client: Client) 
     assert (await client.post("/userdata/b.json/move/a.json")).status_code == 200
     assert (await client.get("/userdata/a.json")).content == b"2"
     assert (await client.post("/userdata/b.json/move/c.json")).status_code == 404
+
+
+async def test_any_text_is_a_value_of_the_parameters(client: Client) -> None:
+    """As in ComfyUI, only "true" is true, and a file is overwritten unless the text is "false"."""
+    for path in ("/userdata/a.json", "/userdata/b%2Fc.json"):
+        await client.post(path, content=b"1")
+    for text in ("", "1", "yes", "on", "maybe"):
+        assert await names(client, recurse=text, split=text, full_info=text) == ["a.json"], text
+        answer = await client.post(
+            "/userdata/a.json", params={"overwrite": text, "full_info": text}, content=b"2"
+        )
+        assert (answer.status_code, answer.json()) == (200, "a.json"), text
+    assert await names(client, recurse="TRUE") == ["a.json", "b/c.json"]
 
 
 @narrow

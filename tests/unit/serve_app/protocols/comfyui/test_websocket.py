@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import struct
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from events.decisions import FailAttempt
+from events.decisions import Complete, FailAttempt
 from events.job_progress import JobProgress
+from events.types import FailedNode
 from tests.support.edge import ACTOR, Client, Edge, submit
 from tests.support.edge_services import URL
+from tests.support.failing_log import FailingLog
 from tests.support.generate_bodies import workflow_body
 from tests.support.live.websocket import Websocket, connected
 from tests.support.polling import eventually
@@ -140,6 +145,48 @@ async def test_failures_and_cancellations_are_told(
         assert (await websocket.until("execution_interrupted"))[-1]["data"]["prompt_id"] == waiting
 
 
+async def test_what_was_left_out_is_told(edge: Edge, client: Client, connect: Connect) -> None:
+    notes = ["embedding_left_out: ink"]
+    async with connect() as websocket:
+        await websocket.until("status")
+        id = await queue(client)
+        await edge.start(id)
+        await edge.store_image(id)
+        await edge.execute(id, Complete(actor=ACTOR, images=1, notes=tuple(notes)))
+        told = (await websocket.until("execution_success"))[-1]
+    assert told["data"]["notes"] == notes
+    history = (await client.get(f"/history/{id}")).json()[id]
+    assert history["status"]["messages"][-1][1]["notes"] == notes
+
+
+async def test_the_node_that_failed_is_named_and_not_the_last_sampler(
+    edge: Edge, client: Client, connect: Connect
+) -> None:
+    failed = FailAttempt(
+        ACTOR,
+        "node 8 (VAEDecode): ValueError: sides differ",
+        final=True,
+        code="node_failed",
+        node=FailedNode(id="8", class_type="VAEDecode", exception="ValueError"),
+    )
+    async with connect() as websocket:
+        await websocket.until("status")
+        id = await queue(client)
+        await edge.start(id)
+        edge.progress.tell(id, at("3"))
+        await websocket.until("progress")
+        await edge.execute(id, failed)
+        told = (await websocket.until("execution_error"))[-1]["data"]
+    await edge.project()
+    history = (await client.get(f"/history/{id}")).json()[id]
+    [name, error] = history["status"]["messages"][-1]
+    job = (await client.get(f"/api/jobs/{id}")).json()
+    assert name == "execution_error"
+    for each in (told, error, job["execution_error"]):
+        assert (each["node_id"], each["node_type"]) == ("8", "VAEDecode")
+        assert (each["exception_type"], each["exception_message"]) == ("ValueError", "sides differ")
+
+
 @pytest.mark.parametrize("class_type", ["SaveImageWebsocket", "ETN_SendImageWebSocket"])
 async def test_pictures_for_the_websocket_itself_are_sent_on_it(
     class_type: str, edge: Edge, client: Client, connect: Connect
@@ -156,7 +203,7 @@ async def test_pictures_for_the_websocket_itself_are_sent_on_it(
 
 
 async def test_who_names_no_client_is_given_a_name(connect: Connect) -> None:
-    for path in ("/ws", "/api/ws", "/comfy/ws"):
+    for path in ("/ws", "/ws/", "/api/ws", "/comfy/ws"):
         async with connect(path) as websocket:
             [first] = await websocket.until("status")
             assert len(first["data"]["sid"]) == 32
@@ -212,3 +259,75 @@ async def test_diffusion_jobs_count_and_are_not_told(
         await submit(client)
         await edge.project()
         assert await status_of(websocket) == 1
+
+
+class LateLog(FailingLog):
+    """A log whose readers get no event while `released` is not set, unless they are new."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = asyncio.Event()
+        self.released.set()
+
+    @asynccontextmanager
+    async def reader(self, *, after: int) -> AsyncGenerator[Any]:
+        async with super().reader(after=after) as reader:
+            yield LateReader(reader, self.released) if self.released.is_set() else reader
+
+
+class LateReader:
+    def __init__(self, reader: Any, released: asyncio.Event) -> None:
+        self._reader = reader
+        self._released = released
+
+    async def next(self, timeout_s: float) -> Any:
+        events = await self._reader.next(timeout_s)
+        await self._released.wait()
+        return events
+
+
+class TestALateReplica:
+    @pytest.fixture
+    def log(self) -> LateLog:
+        return LateLog()
+
+    async def test_the_first_status_counts_a_job_that_was_accepted(
+        self, edge: Edge, log: LateLog, client: Client, connect: Connect
+    ) -> None:
+        """comfy-api-simplified takes a status without jobs for the end of its job."""
+        async with connect() as earlier:
+            assert await status_of(earlier) == 0
+            log.released.clear()
+            await queue(client)
+            async with connect() as websocket:
+                waiting = asyncio.create_task(status_of(websocket))
+                await asyncio.sleep(0)
+                await edge.project()
+                assert await waiting == 1
+            log.released.set()
+
+    async def test_a_job_that_ends_while_the_client_connects_is_told(
+        self, edge: Edge, log: LateLog, client: Client, connect: Connect
+    ) -> None:
+        async with connect() as earlier:
+            id = await queue(client)
+            await edge.project()
+            assert await status_of(earlier) <= 1
+            log.released.clear()
+            async with connect() as websocket:
+                waiting = asyncio.create_task(status_of(websocket))
+                await asyncio.sleep(0)
+                await edge.start(id)
+                await edge.store_image(id)
+                await edge.complete(id)
+                await edge.project()
+                assert await waiting == 0
+                log.released.set()
+                told = names(await websocket.until("executing"))
+                assert [each for each in told if each != "status"] == [
+                    "execution_start",
+                    "execution_cached",
+                    "executed",
+                    "execution_success",
+                    "executing",
+                ]

@@ -8,12 +8,14 @@ import httpx
 import numpy as np
 from safetensors.numpy import save_file
 
+from events.store.records import Endpoint
 from tests.support.edge import Client, Edge
 from tests.support.generate_bodies import CHECKPOINT
 from tests.support.uploads import png, png_of
-from tests.unit.serve_app.protocols.conftest import Answered
+from tests.unit.serve_app.protocols.conftest import Answered, messages
 
 EDITS = "/v1/images/edits"
+VARIATIONS = "/v1/images/variations"
 IMAGE = ("image[]", ("a.png", png()))
 
 
@@ -73,7 +75,7 @@ async def test_another_size_brings_image_and_mask_to_it(
 async def test_a_checkpoint_of_another_family_is_asked_as_is_usual_for_it(
     edge: Edge, client: Client, answered: Answered
 ) -> None:
-    keys = ("model.diffusion_model.cap_pad_token", "text_encoders.x")
+    keys = ("model.diffusion_model.cap_pad_token", "text_encoders.x", "vae.x")
     folder = edge.services.backends.catalogue.models.root / "checkpoints"
     save_file({key: np.zeros(1, np.float32) for key in keys}, folder / CHECKPOINT)
     for own, cfg in (({}, 1.0), ({"cfg_scale": "4"}, 4.0)):
@@ -83,15 +85,50 @@ async def test_a_checkpoint_of_another_family_is_asked_as_is_usual_for_it(
         assert (sampler["scheduler"], sampler["steps"]) == ("simple", 20)
 
 
+async def test_the_first_of_several_images_is_edited_and_the_answer_says_so(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    files = [("image[]", (f"{n}.png", png(size=(64, 8 * n)))) for n in (4, 3, 2)]
+    asked = {"files": files, "data": {"prompt": "a cat"}}
+    answer = await answered(client.post(EDITS, **asked), edge.run)
+    graph = await graph_of(edge, answer)
+    upload = await edge.services.uploads.find("alice", graph["image"]["inputs"]["image"])
+    assert upload is not None
+    assert upload.height == 32
+    [note] = answer.json()["notes"]
+    assert "first of the 3 images" in note
+    alone = await answered(client.post(EDITS, **form()), edge.run)
+    assert "notes" not in alone.json()
+    asked["data"]["stream"] = "true"
+    stream = await answered(client.post(EDITS, **asked), edge.run)
+    [completed] = [data for name, data in messages(stream.text) if name.endswith("completed")]
+    assert completed["notes"] == [note]
+
+
+async def test_a_variation_is_an_edit_without_a_prompt(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    asked = {"files": [("image", ("a.png", png(size=(64, 32))))], "data": {"n": "2"}}
+    asked["data"] |= {"size": "128x128", "response_format": "url", "model": "dall-e-2"}
+    answer = await answered(client.post(VARIATIONS, **asked), edge.run)
+    assert answer.json()["data"][0]["url"]
+    graph = await graph_of(edge, answer)
+    assert graph["positive"]["inputs"]["text"] == ""
+    assert graph["sampler"]["inputs"]["denoise"] == 0.75
+    assert (graph["sized"]["inputs"]["width"], graph["batch"]["inputs"]["amount"]) == (128, 2)
+    for texts in ({"n": "0"}, {"colour": "red"}):
+        assert (await client.post(VARIATIONS, **form(**texts))).status_code == 400
+
+
 REFUSED: list[tuple[Any, str | None, str]] = [
     (form(mask=mask((32, 64))), "mask", "32x64"),
     (form(mask=png(size=(64, 32))), "mask", "alpha"),
-    (form(field="picture"), "picture", "not supported"),
+    (form(field="picture"), "image", "1 to 16 images"),
     (form(png(size=(3, 2))), "size", "16 pixels"),
     (form(size="4096x4096", n="10"), None, "at most 2,000"),
     (form(n="many"), "n", "integer"),
-    ({"files": [("mask", ("m.png", mask()))], "data": {"prompt": "x"}}, "image", "one image"),
-    ({"files": [IMAGE] * 2, "data": {"prompt": "x"}}, "image", "one image"),
+    ({"files": [("mask", ("m.png", mask()))], "data": {"prompt": "x"}}, "image", "1 to 16 images"),
+    ({"files": [IMAGE] * 17, "data": {"prompt": "x"}}, "image", "1 to 16 images"),
     (form(b"no image"), None, "not a PNG"),
 ]
 
@@ -106,9 +143,33 @@ async def test_what_is_not_possible_is_refused_in_words(edge: Edge, client: Clie
         assert not edge.log.job_ids()
 
 
+async def test_texts_may_be_files_and_other_files_are_ignored(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    files: list[Any] = [("image", ("a.png", png(size=(64, 32)))), ("style", ("s.png", png()))]
+    files += [("prompt", ("blob", "a dog")), ("n", ("n", "2"))]
+    answer = await answered(client.post(EDITS, files=files), edge.run)
+    graph = await graph_of(edge, answer)
+    assert graph["positive"]["inputs"]["text"] == "a dog"
+    assert graph["batch"]["inputs"]["amount"] == 2
+
+
 async def test_more_files_and_larger_ones_are_refused(client: Client) -> None:
-    three = {"files": [IMAGE] * 3, "data": {"prompt": "x"}}
-    assert (await client.post(EDITS, **three)).status_code == 400
+    many = {"files": [IMAGE] * 18, "data": {"prompt": "x"}}
+    assert (await client.post(EDITS, **many)).status_code == 400
     large = form(b"\x89PNG" + bytes(21 * 1024**2))
     assert (await client.post(EDITS, **large)).status_code == 413
     assert (await client.post(EDITS, json={"prompt": "x"})).status_code == 415
+
+
+async def test_an_edit_runs_on_a_comfyui_server_with_the_checkpoint_of_its_endpoint(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    server: dict[str, Any] = {"engine": "comfyui", "comfyui_url": "http://127.0.0.1:8188"}
+    await edge.services.endpoints.put(Endpoint("comfy", checkpoint="xl.ckpt", **server))
+
+    answer = await answered(client.post(EDITS, **form(model="comfy", mask=mask())), edge.run)
+
+    graph = await graph_of(edge, answer)
+    assert graph["checkpoint"]["inputs"]["ckpt_name"] == "xl.ckpt"
+    assert (await edge.submitted(answer)).endpoint == "comfy"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from events.decisions import FailAttempt
+from events.decisions import Complete, FailAttempt
 from events.job_progress import JobProgress
 from events.store.records import Endpoint
 from tests.support.edge import ACTOR, Client, Edge
@@ -45,6 +45,20 @@ async def test_pictures_are_in_the_answer_as_base64(
     assert (request["width"], request["height"], request["batch_size"]) == (64, 64, 2)
 
 
+@pytest.mark.parametrize("asked", [{}, {"response_format": "url"}])
+async def test_what_was_left_out_is_told(
+    edge: Edge, client: Client, answered: Answered, asked: dict[str, Any]
+) -> None:
+    async def work(job_id: str) -> None:
+        await edge.start(job_id)
+        await edge.store_image(job_id)
+        await edge.execute(job_id, Complete(actor=ACTOR, images=1, notes=("vae_tiled",)))
+
+    answer = await answered(client.post(GENERATIONS, json=body(**asked)), work)
+    assert answer.json()["notes"] == ["vae_tiled"]
+    assert json.loads(answer.headers["Darkroom-Notes"]) == ["vae_tiled"]
+
+
 @pytest.mark.parametrize("asked", [{"response_format": "url"}, {"model": "dall-e-3"}])
 async def test_an_answer_with_urls(
     edge: Edge, client: Client, answered: Answered, asked: dict[str, Any]
@@ -52,6 +66,21 @@ async def test_an_answer_with_urls(
     answer = await answered(client.post(GENERATIONS, json=body(**asked)), edge.run)
     [picture] = answer.json()["data"]
     assert (await client.get(picture["url"])).content == b"pixels"
+
+
+async def test_pictures_are_made_by_a_comfyui_server_with_core_nodes(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    server: dict[str, Any] = {"engine": "comfyui", "comfyui_url": "http://127.0.0.1:8188"}
+    await edge.services.endpoints.put(Endpoint("comfy", checkpoint="xl.ckpt", **server))
+    asked = body(model="comfy", size="64x64", output_format="png")
+
+    submitted = await edge.submitted(await answered(client.post(GENERATIONS, json=asked), edge.run))
+
+    assert (submitted.endpoint, submitted.image_format) == ("comfy", None)
+    assert submitted.graph["checkpoint"]["inputs"] == {"ckpt_name": "xl.ckpt"}
+    refused = await client.post(GENERATIONS, json=asked | {"output_format": "webp"})
+    assert (refused.status_code, "image_format" in refused.text) == (400, True)
 
 
 async def test_a_model_is_a_checkpoint_or_an_endpoint(
@@ -103,6 +132,8 @@ async def test_members_that_change_nothing_and_null_are_taken(
     edge: Edge, client: Client, answered: Answered
 ) -> None:
     asked = body(user="u", moderation="low", style="vivid", size=None, n=None, background="auto")
+    assert (await answered(client.post(GENERATIONS, json=asked), edge.run)).status_code == 200
+    asked = body(size="", quality="", watermark=False, image=None, tags=[], extra={}, mode="none")
     assert (await answered(client.post(GENERATIONS, json=asked), edge.run)).status_code == 200
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from actors.worker.result_file import encode_png
 from events.decisions import Cancel, ConfirmCancel, Quarantine
+from events.store.records import Scope
 from tests.support.edge import ACTOR, Client, Edge
 from tests.support.polling import eventually
 from tests.support.uploads import png
@@ -60,6 +61,66 @@ async def test_the_answer_has_pictures_parameters_and_how_they_were_made(
     assert submitted.request["compatibility"] == "webui"
 
 
+def nulls(value: Any) -> bool:
+    """Whether a null is anywhere in a JSON value."""
+    if isinstance(value, dict | list):
+        return any(map(nulls, value.values() if isinstance(value, dict) else value))
+    return value is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"n_iter": 2, "batch_size": 2},
+        {"seed": 2**63, "n_iter": 2},
+        {"subseed_strength": 0.5, "n_iter": 2},
+        {"enable_hr": True, "width": None, "height": None},
+    ],
+)
+async def test_the_parameters_have_the_types_that_typed_clients_expect(
+    client: Client, answered: Answered, run: Any, asked: dict[str, Any]
+) -> None:
+    images = asked.get("n_iter", 1) * asked.get("batch_size", 1)
+    answer = await answered(
+        client.post(TEXT_TO_IMAGE, json=body(**asked)), partial(run, images=images)
+    )
+    info = json.loads(answer.json()["info"])
+    assert not nulls(info)
+    for name in ("sd_model_name", "sd_model_hash", "sd_vae_name", "sd_vae_hash", "version"):
+        assert isinstance(info[name], str), name
+    assert info["sd_model_name"]
+    assert info["version"].startswith("Darkroom ")
+    assert len(info["all_subseeds"]) == len(info["all_seeds"]) == images
+    assert all(0 <= each < 2**32 for each in info["all_subseeds"])
+    assert info["subseed"] == info["all_subseeds"][0]
+    assert info["width"] == info["height"] > 0
+
+
+async def test_a_given_subseed_is_told_as_it_is(
+    client: Client, answered: Answered, run: Any
+) -> None:
+    asked = body(subseed=2**32 - 1, n_iter=2)
+    answer = await answered(client.post(TEXT_TO_IMAGE, json=asked), partial(run, images=2))
+    assert json.loads(answer.json()["info"])["all_subseeds"] == [2**32 - 1, 2**32]
+
+
+async def test_a_lora_that_is_left_out_is_told(
+    edge: Edge, client: Client, answered: Answered, run: Any
+) -> None:
+    notes = ["lora_left_out: skétch [v2]", "network_left_out: hypernet:x"]
+    prompt = "a <lora:skétch [v2]:0.5> <hypernet:x:1> <lora:skétch [v2]:1> cat"
+    answer = await answered(client.post(TEXT_TO_IMAGE, json=body(prompt=prompt)), run)
+    info = json.loads(answer.json()["info"])
+    assert info["notes"] == notes
+    assert json.loads(answer.headers["Darkroom-Notes"]) == notes
+    result = (await client.get(f"/v1/jobs/{info['request_id']}/result")).json()
+    assert result["notes"] == notes
+    again = await answered(client.post(TEXT_TO_IMAGE, json=body()), run)
+    assert "Darkroom-Notes" not in again.headers
+    assert "notes" not in json.loads(again.json()["info"])
+
+
 async def test_images_are_left_out_where_they_are_not_wanted(
     client: Client, answered: Answered, run: Any
 ) -> None:
@@ -104,6 +165,43 @@ async def test_what_clients_send_along_is_taken(
     )
     answer = await answered(client.post(TEXT_TO_IMAGE, json=asked), run)
     assert answer.status_code == 200, answer.text
+
+
+ASKING_FOR_NOTHING: list[dict[str, Any]] = [
+    {"styles": [""], "script_name": "", "script_args": [], "hr_sampler_name": "", "hr_prompt": ""},
+    {"enable_hr": False, "hr_upscaler": "text", "hr_sampler_name": "text", "styles": []},
+    {
+        "seed_enable_extras": True,
+        "subseed": 5000000,
+        "subseed_strength": 0,
+        "s_tmax": None,
+        "seed_resize_from_h": -1,
+        "seed_resize_from_w": -1,
+        "s_noise": 1,
+        "script_name": None,
+        "override_settings_restore_afterwards": True,
+    },
+    {
+        "alwayson_scripts": {
+            "Extra options": {"args": []},
+            "Refiner": {"args": [False, "None", 0.5]},
+            "Seed": {"args": [7, False, -1, 0, 0, 0]},
+            "Sampler": {"args": [4, "Euler", "Automatic"]},
+        }
+    },
+    {"face_restorer": "None", "clip_layer": -1, "watermark": False, "webhook": ""},
+]
+
+
+@pytest.mark.parametrize("sent", ASKING_FOR_NOTHING, ids=range(len(ASKING_FOR_NOTHING)))
+async def test_members_that_ask_for_nothing_change_nothing(
+    edge: Edge, client: Client, answered: Answered, run: Any, sent: dict[str, Any]
+) -> None:
+    asked = body(seed=7, sampler_name="Euler")
+    alone = await answered(client.post(TEXT_TO_IMAGE, json=asked), run)
+    both = await answered(client.post(TEXT_TO_IMAGE, json=asked | sent), run)
+    graphs = [(await recorded(edge, each)).graph for each in (alone, both)]
+    assert graphs[0] == graphs[1]
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
@@ -218,3 +316,53 @@ async def test_options_hold_for_the_later_requests_of_their_key(
         assert await settings_of(another_key) == {}
     await client.post("/sdapi/v1/options", json=dict.fromkeys(kept))
     assert await settings_of(client) == {}
+
+
+async def create_comfyui(edge: Edge, **members: Any) -> None:
+    server = {"engine": "comfyui", "comfyui_url": "http://127.0.0.1:8188"}
+    async with await edge.client("root", scopes=[Scope.ADMIN]) as admin:
+        answer = await admin.post("/v1/endpoints", json={"id": "comfy", **server, **members})
+    assert answer.status_code == 201, answer.text
+
+
+async def test_a_request_for_a_comfyui_server_has_its_compatibility(
+    edge: Edge, client: Client, answered: Answered
+) -> None:
+    await create_comfyui(edge, checkpoint="xl.ckpt")
+    url = f"{TEXT_TO_IMAGE}?endpoint=comfy"
+    run = partial(edge.run, data=png(), images=2)
+
+    answer = await answered(client.post(url, json=body(seed=7, n_iter=2)), run)
+
+    submitted = await recorded(edge, answer)
+    assert (submitted.endpoint, submitted.images) == ("comfy", 2)
+    assert (submitted.terms.compatibility, "compatibility" in submitted.request) == (
+        "comfyui",
+        False,
+    )
+    info = json.loads(answer.json()["info"])
+    assert info["sd_model_name"] == "xl.ckpt"
+    for seed, text in zip((7, 8), info["infotexts"], strict=True):
+        assert text.startswith("a cat\nSteps: 4, Sampler: Euler, Schedule type: Automatic")
+        assert f"Seed: {seed}, Size: 64x64, Model: xl.ckpt, Version: Darkroom" in text
+    refused = await client.post(url, json=body(compatibility="webui", subseed_strength=0.5))
+    assert refused.status_code == 422
+    assert "compatibility" in refused.text
+    assert "subseed_strength" in refused.text
+
+
+async def test_options_and_lists_have_the_checkpoints_of_a_comfyui_server(
+    edge: Edge, client: Client
+) -> None:
+    await create_comfyui(edge, checkpoints=["a.ckpt", "b.ckpt"])
+    url = "/sdapi/v1/options?endpoint=comfy"
+
+    assert (await client.get(url)).json()["sd_model_checkpoint"] == "a.ckpt"
+    changed = await client.post(url, json={"sd_model_checkpoint": "b"})
+    assert changed.status_code == 200, changed.text
+    assert (await client.get(url)).json()["sd_model_checkpoint"] == "b.ckpt"
+    listed = (await client.get("/sdapi/v1/sd-models?endpoint=comfy")).json()
+    assert [each["title"] for each in listed] == ["a.ckpt", "b.ckpt"]
+    assert (await client.get("/sdapi/v1/loras?endpoint=comfy")).json() == []
+    unknown = await client.post(url, json={"sd_model_checkpoint": "c"})
+    assert (unknown.status_code, "a.ckpt, b.ckpt" in unknown.text) == (400, True)

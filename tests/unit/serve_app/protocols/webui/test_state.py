@@ -137,9 +137,10 @@ async def test_options_take_what_holds_anyway_and_say_where_the_rest_belongs(
 ) -> None:
     options = await got(client, "options")
     assert (await client.post("/sdapi/v1/options", json=options)).status_code == 200
-    neutral = {"samples_save": True, "sd_model_checkpoint": CHECKPOINT, "randn_source": "CPU"}
+    neutral = {"samples_save": True, "sd_model_checkpoint": CHECKPOINT, "randn_source": "GPU"}
+    neutral |= {"sd_hypernetwork": "None", "x": None, "y": False, "z": []}
     assert (await client.post("/sdapi/v1/options", json=neutral)).status_code == 200
-    asked = {"s_churn": 2, "x" * 10_000: 1, "randn_source": "GPU"}
+    asked = {"s_churn": 2, "x" * 10_000: 1, "samples_format": "jpg"}
     answer = await client.post("/sdapi/v1/options", json=asked)
     assert answer.status_code == 400
     assert "s_churn: send the option with each request" in answer.json()["detail"]
