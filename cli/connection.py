@@ -34,10 +34,7 @@ KeyOption = Annotated[
 @contextmanager
 def open_client(url: str | None, key: str | None) -> Generator[Darkroom]:
     """Open a client of the service. An error of the client is printed and ends the command."""
-    own_url, data_dir = _own_service()
-    is_own = url is None or _is_own(url, own_url)
-    url = url or own_url
-    key = key or _own_key(data_dir, is_own=is_own)
+    url, key = service_of(url, key)
     # The proxies of the environment are not used, because most services are on this machine or in
     # its network.
     transport = httpx.HTTPTransport(trust_env=False)
@@ -49,6 +46,13 @@ def open_client(url: str | None, key: str | None) -> Generator[Darkroom]:
     except DarkroomError as error:
         text = f"No service answers at {url} ({error}). Start it, or set --url."
         fail(text, code=ExitCode.UNAVAILABLE)
+
+
+def service_of(url: str | None, key: str | None) -> tuple[str, str]:
+    """Return the URL of the service and its key. Exits if there is no key."""
+    own_url, data_dir = _own_service()
+    is_own = url is None or _is_own(url, own_url)
+    return url or own_url, key or _own_key(data_dir, is_own=is_own)
 
 
 def job_path(request_id: str, *, every_owner: bool = False) -> str:

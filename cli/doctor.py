@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,16 +31,22 @@ CallbackUrlOption = Annotated[
 ]
 
 
-def doctor(callback_url: CallbackUrlOption = None) -> None:
+ComfyUIOption = Annotated[
+    Path | None,
+    typer.Option("--comfyui", help="Folder of a ComfyUI install. Default: DARKROOM_COMFYUI_DIR."),
+]
+
+
+def doctor(callback_url: CallbackUrlOption = None, comfyui: ComfyUIOption = None) -> None:
     """Check the installation, and suggest how to fix problems.
 
     Checks settings, ports, NATS, database, image store, models, disks, Ray, endpoints, clocks and
-    the connection to receivers of callbacks, whether the service runs or not. Exits with 1 if there
-    is a problem.
+    the connection to receivers of callbacks, whether the service runs or not. Starts the ComfyUI
+    install, if there is one. Exits with 1 if there is a problem.
     """
     from operations.diagnosis.examination import checks_of, examine
 
-    settings = Settings.load()
+    settings = Settings.load(**({} if comfyui is None else {"comfyui_dir": comfyui}))
     # This handler hides the log lines of libraries, because the findings repeat them.
     logging.getLogger().addHandler(logging.NullHandler())
     findings = asyncio.run(examine(checks_of(settings, callback_url=callback_url)))
@@ -86,7 +93,7 @@ def setup_warnings(settings: Settings) -> tuple[str, ...]:
     models = ModelsFolder(stores.models_dir)
     return (
         *variable_warnings(Settings.unknown_variables(os.environ)),
-        *models_warnings(models),
+        *models_warnings(models, needs_checkpoint=settings.comfyui.dir is None),
     )
 
 

@@ -26,7 +26,9 @@ from cli.admin_key import (
     write_callback_secret,
 )
 from cli.doctor import setup_warnings, show_warnings
-from cli.terminal import console, fail, printable, progress_console, show_json, wants_json
+from cli.terminal import ExitCode, console, fail, printable, progress_console, show_json, wants_json
+from comfyui.errors import StartFailed
+from comfyui.own_server import Install
 from engine.interface import EngineError, installed_extensions
 from events.errors import DatabaseUnavailable, OlderData
 from events.store.database import Database
@@ -40,6 +42,10 @@ from settings.settings import Settings
 from settings.stores import SQLITE_FILE, StoreSettings
 
 _READY_TIMEOUT_S = 120.0
+_COMFYUI_NODES_TIMEOUT_S = 30.0
+_COMFYUI_PERIOD_S = 1.0
+_COMFYUI_PATIENCE_S = 20.0
+"""Seconds after which it is printed why the ComfyUI server is not ready."""
 _CANNOT_START = (
     AlreadyRunning,
     EngineError,
@@ -57,15 +63,33 @@ ModelsOption = Annotated[
     Path | None,
     typer.Option("--models", help="Folder of the models. Default: DARKROOM_MODELS_DIR, or models."),
 ]
+ComfyUIOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--comfyui",
+        help="Folder of a ComfyUI install, which runs the workflows that only its server can run. "
+        "Default: DARKROOM_COMFYUI_DIR.",
+    ),
+]
 LogOption = Annotated[
     bool, typer.Option("--log", help="Show the log in the terminal, with a line for each request.")
 ]
 
 
-def up(port: PortOption = None, models: ModelsOption = None, log: LogOption = False) -> None:
+def up(
+    port: PortOption = None,
+    models: ModelsOption = None,
+    comfyui: ComfyUIOption = None,
+    log: LogOption = False,
+) -> None:
     """Start everything on this machine and keep it running until Ctrl-C."""
     began = time.monotonic()
-    given: dict[str, Any] = {"port": port, "models_dir": models, "log_requests": log or None}
+    given: dict[str, Any] = {
+        "port": port,
+        "models_dir": models,
+        "comfyui_dir": comfyui,
+        "log_requests": log or None,
+    }
     settings = _checked(
         Settings.load(**{name: value for name, value in given.items() if value is not None})
     )
@@ -127,6 +151,8 @@ def _run(settings: Settings, began: float, *, is_log_shown: bool) -> None:
             _wait_ready(running)
             _on_signals(lambda *_: stop.set())
         _print_screen(running, fresh_key, time.monotonic() - began, nodes=nodes)
+        if settings.comfyui.dir is not None and not wants_json():
+            follow_comfyui(running, stop)
         stop.wait()
         if not wants_json():
             console.print("Stopping.")
@@ -142,6 +168,11 @@ def _checked(settings: Settings) -> Settings:
         from cli.endpoints import require_readable  # The import is here, because it loads FastAPI.
 
         require_readable(file)
+    if (folder := settings.comfyui.dir) is not None:
+        try:
+            Install(folder, settings.comfyui.python).interpreter()
+        except StartFailed as error:
+            fail(str(error), code=ExitCode.USAGE)
     return settings
 
 
@@ -161,6 +192,65 @@ def _wait_ready(running: Running) -> None:
                     return
             time.sleep(0.1)
     fail(f"the service was not ready within {_READY_TIMEOUT_S:g} s; see {_log_path(running)}")
+
+
+def follow_comfyui(running: Running, stop: threading.Event) -> None:
+    """Print why the ComfyUI server is not ready yet, and what it has when it is ready."""
+    settings = running.settings
+    key_path = settings.stores.data_dir / ADMIN_KEY_FILE
+    if not key_path.exists():
+        return
+    headers = {"Authorization": f"Bearer {key_path.read_text().strip()}"}
+    url = f"http://{settings.http.netloc}"
+    trouble, since, told = None, time.monotonic(), None
+    with httpx.Client(base_url=url, headers=headers, timeout=5, trust_env=False) as client:
+        while not stop.wait(_COMFYUI_PERIOD_S):
+            with suppress(httpx.HTTPError):
+                worker = _comfyui_worker(client)
+                if worker.get("trouble") != trouble:
+                    trouble, since = worker.get("trouble"), time.monotonic()
+                has_waited = time.monotonic() - since > _COMFYUI_PATIENCE_S
+                if worker.get("state") == "ready":
+                    server = worker.get("server")
+                    if not server:  # The endpoint has Darkroom's own engine.
+                        return
+                    nodes = _comfyui_nodes(client)
+                    if nodes is not None or has_waited:
+                        _show_comfyui(server, nodes)
+                        return
+                elif trouble and has_waited and trouble != told:
+                    told = trouble
+                    _say(f"ComfyUI is not ready: {trouble}")
+
+
+def _comfyui_worker(client: httpx.Client) -> dict[str, Any]:
+    """Return the first worker of the endpoint `comfyui`, or nothing. Raises HTTPError."""
+    answer = client.get("/v1/endpoints/comfyui").raise_for_status()
+    workers: list[dict[str, Any]] = answer.json().get("workers") or [{}]
+    return workers[0]
+
+
+def _comfyui_nodes(client: httpx.Client) -> int | None:
+    """Return the number of node types of the endpoint `comfyui`, or None if it is not known yet."""
+    try:
+        answer = client.get(
+            "/v1/object_info", params={"endpoint": "comfyui"}, timeout=_COMFYUI_NODES_TIMEOUT_S
+        )
+    except httpx.HTTPError:
+        return None
+    return len(answer.json()) if answer.is_success else None
+
+
+def _show_comfyui(server: Mapping[str, Any], nodes: int | None) -> None:
+    count = "" if nodes is None else f", with {nodes} node types"
+    name = " ".join(filter(None, ("ComfyUI", server.get("version"))))
+    _say(f"{name} is ready{count}.")
+    if failed := server.get("failed_imports"):
+        _say(f"Packs that could not be imported: {', '.join(failed)}.")
+
+
+def _say(text: str) -> None:
+    console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
 
 
 def _print_screen(

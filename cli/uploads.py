@@ -1,4 +1,4 @@
-"""`darkroom upload` and `darkroom uploads`: manage input images and latents."""
+"""`darkroom upload` and `darkroom uploads`: manage input files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from cli.terminal import ExitCode, console, fail, printable, show_json, tell, wa
 
 app = typer.Typer(no_args_is_help=True, help="List and remove uploads.")
 
-FilesArgument = Annotated[list[Path], typer.Argument(help="PNG, JPEG or WebP images, or latents.")]
+FilesArgument = Annotated[
+    list[Path], typer.Argument(help="Images, videos, audio files or latents.")
+]
 LimitOption = Annotated[int, typer.Option(min=1, max=200)]
 CursorOption = Annotated[
     str | None,
@@ -26,7 +28,7 @@ CursorOption = Annotated[
 
 
 def upload(files: FilesArgument, url: UrlOption = None, key: KeyOption = None) -> None:
-    """Upload input images and latents. Workflows name them by their file names."""
+    """Upload input files. Workflows name them by their file names."""
     with open_client(url, key) as client:
         stored = store_files(client, files)
     if wants_json():
@@ -72,9 +74,12 @@ def store_files(client: Darkroom, paths: Sequence[Path]) -> list[dict[str, Any]]
 
 
 def _table(uploads: list[dict[str, Any]]) -> Table:
-    table = Table("name", "size", "bytes", "created")
+    table = Table("name", "type", "size", "bytes", "created")
     for each in uploads:
         created = each["created_at"].partition(".")[0]
-        size = f"{each['width']} x {each['height']}"
-        table.add_row(escape(printable(each["name"])), size, str(each["size_bytes"]), created)
+        size = f"{each['width']} x {each['height']}" if "width" in each else ""
+        media_type = each.get("media_type", "")
+        table.add_row(
+            escape(printable(each["name"])), media_type, size, str(each["size_bytes"]), created
+        )
     return table

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from local.folders import keep_logs, make_data_folder, temporary_folder
 from local.haproxy import serve_host
-from local.local_ray import LocalRay, has_gpu
+from local.local_ray import LocalRay, gpu_count
 from local.log_file import LogFile, Show
 from local.nats_server import NatsServer, write_private
 from local.ports import held_port, held_ports
@@ -120,7 +120,7 @@ class Embedded:
         self._on_part("Ray")
         address = self._start_ray(settings, ray_folder, nats)
         (data_dir / RAY_ADDRESS_FILE).write_text(address)
-        settings = without_worker_reaper(with_cost_limit(settings, has_gpu=has_gpu()))
+        settings = without_worker_reaper(with_gpus(settings, gpu_count()))
         self._on_part("the application")
         self._start_serve(settings)
         return Running(settings, nats, metrics_port, address, _logs_in(ray_folder))
@@ -195,9 +195,14 @@ def _with_nats(settings: Settings, url: str) -> Settings:
     return settings.model_copy(update={"log": log})
 
 
-def with_cost_limit(settings: Settings, *, has_gpu: bool) -> Settings:
-    """Return the settings with a lower `max_cost` if there is no GPU and no limit was set."""
-    if has_gpu or "max_cost" in settings.graph.model_fields_set:
+def with_gpus(settings: Settings, count: int) -> Settings:
+    """Return the settings with the number of GPUs that Ray has found.
+
+    Without a GPU, `max_cost` is lower if no limit was set.
+    """
+    ray = settings.ray.model_copy(update={"num_gpus": count})
+    settings = settings.model_copy(update={"ray": ray})
+    if count or "max_cost" in settings.graph.model_fields_set:
         return settings
     graph = settings.graph.model_copy(update={"max_cost": MAX_COST_WITHOUT_GPU})
     return settings.model_copy(update={"graph": graph})

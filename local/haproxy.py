@@ -18,6 +18,7 @@ from pathlib import Path
 from settings.constant import constant
 from settings.http import SILENCE_TIMEOUT_S, HttpSettings
 
+_GLOBAL_LOG = re.compile(r"^(global\n)(?: +#.*\n)* +log \S+ local0 info\n", re.MULTILINE)
 _FRONTEND = re.compile(r"^(frontend http_frontend\n) +bind .*\n", re.MULTILINE)
 _OTHER_BIND = re.compile(r"^(frontend prometheus|listen stats)\n( +)bind \S*:(\d+)$", re.MULTILINE)
 _CONNECT_TIMEOUT = re.compile(r"^( *timeout connect) \S+$", re.MULTILINE)
@@ -45,6 +46,12 @@ _HEADER_TIMEOUT_S = constant("HEADER_TIMEOUT_S", 10.0)
 """Seconds within which a caller must send the head of a request."""
 _IDLE_TIMEOUT_S = constant("IDLE_TIMEOUT_S", 30.0)
 """Seconds for which a connection may stay open between two requests."""
+_SOCKET_BYTES = 131_072
+"""The size of the kernel's buffers: one for answers that a caller has not yet read, and one for
+answers that HAProxy has not yet read from a replica. Linux doubles it. Without these limits, each
+caller that does not read holds some megabytes.
+"""
+_BUFFERS = f"    tune.sndbuf.client {_SOCKET_BYTES}\n    tune.rcvbuf.server {_SOCKET_BYTES}\n"
 _OTHER_CONNECTIONS = 128
 """Connections for health checks, metrics and the administration socket."""
 _OTHER_FILES = 256
@@ -88,11 +95,14 @@ def serve_host(settings: HttpSettings) -> str:
 def limits(settings: HttpSettings) -> str:
     """Return the lines of the configuration for the frontend to which callers connect."""
     lines = [
-        *(f"bind {address}" for address in _addresses(settings)),
+        # In HTTP/2, one connection could carry many requests, which no limit of connections counts.
+        *(f"bind {address} proto h1" for address in _addresses(settings)),
         f"maxconn {most_connections()}",
         f"timeout client {_milliseconds(SILENCE_TIMEOUT_S)}",
         f"timeout http-request {_milliseconds(_HEADER_TIMEOUT_S)}",
         f"timeout http-keep-alive {_milliseconds(_IDLE_TIMEOUT_S)}",
+        # Serve reads only the structured part of log lines. The text could contain keys.
+        'log-format "%ST"',
         # This option appends the address of the caller to the header X-Forwarded-For. The service
         # trusts only the last address there that does not belong to this machine.
         "option forwardfor",
@@ -128,11 +138,15 @@ def limited(configuration: str, lines: str) -> str:
     """Return the configuration with `lines` instead of the `bind` of the frontend for callers.
 
     In the result, metrics and statistics are served to this machine only, and connections to
-    replicas have a short time limit. Requests that arrive while HAProxy has no replica get a 503
-    instead of a 404. Raises FrontendNotFound.
+    replicas have a short time limit. The buffers of connections are limited. There is no log of
+    requests, because addresses may contain keys. Requests that arrive while HAProxy has no replica
+    get a 503 instead of a 404. Raises FrontendNotFound.
     """
     if lines in configuration:
         return configuration
+    configuration, found = _GLOBAL_LOG.subn(rf"\1{_BUFFERS}", configuration)
+    if found != 1:
+        raise FrontendNotFound("no `global` with a log of requests to remove")
     configuration, found = _OTHER_BIND.subn(r"\1\n\2bind 127.0.0.1:\3", configuration)
     if found != 2:
         raise FrontendNotFound(

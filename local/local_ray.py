@@ -11,7 +11,6 @@ from pathlib import Path
 
 from local.nats_server import NatsServer, write_private
 from local.processes import descendants, end_processes, end_unused_processes
-from settings.endpoint import EndpointSettings
 from settings.settings import Settings
 
 _TRIES = 3
@@ -60,7 +59,7 @@ class LocalRay:
             address="local",
             namespace="serve",
             num_gpus=self._settings.ray.num_gpus,
-            num_cpus=_logical_cpus(self._settings.default_endpoint),
+            num_cpus=_logical_cpus(self._settings),
             resources={"darkroom_cpu": 1000},
             include_dashboard=False,
             log_to_driver=False,
@@ -90,11 +89,11 @@ def start_persistently(
             return
 
 
-def has_gpu() -> bool:
-    """Return whether the local Ray has a GPU."""
+def gpu_count() -> int:
+    """Return the number of GPUs of the local Ray."""
     import ray
 
-    return bool(ray.cluster_resources().get("GPU"))
+    return int(ray.cluster_resources().get("GPU", 0))
 
 
 def _require_token(path: Path) -> None:
@@ -113,6 +112,9 @@ def _share_import_path() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 
 
-def _logical_cpus(endpoint: EndpointSettings) -> int:
+def _logical_cpus(settings: Settings) -> int:
     """Return enough CPUs for every worker. Ray does not assign CPUs, so they need not exist."""
-    return max(os.cpu_count() or 1, math.ceil(endpoint.cpus * endpoint.max_workers))
+    endpoint = settings.default_endpoint
+    cpus = max(os.cpu_count() or 1, math.ceil(endpoint.cpus * endpoint.max_workers))
+    # One more for the worker of `comfyui`.
+    return cpus if settings.comfyui.dir is None else cpus + 1

@@ -72,7 +72,11 @@ async def inspect_job(stores: Stores, job_id: str, *, with_request: bool) -> Ins
         "row_version": row.version if row else None,
         "job_queue": job is not None and await stores.queue.has(job),
         "callback_queue": job is not None and await stores.callbacks.has(job),
-        "images": [await _image(stores, image.key, image.index) for image in job.images]
+        "images": [
+            await _image(stores, file.key, image.index)
+            for image in job.images
+            for file in image.files
+        ]
         if job
         else [],
     }
@@ -247,7 +251,9 @@ def _started(data: Started, before: Job | None) -> str:
         else ""
     )
     alone = ", alone on the engine" if data.exclusive else ""
-    return f"began attempt {data.attempt}{alone}{lost}"
+    version = data.comfyui.version if data.comfyui else None
+    server = f" on ComfyUI {version}" if version else ""
+    return f"began attempt {data.attempt}{server}{alone}{lost}"
 
 
 def _of_delivery(data: EventData) -> tuple[str, str]:

@@ -253,9 +253,9 @@ class Verification:
             found.append(Disagreement(Kind.OPEN_WITHOUT_ENTRY, text, job.id))
         if job.end is not None and has_delivery(job.submitted):
             found += await self._callback(job, stored.deliveries)
-        for image in job.images:
+        for file in job.files:
             found += await self._file(
-                image.key, size_bytes=image.size_bytes, digest=image.digest, job_id=job.id
+                file.key, size_bytes=file.size_bytes, digest=file.digest, job_id=job.id
             )
         return found
 
@@ -496,7 +496,7 @@ def _row_disagreements(
 
 def _may_name(history: _JobHistory, key: str) -> bool:
     job = history.job
-    return job is None or job.end is None or key in {image.key for image in job.images}
+    return job is None or job.end is None or key in {file.key for file in job.files}
 
 
 def _job_of(key: str) -> str:

@@ -136,9 +136,9 @@ class JobMetrics:
                 count.accepted_work.labels(endpoint).inc(cost.work if cost else 0)
             case Started():
                 self._note_attempt(endpoint, before, after)
-            case ImageStored(size_bytes=size_bytes):
+            case ImageStored(files=files):
                 count.images.labels(endpoint).inc()
-                count.image_bytes.labels(endpoint).inc(size_bytes)
+                count.image_bytes.labels(endpoint).inc(sum(file.size_bytes for file in files))
             case AttemptFailed(blame=blame):
                 cause = _BLAMED_ON_THE_JOB if blame is None else blame
                 count.attempt_failures.labels(endpoint, cause).inc()

@@ -113,7 +113,7 @@ class AsyncDarkroom:
         await self._run(core.erased(_id(job)))
 
     async def upload(self, name: str, data: bytes) -> Upload:
-        """Store an input image or latent under `name`. Workflows refer to it by this name."""
+        """Store an input file under `name`. Workflows refer to it by this name."""
         return await self._run(core.uploaded(name, data))
 
     async def download(self, image: Image) -> bytes:

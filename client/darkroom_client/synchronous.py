@@ -106,7 +106,7 @@ class Darkroom:
         self._run(core.erased(_id(job)))
 
     def upload(self, name: str, data: bytes) -> Upload:
-        """Store an input image or latent under `name`. Workflows refer to it by this name."""
+        """Store an input file under `name`. Workflows refer to it by this name."""
         return self._run(core.uploaded(name, data))
 
     def download(self, image: Image) -> bytes:

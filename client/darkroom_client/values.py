@@ -94,7 +94,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One result of a job: an image or a latent."""
+    """One result of a job: an image, or a file of another kind."""
 
     index: int
     url: str
@@ -105,10 +105,20 @@ class Image:
     """The file, if it was requested with `inline` and is small enough."""
     put: Put | None = None
     """The state of the presigned upload; None if the image has no URL in `image_put_urls`."""
+    kind: str | None = None
+    """`image`, `video`, `audio`, `model`, `text` or `file`."""
+    media_type: str | None = None
+    size_bytes: int | None = None
+    duration_s: float | None = None
+    """The duration of a video or a sound, if it is known."""
+    poster_url: str | None = None
+    """The URL of the first frame of a video as a JPEG."""
+    text: str | None = None
+    """The content of a plain text of at most 4,096 bytes."""
 
     @property
     def suffix(self) -> str:
-        """The suffix of the file name: `.png`, `.webp`, `.jpg` or `.latent`."""
+        """The suffix of the file name, such as `.png` or `.mp4`."""
         return "." + self.url.partition("?")[0].rpartition(".")[2]
 
 
@@ -159,16 +169,28 @@ class Result:
         )
 
 
+_COPIED = (
+    "seed",
+    "width",
+    "height",
+    "kind",
+    "media_type",
+    "size_bytes",
+    "duration_s",
+    "poster_url",
+    "text",
+)
+"""Members of an item that an `Image` has unchanged."""
+
+
 def _image(index: int, item: Mapping[str, Any]) -> Image:
     data, put = item.get("data"), item.get("put")
     return Image(
         index,
         item["url"],
-        seed=item.get("seed"),
-        width=item.get("width"),
-        height=item.get("height"),
         data=None if data is None else b64decode(data),
         put=None if put is None else Put(_PUTS[put["status"]], put.get("message")),
+        **{name: item.get(name) for name in _COPIED},
     )
 
 
@@ -187,19 +209,29 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An input image or latent. Workflows refer to it by `name`."""
+    """An input file. Workflows refer to it by `name`."""
 
     name: str
     digest: str
-    width: int
-    height: int
+    width: int | None
+    """In pixels; None for a video or audio file."""
+    height: int | None
     size_bytes: int
+    media_type: str | None = None
+    """None if the service has version 0.2.0."""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Upload:
-        names = ("name", "digest", "width", "height", "size_bytes")
-        return cls(**{name: body[name] for name in names}, raw=body)
+        return cls(
+            name=body["name"],
+            digest=body["digest"],
+            width=body.get("width"),
+            height=body.get("height"),
+            size_bytes=body["size_bytes"],
+            media_type=body.get("media_type"),
+            raw=body,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,8 @@ class EndpointCheck:
         return found
 
     def _trouble(self, id: str, worker: Mapping[str, Any]) -> Finding:
-        text = f"A worker of {id} is not ready: {worker['trouble']}"
+        state = "lacks something" if worker.get("state") == "ready" else "is not ready"
+        text = f"A worker of {id} {state}: {worker['trouble']}"
         remedy = (
             "See the log of the service. `darkroom endpoints show` shows the same message to "
             "callers."

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from comfyui.own_server import Install
 from engine.interface import ModelsFolder, ModelsUnavailable
 from local.embedded import RAY_ADDRESS_FILE, is_up
 from operations.diagnosis.cluster_checks import EndpointCheck, RayCheck
+from operations.diagnosis.comfyui_check import ComfyUICheck
 from operations.diagnosis.findings import Check, Finding, Level
 from operations.diagnosis.network_checks import CallbackCheck, HttpCheck
 from operations.diagnosis.store_checks import (
@@ -52,8 +55,9 @@ class SettingsCheck:
 class ModelsCheck:
     part = "models"
 
-    def __init__(self, models: ModelsFolder) -> None:
+    def __init__(self, models: ModelsFolder, *, needs_checkpoint: bool = True) -> None:
         self._models = models
+        self._needs_checkpoint = needs_checkpoint
 
     async def run(self) -> list[Finding]:
         return await asyncio.to_thread(self._look)
@@ -61,7 +65,8 @@ class ModelsCheck:
     def _look(self) -> list[Finding]:
         root = self._models.root.absolute()
         remedy = f"Put a .safetensors file into {root}/checkpoints, or set DARKROOM_MODELS_DIR."
-        if warnings := models_warnings(self._models):
+        needed = self._needs_checkpoint
+        if warnings := models_warnings(self._models, needs_checkpoint=needed):
             return [Finding(self.part, Level.ERROR, each, remedy) for each in warnings]
         try:
             counts = {kind: len(self._models.names(kind)) for kind in ("checkpoints", "loras")}
@@ -85,11 +90,14 @@ class ModelsCheck:
 
 
 PATIENCE_S = 45.0
+_COMFYUI_PATIENCE_S = 600.0
 
 
 def checks_of(settings: Settings, *, callback_url: str | None = None) -> list[Check]:
     """Return the checks for a service with these settings. The service need not run."""
-    log, stores, http = settings.log, settings.stores, settings.http
+    log, stores, http, comfyui = settings.log, settings.stores, settings.http, settings.comfyui
+    # The files of ComfyUI servers are in the temporary folder.
+    temporary = [] if comfyui.dir is None else [Path(tempfile.gettempdir())]
     runs_here = is_up(stores.data_dir)
     models = ModelsFolder(stores.models_dir)
     images = local_folder(stores.effective_images_url)
@@ -99,12 +107,14 @@ def checks_of(settings: Settings, *, callback_url: str | None = None) -> list[Ch
         LogCheck(log, stores, is_up=runs_here, full_ratio=LOG_FULL_RATIO),
         DatabaseCheck(stores),
         ImageStoreCheck(stores),
-        ModelsCheck(models),
-        DiskSpaceCheck([stores.data_dir.absolute(), *([images] if images else [])]),
+        ModelsCheck(models, needs_checkpoint=settings.comfyui.dir is None),
+        DiskSpaceCheck([stores.data_dir.absolute(), *([images] if images else []), *temporary]),
         RayCheck(_ray_address(settings, runs_here=runs_here), stores),
     ]
     if runs_here or log.nats_url is not None:
         checks.append(EndpointCheck(log, stores))
+    if comfyui.dir is not None:
+        checks.append(ComfyUICheck(Install(comfyui.dir.absolute(), comfyui.python, comfyui.args)))
     return [*checks, CallbackCheck(settings.callbacks, url=callback_url)]
 
 
@@ -115,6 +125,8 @@ async def examine(checks: Sequence[Check], *, patience_s: float = PATIENCE_S) ->
 
 
 async def _run(check: Check, patience_s: float) -> list[Finding]:
+    if isinstance(check, ComfyUICheck):
+        patience_s = max(patience_s, _COMFYUI_PATIENCE_S)
     try:
         async with asyncio.timeout(patience_s):
             return await check.run()
