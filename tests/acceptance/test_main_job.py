@@ -10,9 +10,11 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 from examples.receiver import Receiver
 from tests.support.generate_bodies import diffusion_body
@@ -84,10 +86,11 @@ def test_both_flavours_give_the_same_pixels(service: Service) -> None:
 
 
 def test_a_failed_job_says_why_in_result_and_callback(service: Service, receiver: Receiver) -> None:
-    # The checkpoint is there when the job is accepted, and no model when it is loaded.
+    # The file can be read when the job is accepted, but no model can be made from it.
     models = Path(service.environment["DARKROOM_MODELS_DIR"]) / "checkpoints"
-    broken = models / "darkroom-tiny-truncated.safetensors"
-    broken.write_bytes((models / CHECKPOINT).read_bytes()[:1000])
+    broken = models / "darkroom-tiny-broken.safetensors"
+    tensors = load_file(models / CHECKPOINT)
+    save_file(tensors | {"model.diffusion_model.out.2.weight": np.zeros(1, np.float32)}, broken)
     request = {
         "json": diffusion(sd_model_checkpoint=broken.name),
         "params": {"callback_url": receiver.url},

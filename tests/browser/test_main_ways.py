@@ -35,9 +35,7 @@ def test_a_picture_develops_and_is_found_again(signed_in: Visitor) -> None:
 
     page.get_by_role("link", name="Open the job").click()
     expect(page.get_by_role("heading", name="a (large:1.2) red circle")).to_be_visible()
-    expect(
-        page.get_by_role("listitem").filter(has_text="Completed with 2 pictures")
-    ).to_be_visible()
+    expect(page.get_by_role("listitem").filter(has_text="Completed with 2 results")).to_be_visible()
     assert signed_in.pictures() == [64, 64]
     with page.expect_download() as download:
         page.get_by_role("link", name="Save picture 1").click()
@@ -122,7 +120,7 @@ def test_an_input_image_is_uploaded_and_used(signed_in: Visitor, service: Servic
     expect(page.locator(".node.wrong", has_text="LoadImage")).to_be_visible()
     png = png_of(service, "a circle")
     image = {"name": "mine.png", "mimeType": "image/png", "buffer": png}
-    page.get_by_label("or drop images here: PNG, JPEG or WebP").set_input_files([image])
+    page.get_by_label("or drop images, videos or audio files here").set_input_files([image])
     page.get_by_role("button", name="Use").click()
     page.get_by_role("button", name="Run", exact=True).click()
     signed_in.completed()

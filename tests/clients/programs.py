@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+
+import tests.support.service
+
+CHECKPOINT = os.environ.get("COMFYUI_CHECKPOINT", tests.support.service.CHECKPOINT)
 
 
 def run(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> str:

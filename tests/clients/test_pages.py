@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from examples.service import ROOT
-from tests.clients.programs import client_python, run
-from tests.support.service import CHECKPOINT, Service
+from tests.clients.programs import CHECKPOINT, client_python, run
+from tests.support.service import Service
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -99,6 +99,7 @@ async def test_jobs_move_off_a_node_that_drains(cluster: LocalCluster, callers: 
         cluster.start_edge("edge-4", cpus=1)
         await cluster.is_whole()
         assert await callers.ended(long) == 1
+        await eventually(lambda: cluster.workers() == {new})
 
 
 async def test_callers_notice_little_of_a_lost_head(

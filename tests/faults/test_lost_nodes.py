@@ -70,7 +70,7 @@ class Place:
 
     async def run(self) -> None:
         job = folded([submitted()])
-        await RayJobActor(self._actor).run(cast("QueueEntry", Entry()), job)
+        await RayJobActor(self._actor).run(cast("QueueEntry", Entry()), job, None)
 
     def lose_node(self) -> None:
         self._cluster.remove_node(self._node, allow_graceful=False)

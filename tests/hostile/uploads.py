@@ -57,6 +57,12 @@ ATTACKS: tuple[Attack, ...] = (
     _upload("a latent with a header of 2**62", _part(_LATENT_HEADER, file_name="a.latent")),
     _upload("a name outside the folder", _part(_blank("PNG"), file_name="../../../etc/passwd")),
     _upload("a name of 60 kB", _part(_blank("PNG"), file_name="x" * 60_000)),
+    Attack(
+        "names in punycode",
+        "/v1/uploads",
+        _part(b"", name="x" * 60_000 + "-" + "9" * 60_000) + f"--{_BOUNDARY}--\r\n".encode(),
+        headers={"content-type": f"{_FORM['content-type']}; charset=punycode"},
+    ),
     _upload("10,000 parts", *[_part(b"", name=f"f{number}") for number in range(500)]),
     Attack("a form without an end", "/v1/uploads", _part(b"x" * 1000), headers=_FORM),
     Attack(

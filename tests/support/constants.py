@@ -23,6 +23,7 @@ _PLACES = {
     "key_refusal_lines_per_s": "serve_app.access.refusal_log:_LINES_PER_S",
     "max_connections": "local.haproxy:_MAX_CONNECTIONS",
     "max_held_body_bytes": "serve_app.bodies:_MAX_HELD_BYTES",
+    "max_input_bytes": "serve_app.acceptance.comfyui_compilation:_MOST_INPUT_BYTES",
     "max_inline_bytes": "serve_app.routes.jobs:_MAX_INLINE_BYTES",
     "max_image_body_bytes": "serve_app.bodies:_MAX_IMAGE_BYTES",
     "max_streams": "serve_app.live.streams:_MAX_STREAMS",
@@ -41,7 +42,6 @@ _PLACES = {
 """Module and attribute of each constant that a test sets."""
 _IMPORTED = {
     "adapter_max_user_bytes": ["serve_app.assembly"],
-    "adapter_max_user_file_bytes": ["serve_app.protocols.comfyui.user_files"],
     "adapter_max_user_files": ["serve_app.assembly"],
     "adapter_max_wait_s": ["serve_app.protocols.openai.images"],
     "silence_timeout_s": ["serve_app.stored_file", "local.haproxy"],
@@ -68,5 +68,5 @@ def constants(**values: Any) -> Generator[None]:
                 setattr(module, attribute, value)
         yield
     finally:
-        for module, attribute, value in earlier:
+        for module, attribute, value in reversed(earlier):
             setattr(module, attribute, value)

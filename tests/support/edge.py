@@ -19,11 +19,11 @@ from engine.nodes import NODE_TYPES
 from events.decisions import Command, Complete, Start, StoreImage
 from events.job import Job
 from events.store.records import Endpoint, KeyLimits, Scope
-from events.types import ImageStored, Submitted
+from events.types import ImageStored, Poster, Submitted
 from serve_app.access.api_keys import mint
 from serve_app.access.owner_limits import OPEN_JOBS_PERIOD_S
 from settings.settings import Settings
-from storage.file_names import file_key, file_name
+from storage.file_names import file_key, file_name, poster_name
 from tests.support.constants import constants, take_constants
 from tests.support.database import projected
 from tests.support.edge_services import URL, MemoryParts, Services, memory_services
@@ -100,22 +100,31 @@ class Edge(MemoryParts):
         data: bytes = b"pixels",
         media_type: str | None = None,
         node: str | None = None,
+        duration_s: float | None = None,
+        poster: bytes | None = None,
+        text: str | None = None,
     ) -> None:
-        key = file_key(job_id, 1, file_name(index, media_type))
-        await self.services.images.put(key, data)
         image = ImageStored(
+            **await self._put(file_key(job_id, 1, file_name(index, media_type)), data),
             index=index,
             attempt=1,
-            key=key,
-            size_bytes=len(data),
-            digest=f"sha256:{hashlib.sha256(data).hexdigest()}",
             width=64,
             height=64,
             seed=7,
             media_type=media_type,
             node=node,
+            duration_s=duration_s,
+            poster=None
+            if poster is None
+            else Poster(**await self._put(file_key(job_id, 1, poster_name(index)), poster)),
+            text=text,
         )
         await self.execute(job_id, StoreImage(actor=ACTOR, image=image))
+
+    async def _put(self, key: str, data: bytes) -> dict[str, Any]:
+        await self.services.images.put(key, data)
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        return {"key": key, "size_bytes": len(data), "digest": digest}
 
     async def complete(self, job_id: str, *, images: int = 1) -> None:
         await self.execute(job_id, Complete(actor=ACTOR, images=images))

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import httpcore
+import numpy as np
 from fastapi import FastAPI
+from safetensors.numpy import save_file
 
 from actors.callbacks.api_key_data import SigningSecrets
 from actors.callbacks.sample import SampleCallback
 from actors.callbacks.sender import Sender
 from actors.connections import open_history, open_removal
-from actors.worker.config import default_endpoint
+from actors.worker.config import configured_endpoints
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import NodeType
 from engine.graph.models_folder import ModelsFolder
@@ -84,6 +86,10 @@ class RecordingCallbackQueue(MemoryCallbackQueue):
     async def park(self, key: str, until: datetime, *, receiver: str | None = None) -> None:
         self.recorded.append((key, until))
         await super().park(key, until, receiver=receiver)
+
+
+_SD1 = ("model.diffusion_model.x", "first_stage_model.x", "cond_stage_model.transformer.x")
+"""Names of tensors by which a checkpoint is recognised as Stable Diffusion 1."""
 
 
 @dataclass
@@ -193,9 +199,9 @@ class Services:
 
     def replica(self, **options: Any) -> Replica:
         """Another replica on the same stores. `options` are those of `assemble`."""
-        default = default_endpoint(self.settings.default_endpoint)
+        configured = configured_endpoints(self.settings)
         return assemble(
-            self.settings, self.backends, secret=SECRET, default_endpoint=default, **options
+            self.settings, self.backends, secret=SECRET, configured=configured, **options
         )
 
     def app(self, *, is_in_serve: bool = False, **options: Any) -> FastAPI:
@@ -294,10 +300,10 @@ def _ssl_context() -> ssl.SSLContext:
 
 
 def _models_folder(folder: Path) -> Path:
-    """Create a folder with a checkpoint that can be listed; nothing here reads it."""
+    """Create a folder with a checkpoint of which only the header is read."""
     models = folder / "models"
     (models / "checkpoints").mkdir(parents=True)
-    (models / "checkpoints" / CHECKPOINT).touch()
+    save_file({key: np.zeros(1, np.float16) for key in _SD1}, models / "checkpoints" / CHECKPOINT)
     return models
 
 

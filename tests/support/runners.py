@@ -102,6 +102,7 @@ class RunnersBench:
         max_attempts: int = 3,
         lease_renew_s: float = 0.01,
         is_traced: bool = False,
+        has_comfyui: bool = False,
     ) -> JobRunner:
         async def report(_job_id: str, _progress: JobProgress) -> None:
             pass
@@ -119,4 +120,5 @@ class RunnersBench:
             max_attempts=max_attempts,
             max_attempts_total=9,
             is_traced=is_traced,
+            has_comfyui=has_comfyui,
         )

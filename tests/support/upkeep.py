@@ -25,7 +25,7 @@ from events.store.ended_jobs import EndedJobs
 from events.store.leases import Leases
 from events.store.read_model import ReadModel
 from events.store.uploads import Uploads
-from events.types import CallbackDelivered, Event
+from events.types import CallbackDelivered, Event, Poster
 from settings.settings import Settings
 from storage.file_names import history_name
 from storage.images import ImageNotFound, ImageStore
@@ -37,7 +37,7 @@ from tests.support.uploads import upload_row
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 HOUR = timedelta(hours=1)
-ALL = {"image", "delivery", "log", "row"}
+ALL = {"image", "poster", "delivery", "log", "row"}
 """Every place where data of a job may remain; see `House.traces`."""
 
 
@@ -234,9 +234,12 @@ class House:
         await self.writer.submit(job_id, Submit(submitted(**changes)))
         start = Start("a", max_attempts=9, max_attempts_total=9, now=self.clock())
         await self.writer.execute(start, await self.load(job_id))
-        key = f"{job_id}/1/0.png"
+        key, poster_key = f"{job_id}/1/0.png", f"{job_id}/1/0-poster.jpg"
         await self.put(key)
-        await self.writer.execute(StoreImage("a", image(0, key=key)), await self.load(job_id))
+        await self.put(poster_key)
+        poster = Poster(key=poster_key, size_bytes=3, digest="sha256:00")
+        stored = StoreImage("a", image(0, key=key, poster=poster))
+        await self.writer.execute(stored, await self.load(job_id))
         return job_id
 
     async def jobs(
@@ -301,6 +304,7 @@ class House:
         """Return the places where data of the job remains."""
         found = {
             "image": await self.has_file(f"{job_id}/1/0.png"),
+            "poster": await self.has_file(f"{job_id}/1/0-poster.jpg"),
             "delivery": await self.deliveries.read(job_id),
             "log": await self.log.read(job_id),
             "history": await self.history_keys(job_id),

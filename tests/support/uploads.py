@@ -14,6 +14,14 @@ from PIL import Image
 from events.ids import new_id
 from events.store.records import Upload
 
+MP4 = b"\x00\x00\x00\x18ftypisom\x00\x00\x02\x00isommp42" + b"\x00\x00\x00\x08mdat"
+MOV = b"\x00\x00\x00\x08wide\x00\x00\x00\x08mdat"
+MKV = b"\x1a\x45\xdf\xa3\x93\x42\x82\x88matroska"
+WAV = b"RIFF\x28\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00" + bytes(24)
+FLAC = b"fLaC\x00\x00\x00\x22"
+OGG = b"OggS\x00\x02" + bytes(20)
+MP3 = b"\xff\xfb\x90\x00" + bytes(20)
+
 
 def png(colour: str = "red", size: tuple[int, int] = (3, 2)) -> bytes:
     out = io.BytesIO()

@@ -12,6 +12,7 @@ from actors.worker.engine_process import EngineDied, EngineState, RemoteEngine, 
 from actors.worker.run_mark import RunMarkWriter
 from engine.activity import ActivityKind
 from engine.reports import EngineEvent, Finished, ImageReady, Progress
+from events.types import ComfyUIServer
 
 LANE = 3
 
@@ -37,6 +38,7 @@ class ScriptedEngine(RemoteEngine):
         self.silent = silent
         self.state = EngineState(ActivityKind.CALL, 0.0, jobs=4)
         self.requests: list[RunRequest] = []
+        self.server: ComfyUIServer | None = None
         self.kills = 0
         self._gate = asyncio.Semaphore(0) if gated else None
 
@@ -60,6 +62,9 @@ class ScriptedEngine(RemoteEngine):
         if self.silent:
             raise EngineDied("no answer in time")
         return self.state
+
+    async def comfyui_server(self) -> ComfyUIServer | None:
+        return self.server
 
     async def kill(self) -> None:
         self.kills += 1

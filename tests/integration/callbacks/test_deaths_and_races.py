@@ -41,7 +41,7 @@ async def test_an_entry_that_is_longer_in_work_than_its_ack_wait_is_sent_once(
 
 async def test_an_early_entry_is_parked_until_its_time(world: World) -> None:
     """What a death between `CallbackAttempted` and parking leaves."""
-    at = utc_now() + timedelta(seconds=1.5)
+    at = utc_now() + timedelta(seconds=10)
     async with Receiver() as receiver:
         job_id = await world.ended_job(receiver.url)
         early = CallbackAttempted(attempt=1, status=500, latency_s=0, retry_at=at)

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import zlib
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 import comfyui.prompt_run
 from actors.worker.comfyui_engine import ComfyUIHost
-from actors.worker.engine_process import EngineDied, RunEvent, RunRequest
+from actors.worker.engine_process import EngineDied, RunEvent, RunRequest, ServerInfo
 from actors.worker.result_file import FileReady
 from actors.worker.run_mark import RunMark
 from comfyui.client import ComfyUIClient
+from comfyui.object_info import ObjectInfo
 from comfyui.own_server import OwnServer
-from engine.interface import EngineError, Errored, Finished, RunOptions
-from tests.support.comfyui.standin_server import graph, node, standin
+from engine.interface import (
+    ActivityKind,
+    EngineError,
+    Errored,
+    Finished,
+    GraphInvalid,
+    RunOptions,
+)
+from tests.support.comfyui.standin_server import graph, install, node, standin
 from tests.support.polling import eventually
 
 
 class Host:
-    def __init__(self, process: OwnServer, client: ComfyUIClient, folder: Path) -> None:
-        self.host = ComfyUIHost(client, process)
+    def __init__(
+        self, process: OwnServer, client: ComfyUIClient, folder: Path, **limits: Any
+    ) -> None:
+        self.host = ComfyUIHost(client, process, **limits)
+        self.process = process
         self.client = client
         self.folder = folder
         self.mark_is_active = False
@@ -42,6 +58,12 @@ class Host:
         assert isinstance(last, Errored)
         return last.error
 
+    @property
+    def pid(self) -> int:
+        """The id of the process of the server."""
+        assert self.process._process is not None
+        return self.process._process.pid
+
     async def requests(self) -> list[str]:
         answer = await self.client._http.get("/seen")
         requests: list[str] = answer.json()["requests"]
@@ -56,13 +78,20 @@ def request(
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Host]:
+    async with running(tmp_path) as host:
+        yield host
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, **limits: Any) -> AsyncIterator[Host]:
     async with standin(tmp_path / "server") as (process, client):
-        host = Host(process, client, tmp_path / "server")
+        host = Host(process, client, tmp_path / "server", **limits)
         yield host
         await host.host.close()
 
 
 PICTURE = node("Picture", filename_prefix="a")
+KEY = "comfyui-0123456789"
 
 
 async def test_a_run_yields_its_files_and_leaves_none_on_the_server(server: Host) -> None:
@@ -74,7 +103,8 @@ async def test_a_run_yields_its_files_and_leaves_none_on_the_server(server: Host
         (1, "2", "text/plain"),
     ]
     assert events[-1] == Finished(2)
-    assert [path for path in server.folder.rglob("*") if path.is_file()] == []
+    folders = [server.folder / each for each in ("output", "input", "temp")]
+    assert [path for each in folders for path in each.rglob("*") if path.is_file()] == []
     assert not server.mark_is_active
 
 
@@ -85,6 +115,50 @@ async def test_input_files_have_names_that_depend_on_their_content_only(server: 
 
     file = next(each for each in events if isinstance(each, FileReady))
     assert file.content == b"the content"
+
+
+async def test_a_job_with_a_file_that_is_too_large_for_the_server_fails(server: Host) -> None:
+    read = node("Read", image="clip.mp4", filename_prefix="a")
+
+    events = await server.events(read, input_files={"clip.mp4": bytes(2**20 + 1)})
+
+    assert isinstance(events[-1], Errored)
+    assert events[-1].error.code == "invalid_input"
+    assert "no input file of 1048577 bytes" in str(events[-1].error)
+
+
+async def test_any_node_reads_an_input_file_under_a_name_with_its_suffix(server: Host) -> None:
+    nodes = (
+        node("Read", image="clip.mp4 [input]", filename_prefix="a"),
+        node("Note", text="clip.mp4"),
+        node("Note", text="a film about clip.mp4"),
+    )
+
+    events = await server.events(*nodes, input_files={"clip.mp4": b"a video"})
+
+    video, name, text = (each.content for each in events if isinstance(each, FileReady))
+    assert video == b"a video"
+    assert re.fullmatch(rb"darkroom-[0-9a-f]{32}\.mp4", name)
+    assert text == b"a film about clip.mp4"
+
+
+async def test_images_of_a_diffusion_request_have_the_order_of_their_seeds(server: Host) -> None:
+    seeds = {f"save-{index}": 40 + index for index in range(12)}
+    prompt = {f"sample-{seed}": node("KSampler", seed=seed) for seed in seeds.values()}
+    prompt |= {
+        id: node("SaveImage", images=[f"sample-{seed}", 0], filename_prefix="a")
+        for id, seed in seeds.items()
+    }
+    options = RunOptions(first_index={id: index for index, id in enumerate(seeds)})
+
+    with RunMark.new() as mark:
+        request = RunRequest("job", 1, prompt, mark.path, options)
+        events = [each async for each in server.host.run(request)]
+
+    files = [each for each in events if isinstance(each, FileReady)]
+    assert {(each.node_id, each.index, each.seed) for each in files} == {
+        (f"save-{index}", index, 40 + index) for index in range(12)
+    }
 
 
 @pytest.mark.parametrize(
@@ -124,6 +198,40 @@ async def test_a_job_whose_server_died_is_a_suspect(server: Host) -> None:
 
     assert server.host.is_broken
     assert server.mark_is_active
+
+
+async def test_extra_data_reaches_the_server_and_no_text_of_an_error(server: Host) -> None:
+    failing = node("Raise", kind="ValueError", text=f"401 for {KEY}")
+    extra_data = SecretStr(json.dumps({"api_key_comfy_org": KEY, "flag": True}))
+    with RunMark.new() as mark:
+        asked = request(mark, failing)
+        asked = replace(asked, extra_pnginfo={"workflow": {}}, extra_data=extra_data)
+        async with aclosing(server.host.run(asked)) as events:
+            last = [each async for each in events][-1]
+
+    seen = (await server.client._http.get("/seen")).json()["extra_data"]
+    assert seen == [{"api_key_comfy_org": KEY, "flag": True, "extra_pnginfo": {"workflow": {}}}]
+    assert isinstance(last, Errored)
+    assert "401 for ***" in str(last.error)
+    assert KEY not in f"{last.error} {asked.extra_data!r}"
+
+
+@pytest.mark.parametrize("nodes", [node(f"For{KEY}"), node("Read", image=f"{KEY}.png")])
+async def test_extra_data_reaches_no_text_of_a_refused_graph(
+    server: Host, nodes: dict[str, Any]
+) -> None:
+    extra_data = SecretStr(json.dumps({"accounts": [{"key": KEY[:-1]}, {"key": KEY}]}))
+    with RunMark.new() as mark:
+        asked = replace(request(mark, nodes), extra_data=extra_data)
+        async with aclosing(server.host.run(asked)) as events:
+            [last] = [each async for each in events]
+
+    assert isinstance(last, Errored)
+    assert isinstance(last.error, GraphInvalid)
+    body = json.dumps(last.error.body())
+    assert "***" in body
+    assert KEY[:-1] not in body
+    assert "***9" not in body
 
 
 async def test_graphs_run_one_at_a_time(server: Host) -> None:
@@ -205,9 +313,10 @@ async def test_a_server_that_ignores_a_cancel_is_replaced(
     running.cancel()
 
 
-async def test_a_job_after_the_death_of_the_server_is_a_bystander(server: Host) -> None:
-    server.host.kill()
-    await eventually(lambda: server.host.has_ended)
+async def test_a_job_that_waited_for_another_prompt_is_a_bystander(
+    server: Host,
+) -> None:
+    await server.client.submit(graph(node("Wait", seconds=2), node("Crash")), "other", {})
 
     with pytest.raises(EngineDied):
         await server.events(PICTURE)
@@ -216,9 +325,141 @@ async def test_a_job_after_the_death_of_the_server_is_a_bystander(server: Host) 
     assert not server.mark_is_active
 
 
+async def test_a_second_cancel_does_not_let_the_next_job_begin(
+    server: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comfyui.prompt_run, "_CANCEL_S", 1)
+    deaf = asyncio.create_task(server.events(node("Wait", seconds=600, deaf=True)))
+    await eventually(lambda: has_prompts(server))
+
+    server.host.cancel("job", 1)
+    await asyncio.sleep(0)
+    server.host.cancel("job", 1)
+
+    await eventually(lambda: not server.host._turn.locked())
+    assert server.host.is_broken
+    deaf.cancel()
+
+
+async def test_an_error_that_cannot_be_read_ends_the_job(
+    server: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(server.host, "_end_of", fail)
+
+    assert "cannot be used" in str(await server.error(node("Raise", kind="ValueError", text="no")))
+
+
+@pytest.mark.parametrize("input_files", [{}, {"a.png": b"content"}])
+async def test_a_job_after_the_death_of_the_server_is_a_bystander(
+    server: Host, input_files: dict[str, bytes]
+) -> None:
+    server.host.kill()
+    await eventually(lambda: server.host.has_ended)
+    await server.client.close()
+
+    with pytest.raises(EngineDied):
+        await server.events(PICTURE, input_files=input_files)
+
+    assert server.host.is_broken
+    assert not server.mark_is_active
+
+
 async def test_a_server_that_does_not_answer_is_not_ready(server: Host) -> None:
-    assert (await server.host.check()).jobs == 1
+    state = await server.host.check()
+    assert state.jobs == 1
+    # The node types may have been read already.
+    assert state.server is not None
+    assert replace(state.server, object_info_digest=None) == ServerInfo(
+        "stand-in", ("broken-pack",)
+    )
     server.host.kill()
 
     with pytest.raises(EngineDied, match=server.client.url):
         await server.host.check()
+
+
+async def test_a_server_is_restarted_after_a_number_of_jobs(tmp_path: Path) -> None:
+    async with running(tmp_path, max_jobs=2) as server:
+        pids = []
+        for number in range(4):
+            assert (await server.events(PICTURE, job_id=str(number)))[-1] == Finished(1)
+            pids.append(server.pid)
+            assert not server.host.has_ended
+
+        assert len(set(pids)) == 2
+        assert pids[0] == pids[1]
+
+
+async def test_jobs_wait_while_a_server_is_restarted(tmp_path: Path) -> None:
+    async with running(tmp_path, max_jobs=1) as server:
+        jobs = [server.events(PICTURE, job_id=str(number)) for number in range(3)]
+
+        ends = await asyncio.gather(*jobs)
+
+        assert [events[-1] for events in ends] == [Finished(1)] * 3
+
+
+async def test_a_server_that_is_restarted_is_neither_idle_nor_ended(tmp_path: Path) -> None:
+    async with running(tmp_path, max_jobs=1) as server:
+        first = server.pid
+        await server.events(PICTURE)
+        state = await server.host.check()
+        assert (state.kind, state.works_s > 0) == (ActivityKind.LOAD, True)
+        description = asyncio.create_task(server.host.server())
+        waiting = asyncio.create_task(server.events(PICTURE, job_id="waiting"))
+        await eventually(lambda: "waiting" in server.host._runs)
+
+        assert server.host.cancel("waiting", 1) is False
+
+        await eventually(lambda: not server.host._is_recycling)
+        assert server.pid != first
+        assert (await description).version == "stand-in"
+        assert (await description).object_info is not None
+        assert (await server.host.server()) == await description
+        assert (await server.host.check()).kind is ActivityKind.IDLE
+        assert not server.mark_is_active
+        waiting.cancel()
+
+
+async def test_a_server_that_uses_too_much_memory_is_restarted(tmp_path: Path) -> None:
+    async with running(tmp_path, max_memory_gib=0.001) as server:
+        first = server.pid
+        await server.events(PICTURE)
+
+        await eventually(lambda: not server.host._is_recycling)
+        assert server.pid != first
+
+
+async def test_a_server_below_its_limits_is_not_restarted(tmp_path: Path) -> None:
+    async with running(tmp_path, max_jobs=3, max_memory_gib=100) as server:
+        first = server.pid
+        await server.events(PICTURE)
+
+        await eventually(lambda: not server.host._is_recycling)
+        assert server.pid == first
+
+
+async def test_a_server_that_does_not_start_again_has_ended(tmp_path: Path) -> None:
+    async with running(tmp_path, max_jobs=1) as server:
+        server.process._install = install("--fail-start")
+        await server.events(PICTURE)
+
+        with pytest.raises(EngineDied):
+            await server.events(PICTURE, job_id="second")
+
+        assert server.host.has_ended
+        assert server.host.is_broken
+        assert not server.mark_is_active
+
+
+async def test_the_state_names_the_node_types_that_the_server_declares(server: Host) -> None:
+    async def digest() -> str | None:
+        known = (await server.host.check()).server
+        return None if known is None else known.object_info_digest
+
+    await eventually(digest)
+    declared = ObjectInfo(zlib.decompress(server.host.compressed_object_info))
+    assert {"Picture", "Video"} <= declared.nodes.keys()

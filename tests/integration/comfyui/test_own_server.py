@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
+from configparser import ConfigParser
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -33,6 +36,21 @@ async def test_a_server_is_ready_after_its_start(tmp_path: Path) -> None:
         assert not process.has_ended
 
 
+async def test_the_commits_of_packs_are_read_at_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "install"
+    git = folder / "custom_nodes" / "a-pack" / ".git"
+    git.mkdir(parents=True)
+    (git / "HEAD").write_text("0123456789" * 4)
+    shutil.copy(FOLDER / "main.py", folder)
+    server = OwnServer(Install(folder, Path(sys.executable)), tmp_path / "server", on_cpu=True)
+    client = await server.start()
+    try:
+        assert server.packs == {"a-pack": "012345678901"}
+    finally:
+        await client.close()
+        await server.close()
+
+
 async def test_a_server_has_no_secrets_in_its_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,6 +66,28 @@ async def test_a_server_has_no_secrets_in_its_environment(
     assert environment["CUDA_VISIBLE_DEVICES"] == "1"
 
 
+@pytest.mark.parametrize("has_partner_nodes", [False, True])
+async def test_partner_nodes_are_off_unless_they_are_asked_for(
+    tmp_path: Path, has_partner_nodes: bool
+) -> None:
+    chosen = replace(install(), has_partner_nodes=has_partner_nodes)
+    process = OwnServer(chosen, tmp_path / "server", on_cpu=True)
+    client = await process.start()
+    arguments = (await client.system_stats())["system"]["argv"]
+    await client.close()
+    await process.close()
+
+    assert ("--disable-api-nodes" in arguments) is not has_partner_nodes
+
+
+async def test_comfyui_manager_does_not_use_the_network(tmp_path: Path) -> None:
+    async with standin(tmp_path / "server"):
+        config = ConfigParser()
+        config.read(tmp_path / "server" / "user" / "default" / "ComfyUI-Manager" / "config.ini")
+
+    assert dict(config["default"]) == {"network_mode": "offline"}
+
+
 async def test_the_files_of_a_job_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     async with standin(folder) as (process, client):
@@ -57,14 +97,32 @@ async def test_the_files_of_a_job_are_removed(tmp_path: Path) -> None:
 
         process.empty_folders()
 
-        assert [path for path in folder.rglob("*") if path.is_file()] == []
+        folders = [folder / each for each in ("output", "input", "temp")]
+        assert [path for each in folders for path in each.rglob("*") if path.is_file()] == []
 
 
 async def test_a_failed_start_shows_the_last_lines_of_the_log_at_once(tmp_path: Path) -> None:
     process = OwnServer(install("--fail-start"), tmp_path / "server", on_cpu=True)
 
-    with pytest.raises(StartFailed, match=r"the device is not available \(exit status 1\)"):
+    with pytest.raises(StartFailed) as failed:
         await process.start()
+
+    assert str(failed.value) == (
+        "0.1 seconds (IMPORT FAILED): /packs/broken-pack | the device is not available "
+        "(exit status 1)"
+    )
+
+
+async def test_a_server_without_a_required_node_type_does_not_start(tmp_path: Path) -> None:
+    required = ("Picture", "NodeOfAPack", "Another")
+    process = OwnServer(install(), tmp_path / "server", on_cpu=True, required_nodes=required)
+
+    with pytest.raises(StartFailed) as failed:
+        await process.start()
+
+    assert process.has_ended
+    assert "the server has no NodeOfAPack, Another, but" in str(failed.value)
+    assert "could not be imported: broken-pack" in str(failed.value)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +130,8 @@ async def test_a_failed_start_shows_the_last_lines_of_the_log_at_once(tmp_path: 
     [
         (Install(Path("/nowhere")), "has no main.py"),
         (Install(FOLDER), "has no interpreter"),
-        (Install(FOLDER, Path("/nowhere/python")), "cannot be started"),
+        (Install(FOLDER, Path("/nowhere/python")), "there is no interpreter /nowhere/python"),
+        (Install(FOLDER, FOLDER / "main.py"), "cannot be started"),
     ],
 )
 async def test_an_install_that_cannot_run_is_named(

@@ -19,6 +19,7 @@ from comfyui.errors import (
     PromptLost,
     PromptRefused,
     PromptStalled,
+    RequestFailed,
     ServerUnavailable,
 )
 from comfyui.prompt_run import OutputFile, PromptProgress, PromptRun
@@ -138,6 +139,21 @@ async def test_a_server_that_answers_no_request_is_noticed(server: Server) -> No
         await server.outputs(node("Mute"))
 
 
+async def test_a_server_may_answer_twice_with_an_error(server: Server) -> None:
+    files = await server.outputs(node("Errors", answers=2), node("Wait", seconds=0.5), PICTURE)
+
+    assert len(files) == 1
+
+
+async def test_a_server_that_answers_only_with_errors_is_noticed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comfyui.prompt_run, "_CANCEL_S", 0.3)
+
+    with pytest.raises(RequestFailed, match="status 500"):
+        await server.outputs(node("Errors", answers=10_000), node("Wait", seconds=600))
+
+
 async def test_a_prompt_that_waits_behind_another_is_not_silent(server: Server) -> None:
     first = server.prompt(node("Wait", seconds=2))
     running = asyncio.create_task(anext(first.run()))
@@ -146,6 +162,20 @@ async def test_a_prompt_that_waits_behind_another_is_not_silent(server: Server) 
     files = await server.outputs(PICTURE, silence_s=1.0)
 
     assert len(files) == 1
+
+
+async def test_a_prompt_behind_a_hanging_one_is_stalled_on_a_server_without_other_users(
+    server: Server,
+) -> None:
+    await eventually(lambda: server.client.is_heard)
+    async with aclosing(server.prompt(node("Wait", seconds=600)).run()) as events:
+        await anext(events)
+        run = server.prompt(PICTURE, silence_s=1.0, is_shared=False)
+
+        with pytest.raises(PromptStalled):
+            await anext(run.run())
+
+        assert run.is_waiting
 
 
 async def test_a_closed_run_interrupts_its_own_prompt_only(server: Server) -> None:

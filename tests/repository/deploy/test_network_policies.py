@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from settings.callbacks import CallbackSettings
-from tests.support.deploy.manifests import OVERLAYS, Manifest, node_groups, one, read, rendered
+from tests.support.deploy.manifests import (
+    OVERLAYS,
+    Manifest,
+    find,
+    node_groups,
+    one,
+    read,
+    rendered,
+)
 
 POLICIES = {
     policy["metadata"]["name"]: policy["spec"]
@@ -18,10 +26,14 @@ POLICIES = {
         "postgres/network-policy.yaml",
         "redis/network-policy.yaml",
         "monitoring/network-policy.yaml",
+        "comfyui/network-policy.yaml",
     )
     for policy in read(path)
 }
-RAY_GROUPS = node_groups(one("base/ray-service.yaml", "RayService")).values()
+RAY_GROUPS = [
+    *node_groups(one("base/ray-service.yaml", "RayService")).values(),
+    read("comfyui/worker-group.yaml")[0][0]["value"],
+]
 PODS = {
     labels["app.kubernetes.io/component"]: labels
     for labels in (group["template"]["metadata"]["labels"] for group in RAY_GROUPS)
@@ -72,6 +84,10 @@ def _is_pod(peer: Manifest, labels: dict[str, str]) -> bool:
     [
         ("edge", "nats", {4222}),
         ("gpu", "nats", {4222}),
+        ("comfyui", "nats", {4222}),
+        ("comfyui", "postgres", set()),
+        ("comfyui", "redis", set()),
+        ("comfyui", "head", {"any"}),
         ("head", "nats", set()),
         ("event-reader", "nats", {4222}),
         ("event-reader", "postgres", set()),
@@ -131,6 +147,23 @@ def test_no_callback_or_image_goes_to_a_private_address(name: str, address: str)
     assert blocks
     assert not any(_contains(block, address) for block in blocks)
     assert any(_contains(block, "93.184.215.14") for block in blocks)
+
+
+def test_nodes_with_comfyui_reach_no_address_but_those_of_the_overlay() -> None:
+    rules = [
+        rule
+        for policy in POLICIES.values()
+        if selects(policy["podSelector"], PODS["comfyui"])
+        for rule in policy.get("egress", ())
+    ]
+    assert rules
+    assert [rule for rule in rules if any("ipBlock" in peer for peer in rule["to"])] == []
+    policy = find(rendered("comfyui"), "NetworkPolicy", "comfyui")["spec"]
+    blocks = [
+        peer["ipBlock"] for rule in policy["egress"] for peer in rule["to"] if "ipBlock" in peer
+    ]
+    assert blocks
+    assert not any(_contains(block, "93.184.215.14") for block in blocks)
 
 
 def test_callbacks_may_go_to_the_ports_that_the_settings_allow() -> None:

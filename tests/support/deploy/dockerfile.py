@@ -1,4 +1,4 @@
-"""Reads deploy/Dockerfile as a builder does, as far as that file needs it."""
+"""Reads the Dockerfiles of deploy/ as a builder does, as far as they need it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ class Instruction:
     """The arguments; each line of the file is one line."""
 
 
-def instructions(path: Path = DEPLOY / "Dockerfile") -> list[Instruction]:
+DOCKERFILE = DEPLOY / "Dockerfile"
+
+
+def instructions(path: Path = DOCKERFILE) -> list[Instruction]:
     lines = [line for line in path.read_text().splitlines() if not re.match(r"\s*#", line)]
     joined = re.sub(r"\\\n", "\\\n", "\n".join(lines))
     found = re.findall(r"^([A-Z]+) ((?:.*\\\n)*.*)$", joined, re.MULTILINE)
     return [Instruction(name, text) for name, text in found]
 
 
-def texts(name: str) -> list[str]:
-    return [each.text for each in instructions() if each.name == name]
+def texts(name: str, path: Path = DOCKERFILE) -> list[str]:
+    return [each.text for each in instructions(path) if each.name == name]
 
 
 def defaults() -> dict[str, str]:

@@ -17,9 +17,14 @@ Manifest = dict[str, Any]
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-PARTS = ("base", "nats", "postgres", "redis", "monitoring")
-OVERLAYS = ("cluster", "trial")
-_OF_KUSTOMIZE = ("kustomization.yaml", "name-references.yaml", "nats-exporter.yaml")
+PARTS = ("base", "nats", "postgres", "redis", "monitoring", "comfyui")
+OVERLAYS = ("cluster", "trial", "comfyui")
+_OF_KUSTOMIZE = (
+    "kustomization.yaml",
+    "name-references.yaml",
+    "nats-exporter.yaml",
+    "worker-group.yaml",
+)
 """Files for kustomize only, which are not sent to the API server."""
 
 

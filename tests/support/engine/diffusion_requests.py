@@ -31,7 +31,9 @@ def compiled(
 ) -> Compiled:
     """A request with the members of `body`, compiled."""
     parameters = parse_parameters({**SMALL, **body})
-    return compile_parameters(parameters, catalogue, limits or Limits(), default_checkpoint=default)
+    return compile_parameters(
+        parameters, catalogue.models, limits or Limits(), default_checkpoint=default
+    )
 
 
 def compiled_members(catalogue: Catalogue, checkpoint: str, **request: Any) -> dict[str, Any]:

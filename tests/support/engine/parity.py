@@ -43,9 +43,14 @@ def write_lora(out: Path, checkpoint: Path) -> None:
     _run("make_lora.py", str(out), str(checkpoint.with_suffix(".config") / "unet" / "config.json"))
 
 
-def has_known_digest(path: Path) -> bool:
+def write_flow(root: Path, *kinds: str) -> None:
+    """Write random models of these kinds of Flux.1 and Z-Image into a models folder."""
+    _run("make_flow.py", str(root), *kinds)
+
+
+def has_known_digest(path: Path, known: str = "SHA256") -> bool:
     """Whether the weights are those of the recorded cases; others cannot be compared."""
-    return digest(path) in (folder() / "SHA256").read_text()
+    return digest(path) in (folder() / known).read_text()
 
 
 def digest(path: Path) -> str:

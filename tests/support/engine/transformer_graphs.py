@@ -75,9 +75,10 @@ def _sampled(sampler: dict[str, Any], *, model: list[Any]) -> dict[str, Any]:
     }
 
 
-def saving_latent(graph: dict[str, Any]) -> dict[str, Any]:
-    """The graph, which saves its latent and no image."""
-    kept = {name: each for name, each in graph.items() if name not in {"3", "9", "10"}}
+def saving_latent(graph: dict[str, Any], *, keeps: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The graph, which saves its latent and no image. `keeps` are nodes that it still needs."""
+    unused = {"3", "9", "10"} - {*keeps}
+    kept = {name: each for name, each in graph.items() if name not in unused}
     return {**kept, "11": node("SaveLatent", samples=["8", 0], filename_prefix="x")}
 
 

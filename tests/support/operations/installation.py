@@ -32,11 +32,12 @@ from events.types import (
     EventData,
     Failed,
     ImageStored,
+    Poster,
     Started,
 )
 from operations.stores import Stores
 from operations.verification import Verification
-from storage.file_names import HistoryName
+from storage.file_names import HistoryName, poster_name
 from storage.images import ImageStore
 from tests.support.database import projected
 from tests.support.events import LATER, appended, erased, image, job_in, new_event, submitted
@@ -117,7 +118,7 @@ class Installation:
             "waiting": await self.job(),
             "running": await self.job(begun, self.stored_image(0)),
             "completed": await self.job(
-                begun, self.stored_image(0), self.stored_image(1), Completed(images=2), **CALLBACK
+                begun, self.stored_image(0), self.stored_video(1), Completed(images=2), **CALLBACK
             ),
             "failed": await self.job(
                 begun, failed, Started(attempt=2, actor="b"), Failed(message="No."), **CALLBACK
@@ -196,12 +197,20 @@ class Installation:
         """Return an event that gets its file, key, size and digest when it is appended."""
         return image(index)
 
+    def stored_video(self, index: int) -> ImageStored:
+        """Return such an event about a video with a poster."""
+        poster = Poster(key="", size_bytes=0, digest="")
+        return image(index, media_type="video/mp4", duration_s=2.5, poster=poster)
+
     async def _with_file(self, job_id: str, stored: ImageStored) -> ImageStored:
-        key, data = f"{job_id}/{stored.attempt}/{stored.index}.png", f"{job_id}".encode()
-        await self.put(key, data)
-        return stored.model_copy(
-            update={"key": key, "size_bytes": len(data), "digest": digest_of(data)}
-        )
+        folder, data = f"{job_id}/{stored.attempt}", f"{job_id}".encode()
+        members = {"size_bytes": len(data), "digest": digest_of(data)}
+        changes: dict[str, Any] = {"key": f"{folder}/{stored.name}", **members}
+        await self.put(changes["key"], data)
+        if stored.poster is not None:
+            changes["poster"] = Poster(key=f"{folder}/{poster_name(stored.index)}", **members)
+            await self.put(changes["poster"].key, data)
+        return stored.model_copy(update=changes)
 
     async def put(self, key: str, data: bytes, *, at: datetime = NOW - timedelta(days=1)) -> None:
         await self.images.put(key, data)

@@ -111,6 +111,8 @@ def _of_comfyui(known: Known) -> dict[str, Schema]:
         "post /history": _json(_object(**lists)),
         "post /interrupt": _json(_object(prompt_id=known.any_id)),
         "post /jobs/cancel": _json(_object(job_ids=ids)),
+        "post /free": _json(_object(unload_models=ANYTHING, free_memory=ANYTHING)),
+        "patch /internal/logs/subscribe": _json(_object(clientId=TEXT, enabled=ANYTHING)),
         "post /settings": _json(_object(**dict.fromkeys(known.names, ANYTHING))),
         "post /settings/{id}": _json(ANYTHING),
         "post /upload/image": _form(image=FILE, subfolder=TEXT, type=TEXT, overwrite=TEXT),
@@ -158,6 +160,7 @@ def _of_openai(_known: Known) -> dict[str, Schema]:
     return {
         "post /v1/images/generations": _json(_of(GenerationParameters)),
         "post /v1/images/edits": _form(**members, image=FILE, mask=FILE),
+        "post /v1/images/variations": _form(**members, image=FILE),
     }
 
 

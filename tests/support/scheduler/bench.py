@@ -25,6 +25,7 @@ from tests.support.scheduler.jobs import JobsBench
 PREFIX = "worker:default:r-1:"
 WORKER = f"{PREFIX}0"
 LEASE_S = 0.3
+SECRET = b"a secret for the tests"
 
 
 class Bench(JobsBench):
@@ -66,6 +67,7 @@ class Bench(JobsBench):
             pool=pool,
             running_jobs=RunningJobs(owners),
             end_rate=EndRate(),
+            secret=SECRET,
             lease_s=self._lease_s,
             expiry_period_s=0.02,
             max_dispatch_failures=max_dispatch_failures,

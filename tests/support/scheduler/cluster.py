@@ -6,9 +6,11 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pydantic import SecretStr
+
 from actors.scheduler.cluster import ActorDied, ActorUnavailable, EngineGone
 from actors.scheduler.names import slot_number
-from actors.worker.engine_process import EngineState
+from actors.worker.engine_process import EngineState, ServerInfo
 from actors.worker.job_actor import RunOutcome
 from engine.activity import ActivityKind
 from events.bus.queues import QueueEntry
@@ -30,6 +32,8 @@ class FakeJobActor:
         """Every delivery that it has received, newest last."""
         self.after_attempts: int | None = None
         """The number of earlier attempts that the last job came with."""
+        self.extra_data: SecretStr | None = None
+        """The extra data that the last job came with."""
         self._outcome: asyncio.Future[RunOutcome] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -45,12 +49,12 @@ class FakeJobActor:
     async def wait_idle(self) -> None:
         await self._idle.wait()
 
-    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
+    async def run(self, entry: QueueEntry, job: Job, extra_data: SecretStr | None) -> RunOutcome:
         if self.job_id is not None or self.is_retired:
             return RunOutcome.BUSY
         self.begin(entry.job_id)
         self.entries.append(entry)
-        self.after_attempts = job.attempts
+        self.after_attempts, self.extra_data = job.attempts, extra_data
         assert self._outcome is not None
         return await asyncio.shield(self._outcome)  # a cancelled caller must not cancel the outcome
 
@@ -101,6 +105,7 @@ class FakeEngine:
         self.cancelled: list[tuple[str, int]] = []
         self.had_begun: bool | None = True
         """Whether the device had worked for a cancelled run."""
+        self.server: ServerInfo | None = None
 
     async def check(self) -> EngineState:
         self.asked += 1
@@ -109,7 +114,7 @@ class FakeEngine:
         if not self.answers:
             raise ActorUnavailable("no answer in time")
         kind = ActivityKind.CALL if self.works_s else ActivityKind.IDLE
-        return EngineState(kind, self.works_s, self.jobs)
+        return EngineState(kind, self.works_s, self.jobs, server=self.server)
 
     async def kill(self) -> None:
         self.kills += 1

@@ -116,7 +116,7 @@ class DispatcherBench:
             holder=holder,
             leases=self.leases,
             endpoints=self.endpoints,
-            default_endpoint=DEFAULT,
+            configured=[DEFAULT],
             open_endpoint=self._open,
             deleted_endpoints=self.deleted,
             gone_endpoints=self.gone,

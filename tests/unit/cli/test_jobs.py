@@ -23,6 +23,7 @@ from events.types import Cancelled, Unknown
 from tests.support.edge import Edge, submit
 from tests.support.events import History
 from tests.support.generate_bodies import CHECKPOINT
+from tests.support.uploads import MP4
 from tests.unit.cli.conftest import Run
 
 Darkroom = Callable[..., Awaitable[Result]]
@@ -160,6 +161,9 @@ async def test_an_image_is_uploaded_listed_and_removed(as_alice: Darkroom, tmp_p
     stored = await as_alice("upload", str(tmp_path / "cat.png"), "--json")
     assert json.loads(stored.stdout)["uploads"][0]["height"] == 16
     assert "8 x 16" in (await as_alice("uploads", "list")).stdout
+    (tmp_path / "clip.mp4").write_bytes(MP4)
+    assert "video/mp4" in (await as_alice("upload", str(tmp_path / "clip.mp4"))).stdout
+    await as_alice("uploads", "remove", "clip.mp4")
     assert (await as_alice("uploads", "remove", "cat.png")).stdout == "cat.png is removed.\n"
     assert json.loads((await as_alice("uploads", "list", "--json")).stdout) == {"uploads": []}
     assert (await as_alice("upload", str(tmp_path / "none.png"))).exit_code == 2

@@ -14,7 +14,7 @@ from events.decisions import FailAttempt
 from tests.support.edge import ACTOR, Edge, running_edge
 from tests.support.failing_log import FailingLog
 from tests.support.generate_bodies import diffusion_body, workflow_body
-from tests.support.uploads import png
+from tests.support.uploads import MP4, png
 
 URL = "http://darkroom.test"
 
@@ -66,6 +66,8 @@ async def test_a_failed_job_says_why(edge: Edge, darkroom: AsyncDarkroom) -> Non
 
 async def test_uploads_cancels_and_refusals(darkroom: AsyncDarkroom) -> None:
     assert (await darkroom.upload("cat.png", png())).name == "cat.png"
+    video = await darkroom.upload("clip.mp4", MP4)
+    assert (video.width, video.media_type) == (None, "video/mp4")
     job = await darkroom.diffusion(diffusion_body(), idempotency_key="a")
     assert (await darkroom.diffusion(diffusion_body(), idempotency_key="a")) == job
     assert await darkroom.cancel(job)

@@ -77,6 +77,17 @@ def test_images_are_put_where_the_options_say_and_tell_of_it() -> None:
     assert result.images[0].put == Put(PutState.FAILED, "it answered 403")
 
 
+def test_a_result_may_be_a_video_or_a_text() -> None:
+    video = {"kind": "video", "media_type": "video/mp4", "size_bytes": 9, "duration_s": 2.5}
+    video |= {"status": 1, "url": "u/0.mp4?token=x", "poster_url": "u/0-poster.jpg"}
+    text = {"status": 1, "url": "u/1.txt", "kind": "text", "text": "a cat"}
+    result = Result.of({"request_id": ID, "status": 1, "results": [video, text]})
+    shown, said = result.images
+    assert (shown.suffix, shown.kind, shown.media_type) == (".mp4", "video", "video/mp4")
+    assert (shown.duration_s, shown.poster_url, shown.text) == (2.5, "u/0-poster.jpg", None)
+    assert (said.kind, said.text, said.duration_s) == ("text", "a cat", None)
+
+
 def test_a_refusal_is_not_repeated_and_says_why() -> None:
     error = {"type": "invalid_request", "message": "No.", "details": "steps: too many"}
     with pytest.raises(Refused, match=r"No\. steps: too many") as refused:

@@ -17,6 +17,7 @@ from engine.errors import (
     EngineError,
     FieldError,
     GraphInvalid,
+    InputsInvalid,
     NodeFailed,
     OutOfMemory,
     ParametersInvalid,
@@ -46,6 +47,7 @@ from events.types import (
     Failed,
     Flavour,
     ImageStored,
+    Poster,
     Started,
 )
 from tests.support.events import JOB_ID, START, folded, image, submitted
@@ -53,8 +55,8 @@ from tests.support.events import JOB_ID, START, folded, image, submitted
 STARTED = Started(attempt=1, actor="a")
 
 
-def url_for(job_id: str, stored: ImageStored) -> str:
-    return f"http://host/files/{job_id}/{stored.index}.png"
+def url_for(job_id: str, stored: ImageStored | Poster) -> str:
+    return f"http://host/files/{job_id}/{stored.name}"
 
 
 def result(*events: EventData) -> ResultResponse:
@@ -109,6 +111,18 @@ def test_a_completed_job() -> None:
     }
 
 
+def test_a_video_has_a_duration_and_a_poster_and_a_text_has_its_content() -> None:
+    poster = Poster(key="job/1/0-poster.jpg", size_bytes=3, digest="sha256:00")
+    video = image(0, media_type="video/mp4", duration_s=2.5, poster=poster)
+    text = image(1, media_type="text/plain", width=0, height=0, text="")
+    shown = body(submitted(images=2), STARTED, video, text)["results"]
+    assert [each["kind"] for each in shown] == ["video", "text"]
+    assert shown[0]["duration_s"] == 2.5
+    assert shown[0]["poster_url"] == f"http://host/files/{JOB_ID}/0-poster.jpg"
+    assert shown[1]["text"] == ""
+    assert not {"duration_s", "poster_url", "width"} & shown[1].keys()
+
+
 @pytest.mark.parametrize("end", [Failed(message="Out of memory."), Cancelled()])
 def test_at_a_failed_end_items_without_an_image_have_failed(end: Failed | Cancelled) -> None:
     answer = result(submitted(images=2), STARTED, image(1), end)
@@ -123,6 +137,11 @@ def test_at_a_failed_end_items_without_an_image_have_failed(end: Failed | Cancel
 def test_what_was_done_otherwise_than_asked_is_said() -> None:
     completed = Completed(images=1, notes=("vae_tiled",))
     assert body(submitted(), STARTED, image(0), completed)["notes"] == ["vae_tiled"]
+    without = submitted(notes=("lora_left_out: ink",))
+    assert body(without)["notes"] == ["lora_left_out: ink"]
+    both = body(without, STARTED, image(0), completed)["notes"]
+    assert both == ["lora_left_out: ink", "vae_tiled"]
+    assert "notes" not in body(submitted(), STARTED, image(0), Completed(images=1))
 
 
 later_events = st.sampled_from(
@@ -176,6 +195,13 @@ NO_ROOM = AttemptFailed(attempt=1, message="No room.", blame=Blame.SUSPECT, code
         (CheckpointUnavailable("No such model."), "model_unavailable"),
         (OutOfMemory(), "out_of_memory"),
         (NodeFailed("3", "KSampler", "no"), "node_failed"),
+        (InputsInvalid("3", "KSampler", "no"), "invalid_input"),
+        (
+            GraphInvalid(
+                "x", "x", node_errors={"3": {"errors": [{"type": "model_not_supported"}]}}
+            ),
+            "model_unavailable",
+        ),
         (DeviceFailed("lost", True), "engine_failed"),
         (EngineError("?"), "engine_failed"),
     ],

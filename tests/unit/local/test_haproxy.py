@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,12 +37,12 @@ def configuration(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("host", "bound"),
     [
-        ("127.0.0.1", ["bind 127.0.0.1:8000"]),
-        ("127.1", ["bind 127.0.0.1:8000"]),
-        ("10.0.0.7", ["bind 127.0.0.1:8000", "bind 10.0.0.7:8000"]),
-        ("0.0.0.0", ["bind 0.0.0.0:8000"]),
-        ("::1", ["bind 127.0.0.1:8000", "bind [::1]:8000"]),
-        ("::", ["bind [::]:8000 v4v6"]),
+        ("127.0.0.1", ["bind 127.0.0.1:8000 proto h1"]),
+        ("127.1", ["bind 127.0.0.1:8000 proto h1"]),
+        ("10.0.0.7", ["bind 127.0.0.1:8000 proto h1", "bind 10.0.0.7:8000 proto h1"]),
+        ("0.0.0.0", ["bind 0.0.0.0:8000 proto h1"]),
+        ("::1", ["bind 127.0.0.1:8000 proto h1", "bind [::1]:8000 proto h1"]),
+        ("::", ["bind [::]:8000 v4v6 proto h1"]),
     ],
 )
 def test_callers_are_served_on_the_address_of_the_settings(
@@ -66,6 +68,66 @@ def test_the_limits_are_in_the_frontend_of_callers(configuration: Path) -> None:
 
 def test_only_what_changes_nothing_is_asked_of_another_replica_once_it_was_sent() -> None:
     assert "http-request disable-l7-retry if !METH_GET\n" in limits(HttpSettings())
+
+
+def test_requests_are_logged_to_no_address(configuration: Path) -> None:
+    text = limited(configuration.read_text(), limits(HttpSettings()))
+    targets = {line.split()[1] for line in text.splitlines() if line.strip().startswith("log ")}
+    # The socket belongs to Serve's metrics.
+    assert targets == {"global", str(configuration.with_name("metrics.sock"))}
+
+
+def test_log_lines_of_metrics_contain_no_address(configuration: Path) -> None:
+    text = limited(configuration.read_text(), limits(HttpSettings()))
+    frontend = text[text.index("frontend http_frontend") :].partition("\nbackend ")[0]
+    assert frontend.count("\n    log-format ") == 1
+    assert '\n    log-format "%ST"\n' in frontend
+
+
+def test_what_a_caller_does_not_read_is_held_in_small_buffers(configuration: Path) -> None:
+    text = limited(configuration.read_text(), limits(HttpSettings()))
+    settings = [line.strip() for line in text.partition("\ndefaults\n")[0].splitlines()]
+    assert "tune.sndbuf.client 131072" in settings
+    assert "tune.rcvbuf.server 131072" in settings
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]),
+        (
+            b"GET /x HTTP/1.1\r\nHost: d\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+            b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+        ),
+    ],
+    ids=["preface", "h2c"],
+)
+def test_callers_speak_http_1_only(
+    configuration: Path, tmp_path: Path, free_port: int, head: bytes
+) -> None:
+    variables = environment(HttpSettings(port=free_port), tmp_path)
+    command = [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(configuration)]
+    with subprocess.Popen(command) as haproxy:
+        try:
+            answer = _answer(free_port, head)
+        finally:
+            haproxy.kill()
+    assert answer.startswith((b"HTTP/1.1 ", b"HTTP/1.0 "))
+    assert b"101" not in answer.splitlines()[0]
+
+
+def _answer(port: int, head: bytes) -> bytes:
+    give_up_at = time.monotonic() + 20
+    while True:
+        try:
+            connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+            break
+        except ConnectionRefusedError:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.02)
+    with connection:
+        connection.sendall(head)
+        return connection.recv(4096)
 
 
 def test_a_replica_that_refuses_is_soon_given_up(configuration: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from local.embedded import with_cost_limit
+from local.embedded import with_gpus
 from local.local_ray import RayDidNotStart, start_persistently
 from local.serve_environment import configure_serve
 from settings.graph import MAX_COST_WITHOUT_GPU, GraphSettings
@@ -42,19 +42,20 @@ def test_a_haproxy_that_is_replaced_lives_as_long_as_a_request_may_wait(
 
 
 @pytest.mark.parametrize(
-    ("given", "has_gpu", "max_cost"),
+    ("given", "gpus", "max_cost"),
     [
-        ({}, False, MAX_COST_WITHOUT_GPU),
-        ({}, True, GraphSettings().max_cost),
-        ({"max_cost": 2000.0}, False, 2000.0),
-        ({"max_cost": 0.0}, False, 0.0),
+        ({}, 0, MAX_COST_WITHOUT_GPU),
+        ({}, 1, GraphSettings().max_cost),
+        ({"max_cost": 2000.0}, 0, 2000.0),
+        ({"max_cost": 0.0}, 0, 0.0),
     ],
 )
 def test_a_job_may_cost_less_where_there_is_no_gpu_and_no_setting(
-    given: dict[str, float], has_gpu: bool, max_cost: float
+    given: dict[str, float], gpus: int, max_cost: float
 ) -> None:
-    settings = Settings.load(**given)
-    assert with_cost_limit(settings, has_gpu=has_gpu).graph.max_cost == max_cost
+    settings = with_gpus(Settings.load(**given), gpus)
+    assert settings.graph.max_cost == max_cost
+    assert settings.ray.num_gpus == gpus
 
 
 SLOW = "The current node timed out during startup.\nRaylet failed."

@@ -152,7 +152,8 @@ async def of_another_job(installation: Installation, job_id: str) -> None:
         ("completed", no_row, "events_without_row"),
         ("erased", no_row, "events_without_row"),
         # Files.
-        ("completed", lambda i, job: i.images.delete(f"{job}/1/1.png"), "file_missing"),
+        ("completed", lambda i, job: i.images.delete(f"{job}/1/1.mp4"), "file_missing"),
+        ("completed", lambda i, job: i.images.delete(f"{job}/1/1-poster.jpg"), "file_missing"),
         ("running", lambda i, job: i.put(f"{job}/1/0.png", b"short"), "file_differs"),
         ("completed", lambda i, job: i.put(f"{job}/9/0.png", b"png"), "file_of_nothing"),
         ("cancelled", lambda i, job: i.put(f"{job}/9/0.png", b"png"), "file_of_nothing"),

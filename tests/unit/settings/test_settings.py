@@ -145,6 +145,22 @@ def test_folders_are_the_same_for_a_process_that_works_elsewhere(
     assert settings.stores.effective_images_url == images_url
 
 
+def test_the_models_are_those_of_the_install_unless_a_folder_is_given() -> None:
+    install = Settings.load(comfyui_dir="ComfyUI").with_absolute_folders()
+    assert install.comfyui.dir == Path.cwd() / "ComfyUI"
+    assert install.stores.models_dir == Path.cwd() / "ComfyUI/models"
+    given = Settings.load(comfyui_dir="ComfyUI", models_dir="models")
+    assert given.stores.models_dir == Path("models")
+
+
+def test_arguments_of_comfyui_are_split_as_in_a_shell() -> None:
+    settings = Settings.load(comfyui_args="--reserve-vram 2 '--extra-model-paths-config=a b'")
+    expected = ("--reserve-vram", "2", "--extra-model-paths-config=a b")
+    assert settings.comfyui.args == expected
+    with pytest.raises(ValidationError, match="No closing quotation"):
+        Settings.load(comfyui_args="'a")
+
+
 @pytest.mark.parametrize("name", ["secret", "database_url", "nats_url", "callback_proxy"])
 def test_a_wrong_value_of_a_secret_is_not_repeated(name: str) -> None:
     arguments: dict[str, Any] = {name: ["a-password"]}
@@ -285,6 +301,9 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_LOG_REPLICAS": (1, 4),
     "DARKROOM_JOB_TIMEOUT_S": (3600.0, 3601.5),
     "DARKROOM_ENDPOINTS_FILE": (None, Path("endpoints.yaml")),
+    "DARKROOM_COMFYUI_DIR": (None, Path("ComfyUI")),
+    "DARKROOM_COMFYUI_PYTHON": (None, Path("/opt/conda/bin/python")),
+    "DARKROOM_COMFYUI_ARGS": ((), ("--lowvram",)),
     "DARKROOM_MAX_ATTEMPTS": (3, 6),
     "DARKROOM_STEP_TIMEOUT_S": (120.0, 121.5),
     "DARKROOM_MIN_WORKERS": (1, 4),
@@ -307,6 +326,8 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_RAY_NUM_GPUS": (None, 2),
 }
 """Default and another value of every variable; operators depend on the names."""
+FOLLOW = {"DARKROOM_COMFYUI_DIR": {"DARKROOM_MODELS_DIR": Path("ComfyUI/models")}}
+"""The other settings that follow from a variable, if they are not set."""
 
 
 def by_variable(settings: Settings) -> dict[str, object]:
@@ -343,7 +364,8 @@ def test_each_variable_has_its_default_is_read_and_changes_nothing_else(
     for variable, (_, other) in VARIABLES.items():
         with monkeypatch.context() as environment:
             environment.setenv(variable, written(other))
-            assert by_variable(Settings.load()) == defaults | {variable: other}
+            following = FOLLOW.get(variable, {})
+            assert by_variable(Settings.load()) == defaults | following | {variable: other}
 
 
 def test_a_serve_argument_goes_before_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:

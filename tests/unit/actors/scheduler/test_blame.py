@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import SecretStr
 
 from actors.scheduler.cluster import ActorDied, ActorUnavailable
 from actors.worker.attempt import AttemptLimits
@@ -127,14 +128,14 @@ class RunnerActor(FakeJobActor):
         super().__init__(name, incarnation)
         self._bench = bench
 
-    async def run(self, entry: QueueEntry, job: Job) -> RunOutcome:
+    async def run(self, entry: QueueEntry, job: Job, extra_data: SecretStr | None) -> RunOutcome:
         self.begin(entry.job_id)
         try:
             if entry.job_id in self._bench.deadly:
                 await self._bench.start(entry.job_id, self)
                 raise ActorDied("its process ended")
             outcome = await self._bench.runner(self.writer).run(
-                entry.job_id, entry.ack_subject, job
+                entry.job_id, entry.ack_subject, job, extra_data=extra_data
             )
             self.job_id = None
             await asyncio.sleep(ANSWER_S)

@@ -21,9 +21,10 @@ from events.ids import new_id
 from events.job import Job
 from events.log import utc_now
 from events.types import DeadLetter, Failed
+from storage.service_secret import sealed
 from tests.support.events import LATER
 from tests.support.polling import eventually
-from tests.support.scheduler.bench import LEASE_S, WORKER, Bench
+from tests.support.scheduler.bench import LEASE_S, SECRET, WORKER, Bench
 from tests.support.scheduler.cluster import FakeJobActor
 
 LONG_LEASE_S = 1000.0
@@ -58,6 +59,24 @@ async def test_owners_are_served_in_turn(bench: Bench, lanes: tuple[int, int, in
     assert order.index(others[0]) <= 2
     assert order.index(others[1]) <= 3
     assert [job_id for job_id in order if job_id in backlog] == backlog[:4]
+
+
+async def test_a_job_is_given_with_its_decrypted_extra_data(bench: Bench) -> None:
+    text = '{"api_key_comfy_org": "a key"}'
+    sent = await bench.submit(sealed_extra_data=sealed(SECRET, text))
+    async with bench.dispatching():
+        extra_data = (await bench.running(sent)).extra_data
+        assert extra_data is not None
+        assert extra_data.get_secret_value() == text
+        await bench.finish(sent)
+        without = await bench.submit()
+        assert (await bench.running(without)).extra_data is None
+
+
+async def test_a_job_whose_extra_data_cannot_be_decrypted_fails(bench: Bench) -> None:
+    job_id = await bench.submit(sealed_extra_data=sealed(b"the secret of before", "{}"))
+    async with bench.dispatching():
+        assert isinstance((await bench.ended(job_id)).end, Failed)
 
 
 @pytest.mark.parametrize("is_known", [True, False])

@@ -77,10 +77,10 @@ async def test_an_error_that_nobody_foresaw_ends_its_job_with_a_reason(
     hostile = await bench.submit()
     run = FakeJobActor.run
 
-    async def fail(actor: FakeJobActor, entry: Any, job: Any) -> Any:
+    async def fail(actor: FakeJobActor, entry: Any, *rest: Any) -> Any:
         if entry.job_id == hostile:
             raise TypeError("a list is not hashable")
-        return await run(actor, entry, job)
+        return await run(actor, entry, *rest)
 
     monkeypatch.setattr(FakeJobActor, "run", fail)
     async with others_run(bench):

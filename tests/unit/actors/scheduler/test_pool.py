@@ -409,7 +409,7 @@ RuntimeError: no CUDA device
         (IN_ITS_CONSTRUCTOR, "RuntimeError: no CUDA device"),
         ("The actor died unexpectedly.\n\tclass_name: X\n", "The actor died unexpectedly."),
         ("", "EngineGone"),
-        ("x" * 5000, "x" * 300),
+        ("x" * 5000, "x" * 1200),
     ],
 )
 def test_what_ray_says_of_a_death_is_told_in_a_line(error: str, said: str) -> None:

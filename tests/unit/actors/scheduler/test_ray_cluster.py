@@ -273,7 +273,7 @@ async def test_a_job_actor_that_cannot_be_asked_is_unavailable(method: str) -> N
 async def test_a_job_actor_that_died_says_so_whatever_ray_says(error: Exception) -> None:
     entry, job = MemoryJobQueue().entry("a-job", "1"), folded([submitted()])
     with pytest.raises(ActorDied, match=r"."):
-        await RayJobActor(FailingHandle(error)).run(entry, job)
+        await RayJobActor(FailingHandle(error)).run(entry, job, None)
 
 
 @pytest.mark.parametrize(

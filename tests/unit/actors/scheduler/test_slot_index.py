@@ -62,6 +62,7 @@ class Bench:
             pool=pool,
             running_jobs=self.running_jobs,
             end_rate=EndRate(),
+            secret=b"a secret for the tests",
         )
         self.waiting = self.dispatcher._waiting
         for number in range(len(slots)):

@@ -26,6 +26,7 @@ async def test_it_tells_workers_what_waits_longest_and_the_rate(bench: Bench) ->
             "running": 1,
             "checkpoints": [],
             "trouble": None,
+            "server": None,
         }
         assert status["oldest_waiting_s"] is None
         assert status["rate_per_s"] is None

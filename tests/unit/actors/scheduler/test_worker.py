@@ -9,6 +9,7 @@ import pytest
 from actors.scheduler.names import slot_name
 from actors.scheduler.slots import SlotNumbers, SlotState
 from actors.scheduler.worker import Startup, Worker
+from actors.worker.engine_process import ServerInfo
 from tests.support.memory.queues import MemoryJobQueue
 from tests.support.polling import eventually, running
 from tests.support.scheduler.cluster import FakeCluster
@@ -60,6 +61,19 @@ async def test_an_engine_that_does_not_answer_gets_no_job_until_it_does(
     cluster.engines[NAME].answers = True
     await eventually(lambda: worker.idle_slot() is not None)
     assert worker.checkpoints == {"a.safetensors"}
+
+
+async def test_a_ready_worker_shows_what_its_engine_lacks(
+    cluster: FakeCluster, worker: Worker
+) -> None:
+    assert worker.describe()["trouble"] is None
+
+    cluster.engines[NAME].server = ServerInfo("0.3.64", ("a-pack", "b"))
+
+    text = "Packs that could not be imported: a-pack, b"
+    await eventually(lambda: worker.describe()["trouble"] == text)
+    assert worker.describe()["state"] == "ready"
+    assert worker.startup.trouble is None
 
 
 @pytest.mark.parametrize("has_its_place", [True, False])
@@ -140,3 +154,14 @@ async def test_more_actors_start_a_few_at_a_time(gpus: float, setting: int, star
 async def test_before_it_has_an_engine_there_is_no_run_to_cancel(cluster: FakeCluster) -> None:
     assert await new_worker(cluster).cancel_run("a-job", 1) is None
     assert cluster.engines == {}
+
+
+async def test_a_server_of_an_engine_is_described_while_it_does_not_answer(
+    cluster: FakeCluster, worker: Worker
+) -> None:
+    cluster.engines[NAME].server = ServerInfo("0.3.64", ("a-pack",))
+    described = {"version": "0.3.64", "failed_imports": ("a-pack",), "object_info_digest": None}
+    await eventually(lambda: worker.describe()["server"] == described)
+    cluster.engines[NAME].answers = False
+    await eventually(lambda: not worker.is_ready)
+    assert worker.describe()["server"] == described

@@ -91,7 +91,7 @@ async def test_an_erased_job_is_looked_after_until_its_writer_is_surely_gone(hou
     job_id = await house.running_job()
     await house.writer.execute(Erase(), await house.load(job_id))
     await house.project()  # whoever asked for it died before anything was removed
-    assert await house.traces(job_id) == {"image", "log", "row"}
+    assert await house.traces(job_id) == {"image", "poster", "log", "row"}
     await house.janitor().round()
     [left] = await house.log.read(job_id)
     assert fold([left]) == await house.read_model.job(job_id)
@@ -140,17 +140,23 @@ async def test_what_cannot_be_removed_holds_up_no_others(house: House) -> None:
 async def test_orphans_are_swept_when_they_are_old(house: House) -> None:
     ended, running = await house.job(), await house.running_job()
     kept = [f"{ended}/1/0.png", f"{running}/1/0.png", f"{running}/1/1.png", "notes/about.txt"]
-    orphans = [f"{ended}/2/0.png", f"{new_id()}/1/0.png", "uploads/nobody/knows.png"]
+    kept += [f"{ended}/1/0-poster.jpg", f"{running}/1/1-poster.jpg"]
+    orphans = [
+        f"{ended}/2/0.png",
+        f"{ended}/1/1-poster.jpg",
+        f"{new_id()}/1/0.png",
+        "uploads/nobody/knows.png",
+    ]
     for key in (*kept, *orphans):
         await house.put(key)
     upload = await house.upload("cat.png")
     janitor = house.janitor()
     await sweep(janitor)
-    assert [await house.has_file(key) for key in orphans] == [True] * 3
+    assert [await house.has_file(key) for key in orphans] == [True] * 4
     house.clock.time += 2 * HOUR
     await sweep(janitor)
-    assert [await house.has_file(key) for key in orphans] == [False] * 3
-    assert [await house.has_file(key) for key in (*kept, upload)] == [True] * 5
+    assert [await house.has_file(key) for key in orphans] == [False] * 4
+    assert [await house.has_file(key) for key in (*kept, upload)] == [True] * 7
 
 
 async def test_an_image_in_the_read_model_needs_no_log(house: House) -> None:
@@ -160,6 +166,7 @@ async def test_an_image_in_the_read_model_needs_no_log(house: House) -> None:
     house.clock.time += 2 * HOUR
     await sweep(house.janitor())
     assert await house.has_file(f"{job_id}/1/0.png")
+    assert await house.has_file(f"{job_id}/1/0-poster.jpg")
 
 
 async def test_a_sweep_goes_on_where_it_stopped(house: House) -> None:

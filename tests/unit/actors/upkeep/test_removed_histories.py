@@ -91,7 +91,7 @@ async def test_retention_removes_histories_job_by_job(house: House) -> None:
     house.clock.time += 6 * DAY - 2 * HOUR
     await house.janitor().round()
     assert [await house.traces(job_id) for job_id in old] == [set()] * 3
-    assert await house.traces(new) == {"image", "history", "row"}
+    assert await house.traces(new) == {"image", "poster", "history", "row"}
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -110,7 +110,7 @@ async def test_a_job_stays_while_it_is_called_back_again(house: House) -> None:
     await house.ask_again(first)
     house.clock.time += 9 * DAY
     await house.janitor().round()
-    assert await house.traces(first) == {"image", "history", "delivery", "row"}
+    assert await house.traces(first) == {"image", "poster", "history", "delivery", "row"}
     assert await house.traces(second) == set()
     [asked] = await house.deliveries.read(first)
     await house.deliver(first, version=3, expected=asked.position)

@@ -26,22 +26,31 @@ from actors.scheduler.fairness import checkpoint_of
 from actors.worker.attempt import AttemptLimits, Plan, plan_of, plan_text
 from actors.worker.engine_process import EngineLost, EngineState, RunRequest
 from actors.worker.job_actor import RunOutcome
-from cli.infotext import user_comment
+from actors.worker.result_file import FileReady
 from engine.activity import ActivityKind
-from engine.errors import EngineError, MachineFailed, ModelsUnavailable, OutOfMemory
+from engine.errors import (
+    EngineError,
+    GraphInvalid,
+    MachineFailed,
+    ModelsUnavailable,
+    NodeFailed,
+    OutOfMemory,
+)
 from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
-from engine.reports import EngineEvent, Errored, Finished, ImageReady
+from engine.reports import EngineEvent, Errored, ErroredNode, Finished, ImageReady
+from engine.webui.generation_texts import user_comment
 from events.decisions import Cancel
 from events.job import Job
-from events.types import Cancelled, Completed, Failed, Flavour, Terms
+from events.types import Cancelled, Completed, Failed, FailedNode, Flavour, Terms
 from settings.version import VERSION
 from storage.file_names import JPEG, WEBP
 from tests.support.engine.diffusion_requests import compiled_members
 from tests.support.engine.workflows import text_to_image
 from tests.support.events import image, submitted
+from tests.support.media import sound, video
 from tests.support.polling import eventually
 from tests.support.runners import LIMITS, RunnersBench
 from tests.support.worker import ScriptedEngine, pictures
@@ -153,6 +162,38 @@ async def test_memory_that_ran_out_alone_fails_the_job(bench: RunnersBench, job_
     assert await bench.run(ScriptedEngine([Errored(OutOfMemory())])) is RunOutcome.ENDED
     end = (await bench.job(job_id)).end
     assert end == Failed(message=str(OutOfMemory()), code="out_of_memory")
+
+
+@pytest.mark.parametrize(
+    ("errored", "node"),
+    [
+        (
+            Errored(NodeFailed("3", "A", "ValueError: no"), ErroredNode("3", "A", "ValueError")),
+            FailedNode(id="3", class_type="A", exception="ValueError"),
+        ),
+        (
+            Errored(
+                GraphInvalid(
+                    "prompt_outputs_failed_validation",
+                    "no",
+                    node_errors={
+                        "7": {"errors": [{"type": "value_not_in_list"}], "class_type": "B"}
+                    },
+                )
+            ),
+            FailedNode(id="7", class_type="B", exception="GraphInvalid"),
+        ),
+        (Errored(OutOfMemory()), None),
+    ],
+    ids=["a node raised", "the graph is invalid there", "no node is known"],
+)
+async def test_a_failed_job_names_the_node_that_failed(
+    bench: RunnersBench, job_id: str, errored: Errored, node: FailedNode | None
+) -> None:
+    assert await bench.run(ScriptedEngine([errored])) is RunOutcome.ENDED
+    end = (await bench.job(job_id)).end
+    assert isinstance(end, Failed)
+    assert end.node == node
 
 
 @pytest.mark.usefixtures("job_id")
@@ -276,6 +317,55 @@ async def test_a_job_of_a_later_version_keeps_its_entry(bench: RunnersBench, job
     assert await bench.queue.job_ids() == {job_id}
     bench.log.of_later_version.clear()
     assert len(await bench.log.read(job_id)) == 1
+
+
+async def test_a_video_is_stored_with_its_poster_and_a_short_text_in_its_event(
+    bench: RunnersBench, job_id: str
+) -> None:
+    long_text = "ä" * 2049
+    files = [
+        FileReady(0, "1", video(), "video/mp4"),
+        FileReady(1, "2", sound(), "audio/wav"),
+        FileReady(2, "3", b"broken", "video/webm"),
+        FileReady(3, "4", "größe\0".encode(), "text/plain"),
+        FileReady(4, "5", long_text.encode(), "text/plain"),
+        FileReady(5, "6", b"\xff", "text/plain"),
+        FileReady(6, "7", b"a,b", "text/csv"),
+    ]
+    assert await bench.run(ScriptedEngine([*files, Finished(7)])) is RunOutcome.COMPLETED
+    images = (await bench.job(job_id)).images
+    assert [each.duration_s for each in images] == [2, 2, None, None, None, None, None]
+    assert [each.text for each in images] == [None, None, None, "größe\0", None, None, None]
+    assert (images[0].width, images[0].height, images[1].width) == (64, 48, 0)
+    assert [each.poster is None for each in images] == [False] + [True] * 6
+    assert images[0].poster is not None
+    for file in images[0].files:
+        stored = await bench.images.get(file.key)
+        digest = hashlib.sha256(stored).hexdigest()
+        assert (file.size_bytes, file.digest) == (len(stored), f"sha256:{digest}")
+    assert images[0].poster.key == f"{job_id}/1/0-poster.jpg"
+    with Image.open(io.BytesIO(await bench.images.get(images[0].poster.key))) as poster:
+        assert poster.size == (64, 48)
+
+
+async def test_many_texts_are_not_all_in_the_events(bench: RunnersBench, job_id: str) -> None:
+    texts = [FileReady(index, "1", b"a" * 4096, "text/plain") for index in range(18)]
+    await bench.run(ScriptedEngine([*texts, Finished(18)]))
+    images = (await bench.job(job_id)).images
+    assert [each.text is None for each in images] == [False] * 16 + [True] * 2
+
+
+async def test_a_video_that_is_read_for_too_long_is_stored_without_a_poster(
+    bench: RunnersBench, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = tmp_path / "endless.py"
+    endless.write_text("while True: pass")
+    monkeypatch.setattr("actors.worker.media_file._PROGRAM", endless)
+    monkeypatch.setattr("actors.worker.media_file._MEDIA_READ_S", 0.01)
+    script = [FileReady(0, "1", video(), "video/mp4"), Finished(1)]
+    assert await bench.run(ScriptedEngine(script)) is RunOutcome.COMPLETED
+    [stored] = (await bench.job(job_id)).images
+    assert (stored.duration_s, stored.poster, stored.media_type) == (None, None, "video/mp4")
 
 
 @pytest.mark.parametrize(

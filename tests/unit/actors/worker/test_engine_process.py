@@ -120,6 +120,32 @@ async def test_the_process_that_has_the_device_is_the_engine(
     assert [each.checks for each in processes.values()] == [1, 1]
 
 
+async def test_a_run_that_reaches_the_standby_goes_on_where_the_device_is(
+    processes: dict[str, EngineHandle],
+) -> None:
+    engine = RemoteEngine("engine", "standby")
+    await engine.find()
+    processes["engine"].holds, processes["standby"].holds = False, True
+    async with aclosing(engine.run(REQUEST)) as events:
+        assert [event async for event in events] == [Finished(1)]
+    processes["standby"].holds = False
+    with pytest.raises(EngineDied, match=r"^No engine process has the device"):
+        async with aclosing(engine.run(REQUEST)) as events:
+            await anext(events)
+    assert [each.runs for each in processes.values()] == [1, 2]
+
+
+async def test_the_message_about_a_dead_engine_has_the_cause_and_not_the_place(
+    processes: dict[str, EngineHandle],
+) -> None:
+    engine = RemoteEngine("engine", "standby")
+    await engine.find()
+    cause = EngineDied("The engine is broken.")
+    processes["engine"].error = RayTaskError("run", "a traceback", cause).as_instanceof_cause()
+    with pytest.raises(EngineDied, match=r"^The engine died: The engine is broken\.$"):
+        await engine.check()
+
+
 async def test_an_engine_that_was_found_ahead_is_not_looked_up_for_the_first_run(
     processes: dict[str, EngineHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,12 +8,13 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from pydantic import SecretStr
 
 from actors.worker.job_actor import JobProcess, RunOutcome
 from engine.reports import Finished, Note
 from events.decisions import Cancel, Erase, FailAttempt, Start
 from events.log import utc_now
-from events.types import Cancelled, Completed, Started
+from events.types import Cancelled, ComfyUIServer, Completed, Started
 from telemetry.spans import TraceIds
 from tests.support.polling import eventually
 from tests.support.runners import RunnersBench
@@ -35,6 +36,16 @@ async def test_it_is_not_read_again(bench: RunnersBench) -> None:
     assert (bench.log.reads[job.id], bench.log.looks) == (0, 0)
     assert isinstance((await bench.job(job.id)).end, Completed)
     assert await bench.queue.job_ids() == set()
+
+
+async def test_its_extra_data_is_passed_to_the_engine(
+    bench: RunnersBench, engine: ScriptedEngine
+) -> None:
+    await bench.submit()
+    entry, extra_data = await bench.entry(), SecretStr("{}")
+    run = bench.runner(engine).run
+    assert await run(entry.job_id, entry.ack_subject, extra_data=extra_data) is RunOutcome.COMPLETED
+    assert engine.requests[0].extra_data == extra_data
 
 
 @pytest.mark.parametrize("command", [Cancel(), Erase()], ids=["cancelled", "erased"])
@@ -95,6 +106,21 @@ async def test_its_events_say_for_its_trace_what_only_that_tells(
     else:
         assert request.options.span_link == ""
         assert (started.given_at, completed.beside) == (None, None)
+
+
+@pytest.mark.parametrize("has_comfyui", [True, False])
+async def test_an_attempt_names_its_comfyui_server(
+    bench: RunnersBench, engine: ScriptedEngine, *, has_comfyui: bool
+) -> None:
+    job = await bench.submit()
+    engine.server = ComfyUIServer(version="0.3.64", packs={"a": "0123456789ab"})
+
+    await bench.run(engine, has_comfyui=has_comfyui)
+
+    started = (await bench.log.read(job.id))[1].data
+    expected = engine.server if has_comfyui else None
+    assert isinstance(started, Started)
+    assert started.comfyui == (await bench.job(job.id)).comfyui == expected
 
 
 async def test_a_job_actor_takes_one_job_at_a_time_and_none_once_it_has_retired(

@@ -12,8 +12,8 @@ from PIL.ExifTags import IFD, Base
 from safetensors.numpy import load
 
 from actors.worker.result_file import ImageEncoding, encode_image, encode_result
-from cli.infotext import user_comment
 from engine.reports import ImageReady, LatentReady
+from engine.webui.generation_texts import user_comment
 from storage.file_names import JPEG, SAFETENSORS, WEBP
 
 TEXT = {"prompt": '{"1": "größer"}', "seed": "7"}
@@ -82,6 +82,15 @@ def test_a_webp_of_100_is_lossless_and_a_lower_quality_is_smaller() -> None:
     ]
     assert sizes[0] > sizes[1]
     assert sizes[2] > sizes[3]
+
+
+def test_a_transparent_image_is_a_webp_or_png() -> None:
+    clear = np.dstack((PIXELS, PIXELS[..., 0]))
+    for kind, media_type in (("webp", WEBP), ("png", None), ("jpeg", None)):
+        made, said = image(kind, 100, {}, clear)
+        assert (said, made.mode) == (media_type, "RGBA")
+        shown = clear[..., 3] > 0
+        assert np.array_equal(np.asarray(made)[shown], clear[shown])
 
 
 def test_a_jpeg_leaves_out_what_its_exif_has_no_room_for() -> None:
