@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -389,7 +389,7 @@ class Run:
             self._report_progress(now)
 
     def note(self, note: str) -> None:
-        """Add a note to the report at the end of the run, unless there are many already."""
+        """Add a note to the later reports of results and of the end, unless there are many."""
         if len(self._notes) < _MOST_NOTES:
             self._notes[note] = None
 
@@ -416,7 +416,7 @@ class Run:
         for ready in self._images.add(node_id, images):
             self._images_reported += 1
             self.untaken += 1
-            self._report(ready)
+            self._report(replace(ready, notes=tuple(self._notes)))
 
     def end(self, error: Exception | None) -> None:
         if error is None:

@@ -41,6 +41,8 @@ class ImageReady:
     node_id: str
     pixels: NDArray[np.uint8]
     seed: int | None
+    notes: tuple[str, ...] = ()
+    """The notes of the run so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +53,8 @@ class LatentReady:
     node_id: str
     samples: NDArray[np.float32]
     seed: int | None
+    notes: tuple[str, ...] = ()
+    """The notes of the run so far."""
 
 
 class Note(StrEnum):

@@ -271,6 +271,10 @@ class ImageStored(JobEvent):
     """The poster of a video, if one could be made."""
     text: str | None = None
     """The content of a short text file. None for all other files."""
+    notes: tuple[str, ...] | None = None
+    """Deviations from the request that no image before has. `Completed` has those of all images.
+    None: there were none.
+    """
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -320,8 +320,16 @@ class Attempt:
         """Return whether earlier attempts have stored all images."""
         return 0 < self._job.submitted.images <= len(self._job.images)
 
-    async def _complete(self, timing: Timing | None = None, **more: Any) -> None:
-        await self._write(Complete(self._actor, len(self._job.images), timing, **more))
+    async def _complete(
+        self, timing: Timing | None = None, *, notes: Sequence[str] = (), **more: Any
+    ) -> None:
+        """Complete the job with `notes`, after those of the images of all attempts."""
+        all_notes = tuple(dict.fromkeys((*self._stored_notes(), *notes)))
+        images = len(self._job.images)
+        await self._write(Complete(self._actor, images, timing, notes=all_notes or None, **more))
+
+    def _stored_notes(self) -> list[str]:
+        return [note for image in self._job.images for note in image.notes or ()]
 
     async def _handle_event(self, event: RunEvent, plan: Plan) -> None:
         match event:
@@ -334,8 +342,8 @@ class Attempt:
             case Finished(stage_s=stage_s, rows_per_call=rows, steps=steps):
                 stages = {**stage_s, "store": round(self._store_s, 4)}
                 timing = Timing(stage_s=stages, rows_per_call=rows, steps=steps or None)
-                more = {"beside": event.runs_in_shared_calls or None, "notes": event.notes or None}
-                await self._complete(timing if stage_s else None, **more)
+                beside = event.runs_in_shared_calls or None
+                await self._complete(timing if stage_s else None, beside=beside, notes=event.notes)
             case Errored():
                 await self._handle_error(event)
 
@@ -358,6 +366,9 @@ class Attempt:
         poster = None
         if media.poster is not None:
             poster = Poster(**await self._put(poster_name(result.index), media.poster))
+        # A later attempt can learn these notes only from the image, which it does not make again.
+        notes = () if isinstance(result, FileReady) else result.notes
+        stored_notes = self._stored_notes()
         image = ImageStored(
             **await self._put(file_name(result.index, file.media_type), file.content),
             index=result.index,
@@ -370,6 +381,7 @@ class Attempt:
             duration_s=media.duration_s,
             poster=poster,
             text=self._inline_text(file),
+            notes=tuple(note for note in notes if note not in stored_notes) or None,
         )
         await self._write(StoreImage(self._actor, image))
 

@@ -53,7 +53,7 @@ from tests.support.events import image, submitted
 from tests.support.media import sound, video
 from tests.support.polling import eventually
 from tests.support.runners import LIMITS, RunnersBench
-from tests.support.worker import ScriptedEngine, pictures
+from tests.support.worker import ScriptedEngine, picture, pictures
 
 PlanWith: TypeAlias = Callable[[Callable[[Job], Plan]], None]
 FULL = OSError(errno.EMFILE, "Too many open files")
@@ -317,6 +317,32 @@ async def test_a_job_of_a_later_version_keeps_its_entry(bench: RunnersBench, job
     assert await bench.queue.job_ids() == {job_id}
     bench.log.of_later_version.clear()
     assert len(await bench.log.read(job_id)) == 1
+
+
+@pytest.mark.parametrize("images", [1, 2])
+async def test_a_note_outlives_an_actor_that_dies_after_an_image(
+    bench: RunnersBench, images: int
+) -> None:
+    job = await bench.submit(images=images)
+    entry = await bench.entry()
+    first = ScriptedEngine([replace(picture(), notes=("vae_tiled",)), None], gated=True)
+    run = asyncio.create_task(bench.runner(first).run(job.id, entry.ack_subject))
+    first.advance()
+
+    async def is_stored() -> bool:
+        return len((await bench.job(job.id)).images) == 1
+
+    await eventually(is_stored)
+    run.cancel()
+    await asyncio.wait({run})
+    notes = ("vae_tiled", "embedding_left_out: ink")
+    last = replace(picture(1), notes=notes)
+    rest = ScriptedEngine([last, Finished(1, notes=notes)] if images == 2 else [])
+    await bench.runner(rest).run(job.id, entry.ack_subject)
+    job = await bench.job(job.id)
+    assert isinstance(job.end, Completed)
+    assert job.end.notes == notes[:images]
+    assert [image.notes for image in job.images] == [notes[:1], notes[1:]][:images]
 
 
 async def test_a_video_is_stored_with_its_poster_and_a_short_text_in_its_event(

@@ -271,6 +271,7 @@ def test_a_run_whose_vae_ran_out_of_memory_says_it_at_its_end(
     empty = with_input(text_to_image(), "5", width=width, height=height)
     watched = submit(with_input(empty, "8", samples=["5", 0]))
     assert watched.images()[0].pixels.shape == (height, width, 3)
+    assert watched.images()[0].notes == ("vae_tiled",)
     assert getattr(watched.events[-1], "notes", None) == ("vae_tiled",)
 
 
