@@ -19,7 +19,7 @@ from events.types import ImageStored, Poster
 from serve_app.error_responses import ApiError
 from serve_app.upload_store import LATENT_SUFFIX
 from settings.http import SILENCE_TIMEOUT_S
-from storage.file_names import JPEG, PNG, media_type_of
+from storage.file_names import JPEG, PNG, media_type_of, without_folder
 from storage.images import ImageStore, ImageStoreError
 
 logger = logging.getLogger(__name__)
@@ -74,8 +74,9 @@ class StoredFile:
     @classmethod
     def of_upload(cls, upload: Upload) -> StoredFile:
         """The names of video and audio files have their own suffixes, and their width is 0."""
-        is_image = upload.width and not upload.name.endswith(LATENT_SUFFIX)
-        media_type = PNG if is_image else media_type_of(upload.name)
+        name = without_folder(upload.name)
+        is_image = upload.width and not name.endswith(LATENT_SUFFIX)
+        media_type = PNG if is_image else media_type_of(name)
         return cls(upload.storage_key, upload.digest, upload.size_bytes, media_type)
 
     @property

@@ -29,7 +29,7 @@ from serve_app.fair_threads import FairThreads
 from serve_app.file_signatures import IMAGE_SUFFIXES, MEDIA_SUFFIXES, suffix_in, suffixes_of
 from serve_app.refusals import InvalidImage, InvalidLatent, InvalidUploadName, TooManyUploadBytes
 from settings.constant import constant
-from storage.file_names import upload_key
+from storage.file_names import upload_key, without_folder
 from storage.images import ImageStore
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def read_input_file(data: bytes, name: str, *, max_pixels: int) -> SanitizedFile
     Raises InvalidImage, InvalidLatent, and InvalidUploadName if the suffix of the name is not that
     of the video or audio file.
     """
+    name = without_folder(name)
     if name.endswith(LATENT_SUFFIX):
         return read_input_latent(data, max_pixels=max_pixels)
     suffixes = suffixes_of(data)

@@ -51,6 +51,7 @@ FileKind: TypeAlias = Literal["image", "video", "audio", "model", "text", "file"
 _MEDIA: tuple[FileKind, ...] = ("image", "video", "audio")
 _KINDS: tuple[FileKind, ...] = (*_MEDIA, "model", "text")
 _SUFFIX_OF_OTHERS = "bin"
+_OF_FOLDER = re.compile(r" \[(?:output|temp)\]$")
 _HISTORY = re.compile(r"([^/]+)/history-(\d+)-(\d+)\.gz")
 
 
@@ -79,13 +80,22 @@ def history_name(key: str) -> HistoryName | None:
     return None if found is None else HistoryName(found[1], int(found[2]), int(found[3]))
 
 
+def without_folder(name: str) -> str:
+    """Remove ComfyUI's ` [output]` or ` [temp]` from the name of an upload.
+
+    An upload whose type is one of these two folders has it in its name.
+    """
+    return _OF_FOLDER.sub("", name)
+
+
 def media_type_of(filename: str) -> str:
     """Return the media type of a file by its suffix, or `application/octet-stream`."""
     return _MEDIA_TYPES.get(filename.rpartition(".")[2].lower(), "application/octet-stream")
 
 
 def is_media_name(filename: str) -> bool:
-    """Return whether the name has the suffix of an image, a video, an audio file or a latent."""
+    """Return whether an upload of this name is an image, a video, an audio file or a latent."""
+    filename = without_folder(filename)
     group = media_type_of(filename).partition("/")[0]
     return "." in filename and (group in _MEDIA or filename.lower().endswith(".latent"))
 

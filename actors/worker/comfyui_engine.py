@@ -72,6 +72,7 @@ from events.store.records import Endpoint
 from events.types import ComfyUIServer
 from settings.constant import constant
 from settings.settings import forget_secrets
+from storage.file_names import without_folder
 from telemetry.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
@@ -530,7 +531,7 @@ class ComfyUIHost:
 
     async def _upload(self, name: str, content: bytes) -> str:
         """Store an input file on the server. Its name there depends on its content only."""
-        suffix = found[0] if (found := _SUFFIX.search(name)) else ""
+        suffix = found[0] if (found := _SUFFIX.search(without_folder(name))) else ""
         digest = blake2b(content, digest_size=16).hexdigest()
         return await self._client.upload(f"darkroom-{digest}{suffix}", content)
 

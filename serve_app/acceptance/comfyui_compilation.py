@@ -141,24 +141,12 @@ class ComfyUICompiler(RequestCompiler):
 
     def _not_allowed(self, types: Mapping[str, str]) -> GraphInvalid:
         """Return an error of ComfyUI's form for nodes whose types are not allowed."""
-        node_errors = {}
-        for node_id, class_type in islice(types.items(), _SHOWN_ERRORS):
-            name = class_type[:_SHOWN_CHARS]
-            error = {
-                "type": "node_not_allowed",
-                "message": "The node type is not allowed",
-                "details": f"{name} is not allowed on the endpoint {self.endpoint.id}",
-                "extra_info": {},
-            }
-            node_errors[node_id] = {"errors": [error], "dependent_outputs": [], "class_type": name}
-        node_id, class_type = next(iter(types.items()))
-        return GraphInvalid(
-            "prompt_outputs_failed_validation",
-            "The prompt is not valid",
-            f"node {node_id}: {class_type[:_SHOWN_CHARS]} is not allowed on the endpoint "
-            f"{self.endpoint.id}",
-            extra_info={"errors": len(types), "errors_shown": len(node_errors)},
-            node_errors=node_errors,
+        details = f"is not allowed on the endpoint {self.endpoint.id}"
+        return _nodes_invalid(
+            types,
+            "node_not_allowed",
+            "The node type is not allowed",
+            {id: f"{name[:_SHOWN_CHARS]} {details}" for id, name in types.items()},
         )
 
     def _extra_data(self, extra_data: object) -> str | None:
@@ -269,10 +257,16 @@ class ComfyUIBody(CheckedBody):
         if self.recorded_graph is not None:
             super().require_files(known)
             return
-        missing = next(name for name in self.input_files if name not in known)
         shown = ", ".join([*known][:_SHOWN_NAMES]) or "none"
-        details = f"there is no upload {missing[:80]!r}; there are: {shown}"
-        raise GraphInvalid("value_not_in_list", "An input file does not exist", details)
+        missing = {
+            node.id: f"there is no upload {name[:80]!r}; there are: {shown}"
+            for node in self.graph.nodes
+            for name in node.input_files
+            if name not in known
+        }
+        types = {node.id: node.class_type for node in self.graph.nodes if node.id in missing}
+        message = "An input file does not exist"
+        raise _nodes_invalid(types, "value_not_in_list", message, missing)
 
     def require_readable(self, uploads: Collection[Upload]) -> None:
         """Raise GraphInvalid if the uploads are too large together.
@@ -293,6 +287,30 @@ class ComfyUIBody(CheckedBody):
         if self.recorded_graph is not None:
             return super().refusal_of(sent, why)
         return GraphInvalid("custom_validation_failed", "The image cannot be used", why)
+
+
+def _nodes_invalid(
+    types: Mapping[str, str], type: str, message: str, details: Mapping[str, str]
+) -> GraphInvalid:
+    """Return an error of ComfyUI's form with one error of each node in `types`, by node id."""
+    node_errors = {
+        node_id: {
+            "errors": [
+                {"type": type, "message": message, "details": details[node_id], "extra_info": {}}
+            ],
+            "dependent_outputs": [],
+            "class_type": name[:_SHOWN_CHARS],
+        }
+        for node_id, name in islice(types.items(), _SHOWN_ERRORS)
+    }
+    node_id = next(iter(types))
+    return GraphInvalid(
+        "prompt_outputs_failed_validation",
+        "The prompt is not valid",
+        f"node {node_id}: {details[node_id]}",
+        extra_info={"errors": len(types), "errors_shown": len(node_errors)},
+        node_errors=node_errors,
+    )
 
 
 def _without_suffixes(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -14,7 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from PIL import Image
 from starlette.datastructures import FormData
 
-from events.store.records import ApiKey, Upload
+from events.store.records import ApiKey
 from serve_app.bodies import read_form
 from serve_app.error_responses import not_found
 from serve_app.protocols.comfyui.bodies import invalid, twin
@@ -23,8 +22,8 @@ from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.refusals import InvalidImage
 from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
-from serve_app.upload_store import read_input_image
-from storage.file_names import JPEG, PNG, WEBP
+from serve_app.upload_store import is_upload_name, read_input_image
+from storage.file_names import JPEG, PNG, WEBP, without_folder
 
 _PREVIEW = re.compile(r"(?P<format>webp|jpeg)(?:;(?P<quality>[0-9]{1,3}))?")
 _QUALITY = 90
@@ -32,6 +31,8 @@ _CONVERTED = {PNG, WEBP, JPEG}
 _MOST_PIXELS = 2**27
 """The largest image that is converted. A ComfyUI server may make larger ones."""
 _FORM_TEXTS = ("overwrite", "subfolder", "type", "original_ref")
+_TYPES_IN_NAMES = ("output", "temp")
+"""ComfyUI's types of files, except `input`, which is the default."""
 _CACHE_CONTROL = "private, no-cache"
 _HEADERS = {
     "Cache-Control": _CACHE_CONTROL,
@@ -165,14 +166,30 @@ class _Wanted:
 async def stored_file(
     access: JobAccess, key: ApiKey, name: str, *, subfolder: str, type: str
 ) -> StoredFile:
-    """Find a file by its name in ComfyUI's API. Raises ApiError 404, JobNotFound."""
+    """Find an upload or a result by its name in ComfyUI's API. Raises ApiError 404, JobNotFound."""
+    label = upload_label(name, type)
+    upload = await access.uploads.find(key.owner, label) if is_upload_name(label) else None
+    if upload is not None:
+        return StoredFile.of_upload(upload)
     if type == "input":
-        return await _upload(access, key, name)
-    return await _result(access, key, name, subfolder)
+        raise not_found("There is no such file.")
+    return await stored_result(access, key, name, subfolder)
 
 
-async def _result(access: JobAccess, key: ApiKey, name: str, subfolder: str) -> StoredFile:
-    """Find a result by its name, with or without its folder. Any prefix of the name is accepted."""
+def upload_label(name: str, type: str) -> str:
+    """Return the name under which an upload of ComfyUI's API is stored. Uploads have no folders.
+
+    Each of ComfyUI's types has its own names: `cat.png`, `cat.png [output]` and `cat.png [temp]`.
+    """
+    name = name.rpartition("/")[2]
+    return f"{name} [{type}]" if type in _TYPES_IN_NAMES else name
+
+
+async def stored_result(access: JobAccess, key: ApiKey, name: str, subfolder: str) -> StoredFile:
+    """Find a result by its name, with or without its folder. Any prefix of the name is accepted.
+
+    Raises ApiError 404, JobNotFound.
+    """
     result = ResultName.of(name)
     job_id = (result and result.job_id) or subfolder
     job = await access.jobs.owned(job_id, key, with_request=False)
@@ -182,14 +199,6 @@ async def _result(access: JobAccess, key: ApiKey, name: str, subfolder: str) -> 
     return StoredFile.of_image(image)
 
 
-async def _upload(access: JobAccess, key: ApiKey, name: str) -> StoredFile:
-    label = name.rpartition("/")[2]
-    upload = await access.uploads.find(key.owner, label)
-    if upload is None:
-        raise not_found("There is no such file.")
-    return StoredFile.of_upload(upload)
-
-
 @router.post(twin("/upload/image"))
 async def upload_image(
     request: Request, key: GenerateProtocolKey, submission: SubmissionDep
@@ -197,8 +206,7 @@ async def upload_image(
     """Store an input image under its name, or under another one if the name is taken."""
     form_of = read_form(submission.bodies, request, key.owner, texts=_FORM_TEXTS)
     async with form_of as (name, data, form):
-        stored = await _add(submission, form)(key.owner, name, data)
-    return _answer(stored.name, form)
+        return await _store(submission, key, form, name=name, data=data)
 
 
 @router.post(twin("/upload/mask"))
@@ -219,14 +227,26 @@ async def upload_mask(
                 submission.uploads.max_pixels,
                 is_quick=False,
             )
-        stored = await _add(submission, form)(key.owner, name, picture)
-    return _answer(stored.name, form)
+        return await _store(submission, key, form, name=name, data=picture)
 
 
-def _add(submission: Submission, form: FormData) -> Callable[[str, str, bytes], Awaitable[Upload]]:
-    """Return the function that stores an upload, which may replace a file of the same name."""
+async def _store(
+    submission: Submission, key: ApiKey, form: FormData, *, name: str, data: bytes
+) -> dict[str, Any]:
+    """Store an upload, which may replace a file of the same name. Return the answer.
+
+    The answer repeats the requested folder, which is not stored.
+    """
     uploads = submission.uploads
-    return uploads.add if form.get("overwrite") in ("true", "1") else uploads.add_beside
+    add = uploads.add if form.get("overwrite") in ("true", "1") else uploads.add_beside
+    folder, type = form.get("subfolder"), form.get("type")
+    type = type if isinstance(type, str) and type in _TYPES_IN_NAMES else "input"
+    stored = await add(key.owner, upload_label(name, type), data)
+    return {
+        "name": without_folder(stored.name),
+        "subfolder": folder if isinstance(folder, str) else "",
+        "type": type,
+    }
 
 
 def _masked(original: bytes, mask: bytes, max_pixels: int) -> bytes:
@@ -252,13 +272,3 @@ async def _original(access: JobAccess, key: ApiKey, form: FormData) -> StoredFil
     if not file.media_type.startswith("image/"):
         raise invalid("original_ref does not name an image.")
     return file
-
-
-def _answer(name: str, form: FormData) -> dict[str, Any]:
-    """Return the answer to an upload. It repeats the requested folder, which is not stored."""
-    folder = form.get("subfolder", "")
-    return {
-        "name": name,
-        "subfolder": folder if isinstance(folder, str) else "",
-        "type": "input",
-    }

@@ -8,7 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from engine.interface import Catalogue
+from comfyui.graphs import INPUT_SUFFIX
+from engine.interface import Catalogue, GraphInvalid
 from events.ids import is_job_id
 from events.log import utc_now
 from events.store.records import DEFAULT_ENDPOINT, ApiKey
@@ -16,18 +17,18 @@ from events.types import Flavour
 from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.error_responses import ApiError
 from serve_app.protocols.comfyui.bodies import invalid, json_body, twin
-from serve_app.protocols.comfyui.images import stored_file
+from serve_app.protocols.comfyui.images import stored_result
 from serve_app.protocols.comfyui.job_lists import remaining, wait_for_read_model
 from serve_app.protocols.comfyui.records import number_of
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.refusals import JobNotFound
 from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.routes.generate import EndpointId
+from serve_app.upload_store import is_upload_name
+from storage.file_names import without_folder
 from storage.images import ImageNotFound
 
 CLIENT_ID = re.compile(r"[\x20-\x7e]{0,128}")
-_ANNOTATION = re.compile(r" \[(?:input|output|temp)\]$")
-_RESULT = re.compile(r" \[(?:output|temp)\]$")
 _MOST_RESULTS = 16
 """The most results of earlier jobs that one prompt may name as inputs."""
 _PREVIEW_METHODS = {"auto", "latent2rgb", "taesd"}
@@ -110,7 +111,8 @@ async def _copied_results(
 ) -> dict[str, str]:
     """Store an upload for each image of the owner's jobs that the graph names as an input.
 
-    Return the names of the uploads by the names in the graph. Raises the errors of
+    Return the names of the uploads by the names in the graph. An upload of the same name and type
+    comes first. Raises GraphInvalid for too many results, and the errors of
     `UploadStore.add_content`.
     """
     prompt = content.get("prompt") if isinstance(content, dict) else None
@@ -121,12 +123,21 @@ async def _copied_results(
         for name in submission.catalogue.image_inputs(node["class_type"])
     ]
     texts = dict.fromkeys([each for each in named if isinstance(each, str)])
-    results = [each for each in texts if _RESULT.search(each)][:_MOST_RESULTS]
+    labels = {
+        each: label
+        for each in texts
+        if without_folder(each) != each and is_upload_name(label := _label(each))
+    }
+    uploads = await submission.uploads.rows.use(key.owner, [*labels.values()], utc_now())
+    results = [text for text, label in labels.items() if label not in uploads]
+    if len(results) > _MOST_RESULTS:
+        details = f"the prompt has {len(results)}, but at most {_MOST_RESULTS} are allowed"
+        raise GraphInvalid("too_many_files", "The prompt names too many results", details)
     copies = {}
     for text in results:
-        folder, _, name = _RESULT.sub("", text).rpartition("/")
+        folder, _, name = without_folder(text).rpartition("/")
         try:
-            file = await stored_file(access, key, name, subfolder=folder, type="output")
+            file = await stored_result(access, key, name, folder)
         except (ApiError, JobNotFound):
             continue
         if not file.media_type.startswith("image/"):
@@ -184,11 +195,16 @@ def _is_node(node: Any) -> bool:
 def _with_labels(
     node: dict[str, Any], inputs: tuple[str, ...], names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Remove folders and annotations from the names of files. Uploads have no folders."""
+    """Replace the names of files by the names of uploads."""
     given = {name: node["inputs"].get(name) for name in inputs}
     labels = {
-        name: names.get(value) or _ANNOTATION.sub("", value).rpartition("/")[2]
+        name: names.get(value) or _label(value)
         for name, value in given.items()
         if isinstance(value, str)
     }
     return {**node, "inputs": {**node["inputs"], **labels}} if labels else node
+
+
+def _label(value: str) -> str:
+    """Return the name of the upload that a graph names. Uploads have no folders."""
+    return value.removesuffix(INPUT_SUFFIX).rpartition("/")[2]

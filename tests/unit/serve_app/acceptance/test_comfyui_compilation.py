@@ -81,8 +81,9 @@ def test_image_inputs_are_uploads(compiler: ComfyUICompiler) -> None:
     body = compiled(compiler, prompt)
 
     assert body.input_files == ("cat.png", "cat.latent")
-    with pytest.raises(GraphInvalid, match=r"no upload 'cat\.png'; there are: dog\.png"):
+    with pytest.raises(GraphInvalid, match=r"no upload 'cat\.png'; there are: dog\.png") as caught:
         body.require_files(["dog.png"])
+    assert caught.value.node_errors.keys() == {"1", "2"}
     assert body.with_file_sizes({"cat.png": (64, 64)}) is body
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import pytest
+from PIL import Image, ImageColor
 
 from events.ids import new_id
 from events.types import Cancelled
 from serve_app.protocols.comfyui.records import queue_item, shown_name
 from tests.support.edge import Client, Edge, submit
 from tests.support.generate_bodies import workflow_body
+from tests.support.uploads import MKV
+from tests.support.uploads import png as make_png
 from tests.unit.serve_app.protocols.comfyui.conftest import CLIENT, ended, queue
 
 
@@ -119,18 +123,66 @@ async def test_a_client_id_may_be_a_number(edge: Edge, client: Client) -> None:
     assert answer.status_code == 400
 
 
+def shown(image: str, *, at: int = 0) -> dict[str, Any]:
+    """A graph with two nodes that shows an image file. `at` gives the nodes other ids."""
+    load, preview = str(2 * at + 1), str(2 * at + 2)
+    return {
+        load: {"class_type": "LoadImage", "inputs": {"image": image}},
+        preview: {"class_type": "PreviewImage", "inputs": {"images": [load, 0]}},
+    }
+
+
 async def test_uploads_are_found_by_the_names_that_clients_make_of_them(
     edge: Edge, client: Client, png: bytes
 ) -> None:
     form = {"image": ("cat.png", png)}
     answer = await client.post("/upload/image", files=form, data={"subfolder": "pets"})
     assert answer.json() == {"name": "cat.png", "subfolder": "pets", "type": "input"}
-    prompt = {
-        "1": {"class_type": "LoadImage", "inputs": {"image": "pets/cat.png [input]"}},
-        "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
-    }
-    job = await edge.job(await queue(client, prompt=prompt))
+    job = await edge.job(await queue(client, prompt=shown("pets/cat.png [input]")))
     assert list(job.submitted.input_files or {}) == ["cat.png"]
+
+
+async def test_an_upload_of_each_type_has_its_own_name(edge: Edge, client: Client) -> None:
+    """As in ComfyUI, whose page sends webcam pictures and drawings with the type `temp`."""
+    digests = set()
+    for kind, colour in (("input", "red"), ("output", "lime"), ("temp", "blue")):
+        form = {"image": ("cat.png", make_png(colour))}
+        sent = await client.post("/upload/image", files=form, data={"type": kind})
+        assert sent.json() == {"name": "cat.png", "subfolder": "", "type": kind}
+        seen = await client.get("/view", params={"filename": "cat.png", "type": kind})
+        assert Image.open(io.BytesIO(seen.content)).getpixel((0, 0)) == ImageColor.getrgb(colour)
+        job = await edge.job(await queue(client, prompt=shown(f"webcam/cat.png [{kind}]")))
+        [file] = (job.submitted.input_files or {}).values()
+        digests.add(file.digest)
+    assert len(digests) == 3
+    other = {"image": ("cat.png", make_png("black"))}
+    sent = await client.post("/upload/image", files=other, data={"type": "temp"})
+    assert sent.json() == {"name": "cat (1).png", "subfolder": "", "type": "temp"}
+    clip = {"image": ("clip.webm", MKV)}
+    await client.post("/upload/image", files=clip, data={"type": "temp"})
+    video = await client.get("/view", params={"filename": "clip.webm", "type": "temp"})
+    assert video.headers["Content-Type"] == "video/webm"
+
+
+async def test_a_result_that_is_no_input_is_not_an_upload_of_its_name(
+    edge: Edge, client: Client, png: bytes
+) -> None:
+    job_id = await queue(client)
+    await edge.start(job_id)
+    await edge.store_image(job_id, node="9", media_type="text/plain", text="a cat")
+    await edge.project()
+    text = shown_name((await edge.job(job_id)).images[0], job_id=job_id, prefix="a")
+    for name in ("cat.png", "webcam/cat.png", text, "ComfyUI_00001_.png"):
+        await client.post("/upload/image", files={"image": (name.rpartition("/")[2], png)})
+        answer = await client.post("/prompt", json={"prompt": shown(f"{name} [output]")})
+        assert answer.status_code == 400, name
+        [error] = answer.json()["node_errors"]["1"]["errors"]
+        assert name.rpartition("/")[2] + " [output]" in error["details"]
+    many = {}
+    for index in range(17):
+        many |= shown(f"{index}.png [output]", at=index)
+    answer = await client.post("/prompt", json={"prompt": many})
+    assert answer.json()["error"]["type"] == "too_many_files"
 
 
 @pytest.mark.parametrize("kind", ["output", "temp"])
@@ -143,11 +195,8 @@ async def test_a_result_is_an_input_of_the_next_prompt(
     await edge.project()
     job = await edge.job(first)
     name = shown_name(job.images[0], job_id=first, prefix="a")
-    for shown in (name, f"{first}/{name}"):
-        prompt = {
-            "1": {"class_type": "LoadImage", "inputs": {"image": f"{shown} [{kind}]"}},
-            "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
-        }
+    for path in (name, f"{first}/{name}"):
+        prompt = shown(f"{path} [{kind}]")
         next_job = await edge.job(await queue(client, prompt=prompt))
         [file] = (next_job.submitted.input_files or {}).values()
         assert (file.width, file.height) == (8, 8)
