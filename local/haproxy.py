@@ -39,7 +39,9 @@ _NOT_YET = _ANSWER.format(
     503, "hdr Retry-After 2 ", "unavailable", "The service starts. Try again."
 )
 _NO_PATH = _ANSWER.format(404, "", "not_found", "There is nothing at this path.")
-"""The answer to CONNECT and `OPTIONS *`. Serve's frontend forwards these requests to no replica."""
+"""The answer to CONNECT and `OPTIONS *`, which Serve's frontend forwards to no replica, and to
+`/-/routes`, by which Serve would list its applications to everyone.
+"""
 _MAX_CONNECTIONS = constant("MAX_CONNECTIONS", 8192)
 """The largest number of open connections of callers. HAProxy queues further connections."""
 _HEADER_TIMEOUT_S = constant("HEADER_TIMEOUT_S", 10.0)
@@ -108,7 +110,7 @@ def limits(settings: HttpSettings) -> str:
         "option forwardfor",
         # Only a GET may be sent again to another replica, because it changes nothing.
         "http-request disable-l7-retry if !METH_GET",
-        f"{_NO_PATH} unless {{ path_beg / }}",
+        f"{_NO_PATH} unless {{ path_beg / }} !{{ path -i /-/routes }}",
     ]
     if most := settings.max_connections_per_address:
         lines += [

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -105,15 +107,33 @@ def test_what_a_caller_does_not_read_is_held_in_small_buffers(configuration: Pat
 def test_callers_speak_http_1_only(
     configuration: Path, tmp_path: Path, free_port: int, head: bytes
 ) -> None:
-    variables = environment(HttpSettings(port=free_port), tmp_path)
+    with running(configuration, tmp_path, free_port):
+        answer = _answer(free_port, head)
+    assert answer.startswith((b"HTTP/1.1 ", b"HTTP/1.0 "))
+    assert b"101" not in answer.splitlines()[0]
+
+
+def test_serve_lists_its_applications_to_no_caller(
+    configuration: Path, tmp_path: Path, free_port: int
+) -> None:
+    with running(configuration, tmp_path, free_port):
+        for path in (b"/-/routes", b"/-/ROUTES?a", b"http://d/-/routes"):
+            answer = _answer(free_port, b"GET " + path + b" HTTP/1.1\r\nHost: d\r\n\r\n")
+            assert b" 404 " in answer.splitlines()[0], path
+            assert b"There is nothing at this path." in answer
+        health = _answer(free_port, b"GET /-/healthz HTTP/1.1\r\nHost: d\r\n\r\n")
+        assert b" 503 " in health.splitlines()[0]  # There is no replica.
+
+
+@contextmanager
+def running(configuration: Path, folder: Path, port: int) -> Iterator[None]:
+    variables = environment(HttpSettings(port=port), folder)
     command = [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(configuration)]
     with subprocess.Popen(command) as haproxy:
         try:
-            answer = _answer(free_port, head)
+            yield
         finally:
             haproxy.kill()
-    assert answer.startswith((b"HTTP/1.1 ", b"HTTP/1.0 "))
-    assert b"101" not in answer.splitlines()[0]
 
 
 def _answer(port: int, head: bytes) -> bytes:
