@@ -8,6 +8,7 @@ another address.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from contextlib import suppress
@@ -18,6 +19,8 @@ import idna
 
 from events.errors import AddressNotAllowed
 from settings.constant import constant
+
+logger = logging.getLogger(__name__)
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -241,14 +244,22 @@ class AddressRule:
             raise AddressNotAllowed(f"the host name {target.host} does not resolve") from error
         if target.host == _LOCALHOST:
             answers = [each for each in answers if each.is_loopback and self._is_opened(each)]
-        for answer in answers:
-            try:
-                self.check_ip(answer, port=target.port)
-            except AddressNotAllowed as error:
-                raise AddressNotAllowed(f"{target.host} resolves to {answer}: {error}") from None
         if not answers:
             raise AddressNotAllowed(f"the host name {target.host} does not resolve")
-        await self._require_others(answers, target.port, resolve)
+        try:
+            for answer in answers:
+                self.check_ip(answer, port=target.port)
+            await self._require_others(answers, target.port, resolve)
+        except AddressNotAllowed as error:
+            # Callers read the message, and must not learn the addresses of internal names.
+            logger.info(
+                "address refused",
+                extra={"action": "check_address", "host": target.host, "error": str(error)},
+            )
+            raise AddressNotAllowed(
+                f"the host name {target.host} resolves to an address that is not public, or that "
+                "this service does not allow"
+            ) from error
         return tuple(answers)
 
     async def _require_others(

@@ -149,7 +149,9 @@ class CallbackCheck:
         )
         if "does not resolve" in str(error):
             remedy = "Check that a name server of this machine knows the name."
-        return Finding(self.part, Level.ERROR, f"{self._url} is not allowed: {error}.", remedy)
+        # The cause names the address, which callers do not learn.
+        why = error.__cause__ if isinstance(error.__cause__, AddressNotAllowed) else error
+        return Finding(self.part, Level.ERROR, f"{self._url} is not allowed: {why}.", remedy)
 
     def _unreachable(self, target: Target, error: OSError) -> Finding:
         why = str(error) or f"no connection within {CONNECT_TIMEOUT_S:g} s"
