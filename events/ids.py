@@ -20,6 +20,10 @@ ID_LENGTH = 36
 """The number of characters of an id as text."""
 ENDPOINT_ID = r"^[A-Za-z0-9_-]{1,64}$"
 """The pattern of an endpoint's id. Its characters are all allowed in a NATS subject."""
+NEW_ENDPOINT_ID = r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$"
+"""The pattern of a new endpoint's id. A command would take an id that begins with `-` for an
+option.
+"""
 
 
 def new_id() -> str:

@@ -45,7 +45,20 @@ def _not_past(time: datetime) -> datetime:
     return time
 
 
-Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+def _plain(name: str) -> str:
+    """Refuse a name that looks like another name."""
+    if name != name.strip() or not name.isprintable():
+        raise ValueError(
+            "must not begin or end with a space, or have invisible characters or other spaces"
+        )
+    return name
+
+
+StoredName = Annotated[
+    str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
+]
+"""The name of an owner or a key, which an earlier version may have accepted."""
+Name = Annotated[StoredName, AfterValidator(_plain)]
 Expiry = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 EndpointPattern = Annotated[str, Field(pattern=rf"{ENDPOINT_ID}|^\*$")]
 # Validation stops at the first invalid item. Building the errors of all items could take seconds.

@@ -52,11 +52,19 @@ _MAX_NAME_CHARS = constant("MAX_UPLOAD_NAME_CHARS", 255)
 _DECODES = constant("UPLOAD_DECODES", 2)
 """The number of threads of one replica that decode uploads. One owner cannot use all threads."""
 _CONTENT_DIGITS = 40
-_CONTENT_NAME = re.compile(rf"sent-[0-9a-f]{{{_CONTENT_DIGITS}}}\.png")
+_OWN_NAME = re.compile(
+    rf"(sent-[0-9a-f]{{{_CONTENT_DIGITS}}}|blake3-[0-9a-f]{{64}}|output-[0-9a-f-]{{36}}-).*",
+    re.IGNORECASE,
+)
+"""The names that the service gives: inline images, assets of Comfy API v2, and copies of results.
+Such a name is trusted to stand for its content, and is removed with its job.
+"""
 _SEPARATORS = re.compile(r"[/\\]")
-_CONTROL = {"Cc", "Cs", "Zl", "Zp"}
-_DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-"""Classes of characters that change the direction of text, and could disguise a name."""
+_CONTROL = {"Cc", "Cs"}
+_INVISIBLE = _CONTROL | {"Cf", "Zl", "Zp"}
+"""Categories of characters that could disguise a name, such as marks of the direction of text."""
+_JOINERS = "\u200c\u200d"
+"""Invisible characters that Persian words and emoji need."""
 LATENT_SUFFIX = ".latent"
 
 
@@ -187,30 +195,29 @@ def upload_name(file_name: str) -> str:
         raise InvalidUploadName("The file has no name.")
     if len(name) > _MAX_NAME_CHARS:
         raise InvalidUploadName(f"The file's name is longer than {_MAX_NAME_CHARS} characters.")
-    if any(_is_misleading(char) for char in name):
-        raise InvalidUploadName("The file's name has control characters.")
-    if _CONTENT_NAME.fullmatch(name):
+    if any(unicodedata.category(char) in _INVISIBLE and char not in _JOINERS for char in name):
         raise InvalidUploadName(
-            f"Names like sent-<{_CONTENT_DIGITS} hexadecimal digits>.png are reserved for inline "
-            "images."
+            "The file's name has invisible characters, such as control characters or marks of the "
+            "direction of text. Choose another name."
+        )
+    if _OWN_NAME.fullmatch(name):
+        raise InvalidUploadName(
+            "Names that begin with sent-<hash>, blake3-<hash> or output-<job id>- are reserved for "
+            "files that the service names. Choose another name."
         )
     return name
 
 
 def is_upload_name(text: str) -> bool:
-    """Return whether an upload may have the text as its name."""
+    """Return whether an upload may have the text as its name, also one of an earlier version."""
     if not 0 < len(text) <= _MAX_NAME_CHARS or _SEPARATORS.search(text):
         return False
-    return not any(_is_misleading(char) for char in text)
+    return not any(unicodedata.category(char) in _CONTROL for char in text)
 
 
 def content_name(data: bytes) -> str:
     """Return the upload name of an image without a name. `upload_name` refuses such names."""
     return f"sent-{hashlib.sha256(data).hexdigest()[:_CONTENT_DIGITS]}.png"
-
-
-def _is_misleading(char: str) -> bool:
-    return unicodedata.category(char) in _CONTROL or unicodedata.bidirectional(char) in _DIRECTIONS
 
 
 class UploadStore:
@@ -239,7 +246,10 @@ class UploadStore:
         If the owner already has the same file under this name, returns the existing upload. Raises
         UploadRefused, Busy, DatabaseUnavailable, ImageStoreUnavailable.
         """
-        name = upload_name(file_name)
+        return await self.add_own(owner, upload_name(file_name), data)
+
+    async def add_own(self, owner: str, name: str, data: bytes) -> Upload:
+        """Like `add`, under a name that the service chose and that `add` may refuse."""
         return await self._store(owner, name, data, partial(read_input_file, name=name))
 
     async def add_beside(self, owner: str, file_name: str, data: bytes) -> Upload:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from events.ids import ENDPOINT_ID
+from events.ids import ENDPOINT_ID, NEW_ENDPOINT_ID
 from events.store.records import EngineKind, Precision, StoredEndpoint
 from serve_app.key_schemas import Members, Name
 from serve_app.openapi.document import EXAMPLE_CHECKPOINT, model_body
@@ -245,7 +245,7 @@ class EndpointMembers(Members):
 
 class NewEndpoint(EndpointMembers):
     id: str = Field(
-        pattern=ENDPOINT_ID,
+        pattern=NEW_ENDPOINT_ID,
         description="The id by which requests name the endpoint: `?endpoint=<id>`",
     )
     owner: Name | None = Field(

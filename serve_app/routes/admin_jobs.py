@@ -21,7 +21,7 @@ from events.store.records import ApiKey
 from events.types import Cancelled, DeadLetter, Failed, JobCost
 from serve_app.auth import AdminKey
 from serve_app.error_responses import ApiError
-from serve_app.key_schemas import Name
+from serve_app.key_schemas import StoredName
 from serve_app.openapi.document import documented, model_body
 from serve_app.refusals import JobNotFound
 from serve_app.replica import Administration, AdministrationDep
@@ -158,7 +158,7 @@ async def list_every_owners_jobs(
     admin: AdminKey,
     administration: AdministrationDep,
     *,
-    owner: Annotated[Name | None, Query(description="Only the jobs of this owner")] = None,
+    owner: Annotated[StoredName | None, Query(description="Only the jobs of this owner")] = None,
     status: Annotated[Status | None, Query(description="0, 1 or 2")] = None,
     endpoint: Annotated[str | None, Query(pattern=ENDPOINT_ID)] = None,
     dead_letter: Annotated[

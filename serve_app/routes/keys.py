@@ -19,9 +19,9 @@ from serve_app.key_schemas import (
     KeyChanges,
     KeyInfo,
     KeyPage,
-    Name,
     NewKey,
     NewKeyInfo,
+    StoredName,
 )
 from serve_app.openapi.document import documented
 from serve_app.refusals import KeyNotFound
@@ -43,7 +43,7 @@ async def list_keys(
     _admin: AdminKey,
     administration: AdministrationDep,
     *,
-    owner: Annotated[Name | None, Query(description="Only the keys of this owner")] = None,
+    owner: Annotated[StoredName | None, Query(description="Only the keys of this owner")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[
         str | None, Query(pattern=KEY_ID, description="`next_cursor` of the previous page")

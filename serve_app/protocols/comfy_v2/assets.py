@@ -224,7 +224,7 @@ async def _name(
         return name  # The copy is up to date, because a result never changes.
     async with access.bodies.reserve_memory(key.owner, found.file.size_bytes):
         data = await access.files.images.get(found.file.key)
-        return (await submission.uploads.add(key.owner, name, data)).name
+        return (await submission.uploads.add_own(key.owner, name, data)).name
 
 
 def _inputs(workflow: dict[str, Any]) -> Generator[tuple[dict[str, Any], str, dict[str, Any]]]:
@@ -283,7 +283,7 @@ async def post_asset(
         stored = (await access.uploads.use(key.owner, [name], utc_now())).get(name)
         is_new = stored is None
         if stored is None:
-            stored = await submission.uploads.add(key.owner, name, data)
+            stored = await submission.uploads.add_own(key.owner, name, data)
     response.status_code = 201 if is_new else 200
     return _created(access, stored, path, is_new=is_new)
 

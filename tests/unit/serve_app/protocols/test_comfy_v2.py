@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from PIL import Image
 
 from events.decisions import FailAttempt
 from events.errors import DatabaseUnavailable
+from events.ids import new_id
 from events.job_progress import JobProgress
 from events.log import utc_now
 from events.store.records import Endpoint
@@ -385,8 +387,9 @@ async def test_a_copy_of_a_result_goes_with_its_job(
     for job in (first, other):
         await edge.run(job["id"], data=png(size=(64, 64)))
         await submit(client, with_image(reference(f"{job['id']}-0")))
-    names = {"image": (f"output-{first['id']}-0.png", png())}
-    assert (await bob.post("/v1/uploads", files=names)).status_code == 200
+    bobs = await edge.services.uploads.find("alice", f"output-{first['id']}-0.png")
+    assert bobs is not None
+    await edge.services.uploads.add(replace(bobs, owner="bob", id=new_id()))
     assert (await client.delete(f"/v1/jobs/{first['id']}")).is_success
     assert len((await bob.get("/v1/uploads")).json()["uploads"]) == 1
     [copy] = (await client.get("/v1/uploads")).json()["uploads"]

@@ -76,7 +76,13 @@ class TestCreate:
 
     @pytest.mark.parametrize(
         "change",
-        [{"colour": "red"}, {"checkpoints": ["unknown.safetensors"]}, {"job_timeout_s": 3601}],
+        [
+            {"colour": "red"},
+            {"checkpoints": ["unknown.safetensors"]},
+            {"job_timeout_s": 3601},
+            {"id": "-fast"},
+            {"owner": "alice\u202e"},
+        ],
     )
     async def test_what_makes_no_sense_is_a_bad_request(
         self, admin: Client, change: dict[str, Any]

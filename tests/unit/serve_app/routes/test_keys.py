@@ -67,6 +67,8 @@ class TestCreate:
         changes: list[tuple[dict[str, Any], str]] = [
             ({"owner": ""}, "owner"),
             ({"owner": "a\x00b"}, "owner"),
+            *(({"owner": name}, "owner") for name in (" a", "a ", "a\u200b", "a\u202eb", "a\xa0b")),
+            ({"name": "phone\u200e"}, "name"),
             ({"owner": None}, "owner"),
             ({"scopes": ["root"]}, "0"),
             ({"expires_at": "2030-01-01T00:00:00"}, "expires_at"),
@@ -83,6 +85,7 @@ class TestCreate:
             ({"limits": {"callback_hosts": ["https://example.com"]}}, "0"),
             ({"limits": {"callback_hosts": ["a.*.example.com"]}}, "0"),
         ]
+        assert (await admin.get("/v1/keys?owner=of an earlier version\u200b")).status_code == 200
         for change, field in changes:
             answer = await admin.post("/v1/keys", json={"owner": "alice", **change})
             assert refusal(answer) == (400, "invalid_request"), change

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import itertools
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from events.ids import new_id
+from serve_app.protocols.comfy_v2.assets import hash_of, name_for
 from serve_app.refusals import InvalidUploadName
 from serve_app.upload_store import UploadStore, content_name
+from storage.file_names import copy_name
 from tests.support.edge import Client, Edge, refusal
 from tests.support.uploads import MKV, MP3, MP4, OGG, WAV, names, png, upload
 
@@ -39,7 +43,8 @@ async def test_an_upload_is_answered_and_kept_as_a_png(edge: Edge, client: Clien
         ("C:\\pictures\\cat.png", "cat.png"),
         ("/cat.png", "cat.png"),
         (" cat.png ", "cat.png"),
-        ("Katze größer 猫 🐈.png", "Katze größer 猫 🐈.png"),
+        ("Katze größer 猫 🐈\u200d⬛.png", "Katze größer 猫 🐈\u200d⬛.png"),
+        ("3.04\u202fPM.png", "3.04\u202fPM.png"),
         ("cafe\u0301.png", "café.png"),
         ("a" * 255, "a" * 255),
         ("..\u2215cat.png", "..\u2215cat.png"),
@@ -58,7 +63,14 @@ async def test_a_name_is_a_label_and_no_path(
 
 
 async def test_a_name_that_is_none_is_refused(client: Client) -> None:
-    hidden = ("cat\u202egnp.exe", "cat\x85.png", "cat\x7f.png", "a\u2028b")
+    hidden = (
+        "cat\u202egnp.exe",
+        "cat\x85.png",
+        "cat\x7f.png",
+        "a\u2028b",
+        "cat\u200fb",
+        "a\u200bb",
+    )
     for name in ("..", "../", " ", "a" * 256, *hidden):
         assert refusal(await upload(client, name)) == (400, "invalid_upload"), name
 
@@ -193,13 +205,25 @@ async def test_racing_repeats_have_one_name(store: UploadStore) -> None:
     assert len({each.name for each in await asyncio.gather(*adding)}) == 1
 
 
-async def test_no_file_of_a_name_stands_for_an_image_that_is_sent_later(store: UploadStore) -> None:
-    """It would be taken as one that has been checked, whatever the bytes are."""
-    for sent in (png(), b"no image"):
-        name = content_name(sent)
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        (content_name(b"no image"), "sent-1.png"),
+        (name_for(hash_of(b"no image"), "png"), "blake3-1.png"),
+        (copy_name(new_id(), 0, None), "output-1.png"),
+    ],
+)
+async def test_a_callers_file_has_no_name_that_the_service_gives(
+    store: UploadStore, own: str, others: str
+) -> None:
+    """It would be taken for a file of other content, or be removed with a job."""
+    for add, name in itertools.product(
+        (store.add, store.add_beside), (own, own.upper(), f"/{own}")
+    ):
         with pytest.raises(InvalidUploadName, match="reserved"):
-            await store.add("alice", name, png(size=(3, 3)))
-    assert (await store.add("alice", "sent-1.png", png())).name == "sent-1.png"
+            await add("alice", name, png())
+    assert (await store.add("alice", others, png())).name == others
+    assert (await store.add_own("alice", own, png())).name == own
 
 
 async def test_another_owner_has_a_file_of_their_own(store: UploadStore) -> None:
