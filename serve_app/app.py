@@ -24,8 +24,7 @@ from actors.scheduler.worker_reaper import CPU_NODE
 from serve_app.assembly import build_asgi
 from serve_app.endpoints.declared import read_declarations
 from serve_app.middleware import RequestIdFilter
-from serve_app.protocols.comfyui.websocket import MAX_MESSAGE_BYTES
-from serve_app.replica_port import limit_websocket_messages, listen_on_node_address
+from serve_app.replica_port import limit_websockets, listen_on_node_address
 from serve_app.role_holder import Roles
 from serve_app.setup_warnings import variable_warnings
 from settings.settings import Settings
@@ -94,7 +93,7 @@ def build_replica(settings: Settings) -> FastAPI:
     """Set up the process of a replica, and build its ASGI application."""
     set_up_logging(log_format=settings.telemetry.log_format, filters=[RequestIdFilter()])
     listen_on_node_address()
-    limit_websocket_messages(MAX_MESSAGE_BYTES)
+    limit_websockets()
     for warning in variable_warnings(Settings.unknown_variables(os.environ)):
         logger.warning(
             "an environment variable is not a setting",

@@ -42,21 +42,16 @@ from serve_app.protocols.notes import note_members
 from serve_app.refusals import Busy
 from serve_app.replica import Callers, JobAccess, replica_of
 from serve_app.stored_file import SlowReader
-from settings.constant import constant
 from storage.images import ImageStoreError
 
 Message: TypeAlias = str | bytes
 
 _PREVIEW, _PREVIEW_WITH_METADATA = 1, 4
 _FORMATS = {"image/jpeg": 1, "image/png": 2}
-MAX_MESSAGE_BYTES = constant("MAX_WEBSOCKET_MESSAGE_BYTES", 64 * 1024)
-"""The largest size in bytes of a client's message. A larger message closes the websocket."""
 _MOST_JOBS = 1000
 _JPEG = "image/jpeg"
-NORMAL, GOING_AWAY, POLICY, TOO_LARGE, TRY_AGAIN_LATER = 1000, 1001, 1008, 1009, 1013
+NORMAL, GOING_AWAY, POLICY, TRY_AGAIN_LATER = 1000, 1001, 1008, 1013
 """Close codes of a websocket (RFC 6455, section 7.4.1, and its registry)."""
-_MOST_MESSAGES = 200
-"""The largest number of messages that a client may send between two checks of its key."""
 _STATUS_PERIOD_S = 0.25
 _WEBSOCKET_OUTPUTS = frozenset({"SaveImageWebsocket", "ETN_SendImageWebSocket"})
 _UNAVAILABLE = (DatabaseUnavailable, LogUnavailable, ReadTimeout, JobUnreadable)
@@ -237,7 +232,6 @@ class Session:
         self._client_id = client_id
         self._key_check = key_check
         self._jobs = WatchedJobs(client_id)
-        self._received = 0
         self._begun_at = 0
         """The offset of the read model when the open jobs had been read."""
         self._position = 0
@@ -276,13 +270,7 @@ class Session:
             received = await self._websocket.receive()
             if received["type"] == "websocket.disconnect":
                 return NORMAL
-            self._received += 1
-            text = received.get("text")
-            if len(text or received.get("bytes") or b"") > MAX_MESSAGE_BYTES:
-                return TOO_LARGE
-            if self._received > _MOST_MESSAGES:
-                return POLICY
-            if text is not None:
+            if (text := received.get("text")) is not None:
                 await self._process(text)
 
     async def _process(self, text: str) -> None:
@@ -317,7 +305,6 @@ class Session:
                 await self._send_status()
             if now() >= check_at:
                 check_at = now() + keep_alive_s
-                self._received = 0
                 if not await self._key_check():
                     return POLICY
 

@@ -224,20 +224,6 @@ async def test_a_key_opens_it_at_any_place_and_nothing_else_does(edge: Edge, key
             assert [each.partition(" ")[0] for each in challenges] == ["Bearer", "Basic"]
 
 
-async def test_what_a_client_sends_is_bounded(connect: Connect) -> None:
-    for said in (
-        [{"text": "x" * 70_000}],
-        [{"bytes": b"x" * 70_000}],
-        [{"text": "[" * 60_000}] * 300,
-    ):
-        async with connect() as websocket:
-            await websocket.until("status")
-            for each in said:
-                websocket.say(**each)
-            await eventually(lambda websocket=websocket: websocket.close_code is not None)
-            assert websocket.close_code in {1008, 1009}
-
-
 async def test_other_messages_of_a_client_change_nothing(
     edge: Edge, client: Client, connect: Connect
 ) -> None:
