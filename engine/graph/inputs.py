@@ -31,7 +31,7 @@ from engine.graph.declarations import (
 from engine.graph.graph import Source
 from engine.graph.limits import Limits, TextBudget
 
-_INPUT_SUFFIX = " [input]"
+INPUT_SUFFIX = " [input]"
 """ComfyUI's suffix for the name of an upload. ComfyUI's names may also have a folder."""
 _LISTED_CHOICES = 20
 _SHOWN_CHARS = 100
@@ -272,7 +272,7 @@ def _input_file(given: GivenInput, input_files: Collection[str] | None) -> str:
     name = given.value
     if not isinstance(name, str) or not is_unicode(name):
         raise given.wrong_type()
-    name = name.removesuffix(_INPUT_SUFFIX).rpartition("/")[2]
+    name = name.removesuffix(INPUT_SUFFIX).rpartition("/")[2]
     if input_files is not None and name not in input_files:
         raise given.not_in_list(tuple(input_files))
     return name

@@ -20,6 +20,7 @@ from engine.graph.cost import Cost
 from engine.graph.declarations import NodeType
 from engine.graph.graph import SEED_INPUTS, Graph, Node, Source, run_order
 from engine.graph.inputs import (
+    INPUT_SUFFIX,
     CheckedInputs,
     Constants,
     InputError,
@@ -153,7 +154,7 @@ def _parse_node(node_id: str, node: Any, nodes: Mapping[str, Any], catalogue: Ca
         class_type,
         literals=literals,
         links={name: Source(source, int(output)) for name, (source, output) in links.items()},
-        input_files=tuple([each.removesuffix(" [input]") for each in files]),
+        input_files=tuple([each.removesuffix(INPUT_SUFFIX) for each in files]),
         title=_title(node),
     )
 
@@ -213,7 +214,8 @@ def input_file_refused(graph: Graph, catalogue: Catalogue, name: str, reason: st
     The error names the first node that reads the file, but not the file itself.
     """
     node = next(each for each in graph.nodes if name in each.input_files)
-    input_name = next(key for key, value in node.literals.items() if value == name)
+    named = (name, f"{name}{INPUT_SUFFIX}")
+    input_name = next(key for key, value in node.literals.items() if value in named)
     error = InputError(
         "custom_validation_failed",
         "The image cannot be used",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import sqlite3
 import threading
@@ -107,8 +108,12 @@ _DATA_FORMAT_VERSION = 1
 """The format of the data since version 0.2.0."""
 ENDPOINTS_LOCK = 0x6461726C
 """The lock of transactions that count endpoints before they write an endpoint."""
-UPLOAD_NAMES_LOCK = 0x6461726D
-"""The lock of transactions that choose the name of an upload."""
+
+
+def lock_of(subject: str) -> int:
+    """Return the lock of transactions that change the same subject, which is any text."""
+    text = subject.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
 
 
 @contextmanager
@@ -131,8 +136,8 @@ def _is_about_a_row(error: Exception) -> bool:
     return isinstance(error, DataError | IntegrityError) or str(state).startswith("22")
 
 
-def _add_missing_columns(connection: sa.Connection) -> None:
-    """Add the columns of this version to tables that an earlier version created.
+def _add_missing_parts(connection: sa.Connection) -> None:
+    """Add the columns and indexes of this version to tables that an earlier version created.
 
     An earlier version may still run. It writes no value into these columns, so they are nullable.
     """
@@ -145,6 +150,10 @@ def _add_missing_columns(connection: sa.Connection) -> None:
                 kind = column.type.compile(connection.dialect)
                 statement = f'ALTER TABLE {table.name} ADD COLUMN "{column.name}" {kind}'
                 connection.execute(sa.text(statement))
+        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
+        for index in table.indexes:
+            if index.name not in indexes:
+                index.create(connection)
 
 
 class Database:
@@ -191,7 +200,7 @@ class Database:
         async with self.write(lock=_PREPARE_LOCK) as connection:
             await _require_current(connection)
             await connection.run_sync(METADATA.create_all)
-            await connection.run_sync(_add_missing_columns)
+            await connection.run_sync(_add_missing_parts)
             rows = [
                 {"name": DATA_FORMAT, "seq": _DATA_FORMAT_VERSION},
                 {"name": PROJECTION_OFFSET, "seq": 0},

@@ -132,6 +132,8 @@ UPLOADS = _table(
     _required("used_at", UtcDateTime),
     sa.Column("replaced_at", UtcDateTime),
     sa.Index("uploads_by_owner", "owner", "id"),
+    _partial_index("uploads_by_name", "owner", "name", of="replaced_at IS NULL"),
+    _partial_index("uploads_by_digest", "owner", "digest", of="replaced_at IS NULL"),
     sa.Index("uploads_by_owner_bytes", "owner", "size_bytes"),
     sa.Index("uploads_by_key", "storage_key"),
 )

@@ -6,16 +6,16 @@ name. An old file stays while an accepted job may need it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from itertools import count
 from pathlib import PurePosixPath
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from events.store.database import UPLOAD_NAMES_LOCK, Database
+from events.store.database import Database, lock_of
 from events.store.records import Upload
 from events.store.tables import UPLOADS
 
@@ -23,6 +23,10 @@ _LONGEST_NAME, _LONGEST_SUFFIX = 240, 16
 """The lengths in characters. A longer name is cut before a number is added, and a longer suffix
 counts as a part of the name.
 """
+_NUMBERS = re.compile(r"(?: \([0-9]+\))+$")
+_MOST_NUMBERS = 2**32
+"""A number that no file has."""
+_TRIED_AT_ONCE = 32
 _LEAST_BYTES = 64 * 1024
 """The smallest size in bytes that is counted for a file, which limits the number of rows."""
 
@@ -38,7 +42,7 @@ class Uploads:
         their present size in bytes. A `max_bytes` of 0 means no limit. On Postgres, files that are
         added at the same moment may together exceed the limit.
         """
-        async with self._database.write() as connection:
+        async with self._database.write(lock=_lock_of(upload)) as connection:
             if (used_bytes := await _without_room(connection, upload, max_bytes)) is not None:
                 return used_bytes
             mine = _labelled(upload.owner, [upload.name])
@@ -53,27 +57,19 @@ class Uploads:
         If one of these names already stands for the same file, nothing is added. Returns the row
         that has the file. For `max_bytes`, and for the size that is returned instead, see `add`.
         """
-        suffix = PurePosixPath(upload.name).suffix
-        if len(suffix) > _LONGEST_SUFFIX:
-            suffix = ""
-        stem = upload.name.removesuffix(suffix)[: _LONGEST_NAME - len(suffix)]
-        alike = UPLOADS.c.name.startswith(f"{stem} (", autoescape=True)
-        mine = _labelled(upload.owner) & ((UPLOADS.c.name == upload.name) | alike)
-        query = sa.select(UPLOADS).where(mine).order_by(UPLOADS.c.id)
-        async with self._database.write(lock=UPLOAD_NAMES_LOCK) as connection:
-            rows = {row.name: row for row in await connection.execute(query)}
-            name = upload.name
-            for number in count(1):
-                if (known := rows.get(name)) is None:
-                    break
-                if known.digest == upload.digest:
+        stem, suffix = _stem_and_suffix(upload.name)
+        numbered = re.compile(rf"{re.escape(stem)} \([0-9]+\){re.escape(suffix)}")
+        same = _labelled(upload.owner) & (UPLOADS.c.digest == upload.digest)
+        query = sa.select(UPLOADS).where(same).order_by(UPLOADS.c.id)
+        async with self._database.write(lock=_lock_of(upload)) as connection:
+            for known in await connection.execute(query):
+                if known.name == upload.name or numbered.fullmatch(known.name):
                     found = sa.update(UPLOADS).where(UPLOADS.c.id == known.id)
                     await connection.execute(found.values(used_at=upload.used_at))
                     return replace(Upload(**known._mapping), used_at=upload.used_at)
-                name = f"{stem} ({number}){suffix}"
             if (used_bytes := await _without_room(connection, upload, max_bytes)) is not None:
                 return used_bytes
-            named = replace(upload, name=name)
+            named = replace(upload, name=await _free_name(connection, upload))
             await connection.execute(self._database.insert(UPLOADS).values(asdict(named)))
         return named
 
@@ -154,6 +150,47 @@ async def _without_room(connection: AsyncConnection, upload: Upload, max_bytes: 
         return None
     used_bytes = int((await connection.execute(upload_bytes(upload.owner))).scalar_one())
     return used_bytes if used_bytes + max(upload.size_bytes, _LEAST_BYTES) > max_bytes else None
+
+
+async def _free_name(connection: AsyncConnection, upload: Upload) -> str:
+    """Return the name of the file, or this name with a number, that no file of the owner has.
+
+    The number is the lowest free one, unless files with lower numbers were removed. Each query
+    tries several numbers, so a name of many files needs few queries.
+    """
+    stem, suffix = _stem_and_suffix(upload.name)
+
+    def numbered(number: int) -> str:
+        return f"{stem} ({number}){suffix}" if number else upload.name
+
+    taken, free = -1, _MOST_NUMBERS
+    tried = [2**power - 1 for power in range(_MOST_NUMBERS.bit_length())]
+    while free - taken > 1:
+        names = [numbered(number) for number in tried]
+        query = sa.select(UPLOADS.c.name).where(_labelled(upload.owner, names))
+        known = set((await connection.execute(query)).scalars())
+        for number, name in zip(tried, names, strict=True):
+            if name not in known:
+                free = number
+                break
+            taken = number
+        step = max(1, (free - taken) // _TRIED_AT_ONCE)
+        tried = [*range(taken + step, free, step)]
+    return numbered(free)
+
+
+def _stem_and_suffix(name: str) -> tuple[str, str]:
+    """Return the parts of a name between which a number is put."""
+    suffix = PurePosixPath(name).suffix
+    if len(suffix) > _LONGEST_SUFFIX:
+        suffix = ""
+    return name.removesuffix(suffix)[: _LONGEST_NAME - len(suffix)], suffix
+
+
+def _lock_of(upload: Upload) -> int:
+    """Return the lock of changes of this name and of the same name with other numbers."""
+    stem, suffix = _stem_and_suffix(upload.name)
+    return lock_of(f"upload {_NUMBERS.sub('', stem)}{suffix} of {upload.owner}")
 
 
 def _labelled(owner: str, names: Collection[str] | None = None) -> sa.ColumnElement[bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
@@ -10,7 +9,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from events.store.database import Database
+from events.store.database import Database, lock_of
 from events.store.records import FileKind, FileOutcome, UserFile
 from events.store.tables import USER_FILES
 
@@ -125,10 +124,8 @@ class UserFiles:
 
 
 def _lock_of(owner: str) -> int:
-    """Return the key of the lock that separates changes of one owner's files."""
-    text = f"user files of {owner}".encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(text, digest_size=8).digest()
-    return int.from_bytes(digest, signed=True)
+    """Return the lock of changes of one owner's files."""
+    return lock_of(f"user files of {owner}")
 
 
 def _are(owner: str, kind: FileKind) -> sa.ColumnElement[bool]:

@@ -47,14 +47,18 @@ async def test_an_empty_and_a_prepared_database_are_current(database_url: str) -
     await database.close()
 
 
-async def test_columns_that_an_earlier_version_lacked_are_added(database_url: str) -> None:
+async def test_columns_and_indexes_that_an_earlier_version_lacked_are_added(
+    database_url: str,
+) -> None:
     database = Database(database_url)
     await database.prepare()
     await Endpoints(database).put(Endpoint("kept"))
     names = ("engine", "comfyui_args", "comfyui_allowed_nodes", "comfyui_max_jobs")
     for name in (*names, "comfyui_partner_nodes"):
         await database.execute(sa.text(f"ALTER TABLE endpoints DROP COLUMN {name}"))
+    await database.execute(sa.text("DROP INDEX uploads_by_name"))
     await database.prepare()
+    await database.execute(sa.text("DROP INDEX uploads_by_name"))
     added = Endpoint(
         "new",
         engine="comfyui",

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from events.ids import new_id
 from events.store.database import Database
@@ -102,6 +103,30 @@ async def test_files_that_arrive_together_get_names_of_their_own(uploads: Upload
     added = await asyncio.gather(*map(uploads.add_beside, files))
     names = {each.name for each in added if isinstance(each, Upload)}
     assert names == {"cat.png", *(f"cat ({number}).png" for number in range(1, 5))}
+
+
+async def test_a_name_of_many_files_costs_few_queries(uploads: Uploads, database: Database) -> None:
+    names = ["cat.png", *(f"cat ({number}).png" for number in range(1, 70) if number != 20)]
+    await add(uploads, *(upload(name, digest=f"sha256:{name}") for name in names))
+    queries: list[str] = []
+    engine = database._engine.sync_engine
+    sa.event.listen(engine, "before_cursor_execute", lambda *args: queries.append(args[2]))
+    added = await uploads.add_beside(upload(digest="sha256:new"))
+    assert isinstance(added, Upload)
+    assert added.name in {"cat (20).png", "cat (70).png"}
+    assert len(queries) < 9
+
+
+async def test_an_upload_of_a_numbered_name_and_its_number_do_not_meet(uploads: Uploads) -> None:
+    await uploads.add(upload(digest="sha256:first"))
+    files = [upload(digest=f"sha256:{each}") for each in range(4)]
+    files += [upload(f"cat ({each}).png", digest=f"sha256:n{each}") for each in range(1, 4)]
+    added = await asyncio.gather(*map(uploads.add_beside, files))
+    assert len({each.name for each in added if isinstance(each, Upload)}) == len(files)
+    same = [upload(digest=f"sha256:same{each}") for each in range(5)]
+    await asyncio.gather(*map(uploads.add, same))
+    named = [each for each in await uploads.page("alice", limit=99) if each.name == "cat.png"]
+    assert len(named) == 1
 
 
 async def test_a_file_is_found_by_its_id_while_its_name_stands_for_it(uploads: Uploads) -> None:

@@ -74,14 +74,15 @@ async def test_a_known_loader_needs_an_upload(client: Client) -> None:
 
 
 async def test_our_own_engine_refuses_a_video_for_an_image(client: Client) -> None:
-    nodes = {
-        "1": {"class_type": "LoadImage", "inputs": {"image": "clip.mp4"}},
-        "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "a"}},
-    }
-    answer = await client.post(WORKFLOW, json={"prompt": nodes})
-    assert answer.status_code == 400
-    assert "cannot read video or audio files, such as 'clip.mp4'" in answer.text
-    assert list(answer.json()["node_errors"]) == ["1"]
+    for image in ("clip.mp4", "clip.mp4 [input]"):
+        nodes = {
+            "1": {"class_type": "LoadImage", "inputs": {"image": image}},
+            "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
+        }
+        answer = await client.post(WORKFLOW, json={"prompt": nodes})
+        assert answer.status_code == 400
+        assert "cannot read video or audio files, such as 'clip.mp4'" in answer.text
+        assert list(answer.json()["node_errors"]) == ["1"]
 
     for member, value in (("init_images", ["clip.mp4"]), ("mask", "song.wav")):
         body = diffusion_body(init_images=["cat.png"]) | {"compatibility": "webui", member: value}
