@@ -115,41 +115,62 @@ class Forwarder:
         from_service, to_service = service
         try:
             to_service.write(self._head(line, headers))
-            copies = {
-                asyncio.create_task(_copy(reader, to_service)),
-                asyncio.create_task(_copy(from_service, writer)),
-            }
+            request = asyncio.create_task(_copy_request(reader, to_service))
+            answer = asyncio.create_task(_copy_answer(from_service, writer))
+            # A program may close its sending side after a request. The service is not told, because
+            # it would take this for a disconnect. A websocket is closed by either side.
+            ends = {request, answer} if _is_websocket(headers) else {answer}
             try:
-                # If one side closes its connection, the other one is closed, too.
-                await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                return answer.result() if answer.done() else b""
             finally:
-                for each in copies:
-                    each.cancel()
-                await asyncio.gather(*copies, return_exceptions=True)
+                request.cancel()
+                answer.cancel()
+                await asyncio.gather(request, answer, return_exceptions=True)
         finally:
             to_service.close()
-        return b""
 
     def _head(self, line: str, headers: Mapping[str, str]) -> bytes:
         """Return the head for the service: with its host and key, and for one request only."""
         method, target, version = line.split(" ")
-        is_websocket = headers.get("upgrade", "").lower() == "websocket"
         connection = ["Connection: Upgrade", "Upgrade: websocket"]
         kept = [f"{name}: {value}" for name, value in headers.items() if name not in _REPLACED]
         lines = [
             f"{method} {self._url.path.rstrip('/')}{target} {version}",
             f"Host: {self._url.netloc.decode()}",
             f"Authorization: Bearer {self._key}",
-            *(connection if is_websocket else ["Connection: close"]),
+            *(connection if _is_websocket(headers) else ["Connection: close"]),
             *kept,
         ]
         return "".join(f"{each}\r\n" for each in (*lines, "")).encode("latin-1")
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while part := await reader.read(_PART_BYTES):
-        writer.write(part)
-        await writer.drain()
+async def _copy_request(program: asyncio.StreamReader, service: asyncio.StreamWriter) -> None:
+    while part := await program.read(_PART_BYTES):
+        service.write(part)
+        await service.drain()
+
+
+async def _copy_answer(service: asyncio.StreamReader, program: asyncio.StreamWriter) -> bytes:
+    """Copy what the service sends until it closes the connection.
+
+    Returns the answer if the service has sent nothing. Raises OSError.
+    """
+    try:
+        part = await service.read(_PART_BYTES)
+    except OSError:
+        part = b""
+    if not part:
+        return _error(502, "The service has closed the connection without an answer.")
+    while part:
+        program.write(part)
+        await program.drain()
+        part = await service.read(_PART_BYTES)
+    return b""
+
+
+def _is_websocket(headers: Mapping[str, str]) -> bool:
+    return headers.get("upgrade", "").lower() == "websocket"
 
 
 def _parsed(head: bytes) -> tuple[str, dict[str, str]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TypeAlias
 
 import httpx
 import pytest
@@ -18,6 +19,8 @@ from tests.support.edge import Edge
 from tests.support.generate_bodies import workflow_body
 from tests.support.polling import eventually
 from tests.unit.cli.conftest import Run
+
+Handle: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -137,6 +140,76 @@ async def test_a_service_that_does_not_answer_is_told() -> None:
         answer = await program.get(f"http://{address}/queue")
     assert answer.status_code == 502
     assert "dk_a_b" not in answer.text
+
+
+@asynccontextmanager
+async def service(handle: Handle) -> AsyncGenerator[str]:
+    """The forwarded address of a service that handles its connections so."""
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with forwarded(url, "dk_a_b") as address:
+        yield address
+    server.close()
+
+
+async def sent(address: str, request: bytes, *, has_ended: bool) -> bytes:
+    """What a program receives until its connection is closed."""
+    host, _, port = address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    if has_ended:
+        writer.write_eof()
+    received = await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    return received
+
+
+async def test_a_program_that_ends_its_request_gets_the_answer() -> None:
+    """A proxy with `abortonclose`, and this service, end a request whose sender has ended."""
+
+    async def answer_unless_ended(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(4) == b"body"
+        with suppress(TimeoutError):
+            await asyncio.wait_for(reader.read(1), 1)
+            writer.close()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        writer.close()
+
+    request = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nbody"
+    async with service(answer_unless_ended) as address:
+        for has_ended in (False, True):
+            assert (await sent(address, request, has_ended=has_ended)).endswith(b"\r\n\r\nok")
+
+
+@pytest.mark.parametrize("upgrade", ["", "Upgrade: websocket\r\n"])
+async def test_a_service_that_closes_without_an_answer_is_told(upgrade: str) -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    request = f"GET / HTTP/1.1\r\nHost: localhost\r\n{upgrade}\r\n".encode()
+    async with service(close) as address:
+        received = await sent(address, request, has_ended=False)
+    assert received.startswith(b"HTTP/1.1 502 ")
+    assert b"without an answer" in received
+
+
+async def test_a_websocket_ends_with_its_program() -> None:
+    has_ended = asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        has_ended.set()
+        writer.close()
+
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n\r\n"
+    async with service(wait) as address:
+        await sent(address, request, has_ended=True)
+        await asyncio.wait_for(has_ended.wait(), 60)
 
 
 async def test_the_command_ends_with_a_reason_where_it_cannot_forward(
