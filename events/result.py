@@ -153,6 +153,10 @@ class ImageResult(BaseModel):
         description="The file in base64, if the request has `inline` and the file is small enough. "
         "Callbacks never have this member",
     )
+    output: str | None = Field(
+        default=None,
+        description="The name of the output of a named workflow that made the file",
+    )
     put: PutResult | None = Field(
         default=None,
         description="The result of the upload, for an image with a URL in the `image_put_urls` of "
@@ -197,6 +201,11 @@ class ResultResponse(BaseModel):
     retry_of: str | None = Field(
         default=None,
         description="The id of the failed job that an administrator submitted again as this job",
+    )
+    workflow: str | None = Field(
+        default=None,
+        description="The named workflow of the job with its version",
+        examples=["portrait@3"],
     )
     notes: tuple[str, ...] | None = Field(
         default=None,
@@ -266,8 +275,15 @@ def result_of(job: Job, url_for: UrlFor, *, delivery: Delivery | None = None) ->
         started_at=job.started_at,
         ended_at=job.ended_at,
         retry_of=job.submitted.retry_of,
+        workflow=workflow_of(job),
         notes=notes_of(job),
     )
+
+
+def workflow_of(job: Job) -> str | None:
+    """Return the name and the version of the named workflow of a job; None if it has none."""
+    named = job.submitted.workflow
+    return None if named is None else f"{named.name}@{named.version}"
 
 
 def notes_of(job: Job) -> tuple[str, ...] | None:
@@ -310,8 +326,14 @@ def _item(job: Job, image: ImageStored, url_for: UrlFor, delivery: Delivery | No
         duration_s=image.duration_s,
         poster_url=None if image.poster is None else url_for(job.id, image.poster),
         text=image.text,
+        output=_output(job, image.node),
         put=_put(job, image.index, delivery),
     )
+
+
+def _output(job: Job, node: str | None) -> str | None:
+    named = job.submitted.workflow
+    return None if named is None or node is None else named.outputs.get(node)
 
 
 def _put(job: Job, index: int, delivery: Delivery | None) -> PutResult | None:

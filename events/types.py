@@ -138,6 +138,17 @@ class Infotext(_Recorded):
     """The variation seed of each image, if the request varies its images."""
 
 
+class NamedWorkflow(_Recorded):
+    """The named workflow from which the graph of a job was made."""
+
+    name: str
+    version: int
+    inputs: dict[str, Any]
+    """The values of its inputs by name, with drawn seeds."""
+    outputs: dict[str, str]
+    """The names of its outputs by the id of the output node."""
+
+
 class Compiled(_Recorded):
     """The result of compiling a diffusion request."""
 
@@ -206,6 +217,8 @@ class Submitted(JobEvent):
     """Encrypted JSON with the members of `extra_data` that only a ComfyUI server reads, such as
     keys of partner nodes; see `storage.service_secret`.
     """
+    workflow: NamedWorkflow | None = None
+    """None for a request with its own graph or parameters."""
 
     @property
     def graph(self) -> Any:

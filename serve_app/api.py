@@ -44,6 +44,7 @@ from serve_app.routes import (
     keys,
     uploads,
     usage,
+    workflows,
 )
 from settings.http import HttpSettings, ProtocolSettings, RootPage
 from settings.version import VERSION
@@ -63,6 +64,7 @@ _ROUTERS = (
     usage.router,
     keys.router,
     endpoints.router,
+    workflows.router,
     catalogue.router,
     files.router,
     health.router,

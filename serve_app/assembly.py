@@ -55,6 +55,7 @@ from events.store.records import DEFAULT_ENDPOINT, ApiKey, Endpoint, KeyLimits
 from events.store.removal import Removal
 from events.store.uploads import Uploads
 from events.store.user_files import UserFiles
+from events.store.workflows import Workflows
 from events.types import CallbackAttempted
 from serve_app.acceptance.abandoned_jobs import AbandonedJobs
 from serve_app.acceptance.acceptance import Acceptance, LogHealth
@@ -89,6 +90,7 @@ from serve_app.replica import (
 )
 from serve_app.setup_warnings import SetupWarnings, variable_warnings
 from serve_app.upload_store import UploadStore
+from serve_app.workflows.named import NamedWorkflows
 from settings.constant import constant
 from settings.keys import KeySettings
 from settings.settings import Settings
@@ -363,6 +365,7 @@ def assemble(
             bodies=bodies,
             uploads=store,
             catalogue=backends.catalogue,
+            workflows=NamedWorkflows(Workflows(database), acceptance, threads),
         ),
         job_access=JobAccess(
             jobs=jobs,

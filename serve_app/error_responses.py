@@ -75,7 +75,11 @@ from serve_app.refusals import (
     TooManyStreams,
     TooManyUploadBytes,
     TooManyWaits,
+    TooManyWorkflows,
     TryLater,
+    WorkflowChanged,
+    WorkflowExists,
+    WorkflowNotFound,
 )
 from storage.images import ImageNotFound, ImageStoreUnavailable
 
@@ -281,10 +285,14 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     EndpointExists: _Plain(409, "endpoint_exists"),
     EndpointChanged: _Plain(409, "endpoint_changed"),
     EndpointNotDeletable: _Plain(409, "endpoint_not_deletable"),
+    WorkflowExists: _Plain(409, "workflow_exists"),
+    WorkflowChanged: _Plain(409, "workflow_changed"),
+    TooManyWorkflows: _Plain(409, "too_many_workflows"),
     # The requested object, route or method does not exist.
     CursorGone: _Plain(410, "cursor_gone"),
     HTTPException: _routing,
     **dict.fromkeys((EndpointNotFound, JobNotFound, KeyNotFound, OtherFlavour), _NOT_FOUND),
+    WorkflowNotFound: _NOT_FOUND,
     HistoryGone: lambda _error: not_found("There is no such job."),
     ImageNotFound: lambda _error: not_found("There is no such file."),
     # These errors are temporary.

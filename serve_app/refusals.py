@@ -17,6 +17,10 @@ RequestRefused
 ├── JobNotFound             the job is unknown, or belongs to another owner
 │   └── OtherFlavour            the job has the other flavour
 ├── JobNotResubmittable     the job has not failed
+├── WorkflowNotFound        the workflow is unknown, or belongs to another owner
+├── WorkflowExists
+├── WorkflowChanged         the workflow has another newest version than the caller read
+├── TooManyWorkflows        the owner has too many workflows, versions or bytes of them
 ├── CursorGone              the events after the cursor are not available
 ├── KeyNotFound
 ├── KeyNotRotatable         the key has ended, or has a successor
@@ -129,6 +133,22 @@ class OtherFlavour(JobNotFound):
 
 class JobNotResubmittable(RequestRefused):
     """Only a job that has failed can be submitted again."""
+
+
+class WorkflowNotFound(RequestRefused):
+    """There is no such workflow."""
+
+
+class WorkflowExists(RequestRefused):
+    """A workflow with this name exists. Choose another name, or change the workflow (PATCH)."""
+
+
+class WorkflowChanged(RequestRefused):
+    """The workflow was changed at the same time. Read it again."""
+
+
+class TooManyWorkflows(RequestRefused):
+    """The owner has too many workflows, versions or bytes of them. Delete a workflow."""
 
 
 class CursorGone(RequestRefused):

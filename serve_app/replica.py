@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from events.store.read_model import ReadModel
     from events.store.uploads import Uploads
     from events.store.user_files import UserFiles
+    from serve_app.workflows.named import NamedWorkflows
     from storage.images import ImageStore
 
 
@@ -66,6 +67,7 @@ class Submission:
     bodies: Bodies
     uploads: UploadStore
     catalogue: Catalogue
+    workflows: NamedWorkflows
 
 
 @dataclass(frozen=True, kw_only=True)

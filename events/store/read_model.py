@@ -119,6 +119,8 @@ def _states(job: Job) -> tuple[str, str]:
     if puts := submitted["image_puts"]:
         submitted["image_puts"] = [""] * len(puts)
     submitted["sealed_extra_data"] = None
+    if submitted["workflow"]:
+        submitted["workflow"]["inputs"] = {}
     return whole, json.dumps(state)
 
 

@@ -267,3 +267,31 @@ class UserFile:
     size_bytes: int
     created_at: datetime
     changed_at: datetime
+
+
+EVERY_OWNER = ""
+"""The owner of a workflow that the keys of all owners may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowVersion:
+    """A version of a named workflow. Its content never changes."""
+
+    owner: str
+    name: str
+    version: int
+    created_at: datetime
+    is_marked: bool
+    """Whether the name without a version means this version. If no version is marked, the name
+    means the newest one.
+    """
+
+
+class WorkflowOutcome(StrEnum):
+    """The outcome of a change to a named workflow."""
+
+    DONE = "done"
+    EXISTS = "exists"
+    MISSING = "missing"
+    CHANGED = "changed"
+    FULL = "full"

@@ -226,6 +226,20 @@ USER_FILES = _table(
     _required("changed_at", UtcDateTime),
 )
 
+WORKFLOWS = _table(
+    "workflows",
+    # An empty owner stands for a workflow that all owners may run.
+    _key("owner"),
+    _key("name"),
+    _key("version", sa.Integer),
+    _required("content", sa.Text),
+    _required("size_bytes", sa.BigInteger),
+    _required("created_at", UtcDateTime),
+    # Whether the name without a version means this version. If no version is marked, it means the
+    # newest one.
+    _required("is_marked", sa.Boolean),
+)
+
 KEY_OPTIONS = _table(
     "key_options",
     _key("key_id"),

@@ -25,7 +25,7 @@ from events.ids import derived_id, lane_of, new_id
 from events.job import Job, sizes_of
 from events.log import JobWriter, utc_now
 from events.store.records import ApiKey, Endpoint
-from events.types import Flavour, InputFile, JobCost, Submitted, Terms
+from events.types import Flavour, InputFile, JobCost, NamedWorkflow, Submitted, Terms
 from serve_app.acceptance.abandoned_jobs import AbandonedJobs
 from serve_app.acceptance.addresses import Addresses, require_images
 from serve_app.acceptance.comfyui_compilation import ComfyUICompiler, may_run_on_server
@@ -82,6 +82,17 @@ class LogHealth(Protocol):
         """Return None if the log accepts writes, or the reason why it does not. Never raises."""
 
 
+class WorkflowCall(Protocol):
+    """A call of a named workflow."""
+
+    @property
+    def asked(self) -> str:
+        """The name and the endpoint as the caller sent them. They are part of the fingerprint."""
+
+    def of_graph(self, prompt: Any) -> NamedWorkflow:
+        """Return what is recorded with the job. `prompt` is the graph to run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """A request to submit a job. `content` is the parsed `body`, not yet validated."""
@@ -109,6 +120,8 @@ class GenerateRequest:
     """The job id that the caller chose. An existing job with this id must have the same request."""
     client_id: str | None = None
     """See `Submitted.client_id`."""
+    workflow: WorkflowCall | None = None
+    """The named workflow that `content` has the graph of."""
     traceparent: str | None = None
 
     @property
@@ -128,6 +141,8 @@ class GenerateRequest:
         A text in the WebUI's syntax with `[` or `|` may describe many texts. Many expression nodes
         may link to one long text. Subgraphs and group nodes of an editor file may have many uses.
         """
+        if self.workflow is not None:
+            return False  # The graph is larger than the body.
         marks = _TEXTS_OF_WORKFLOW if self.flavour is Flavour.WORKFLOW else _TEXTS
         return len(self.body) <= QUICK_BYTES and not any(mark in self.body for mark in marks)
 
@@ -321,6 +336,15 @@ class Acceptance:
             max_cost=key.limits.max_cost or 0.0,
         )
 
+    async def compiled(self, request: GenerateRequest) -> CheckedBody:
+        """Return the checked and compiled body of a request that will not become a job.
+
+        Input files need not exist. Raises the errors of `accept` that concern the body and the
+        endpoint.
+        """
+        endpoint = await self.endpoints.for_job(request.endpoint, request.key)
+        return await self._compile_or_fall_back(request, endpoint, request.content)
+
     async def checkpoint(self, endpoint: Endpoint, key: ApiKey) -> str | None:
         """Return the checkpoint for diffusion requests without one, or None if none exists.
 
@@ -407,6 +431,7 @@ class Acceptance:
             client_id=request.client_id,
             notes=body.notes or None,
             sealed_extra_data=None if extra_data is None else sealed(self._secret, extra_data),
+            workflow=None if request.workflow is None else request.workflow.of_graph(body.prompt),
         )
         size_bytes = len(to_json(submitted, exclude_none=True, inf_nan_mode="null"))
         if size_bytes > _MAX_EVENT_BYTES:
@@ -546,7 +571,8 @@ async def fingerprint_of(request: GenerateRequest) -> str:
     asked += request.callback_events or ()
     of_images = {"format": request.image_format, "quality": request.image_quality}
     asked += [f"image_{name}={value}" for name, value in of_images.items() if value is not None]
-    text = "\0".join((request.flavour, request.endpoint, callback, *asked))
+    place = request.endpoint if request.workflow is None else request.workflow.asked
+    text = "\0".join((request.flavour, place, callback, *asked))
 
     def digest() -> str:
         content = text.encode("utf-8", "surrogatepass") + b"\0" + request.body

@@ -97,11 +97,16 @@ class ComfyUICompiler(RequestCompiler):
         super().__init__(endpoint, catalogue, settings, **more)
         self._object_info = object_info
 
-    def _members(self, body: object) -> dict[str, Any]:
+    def declared(self, class_type: str) -> Mapping[str, Any] | None:
+        if self._object_info is None:
+            return super().declared(class_type)
+        return self._object_info.nodes.get(class_type)
+
+    def members(self, body: object) -> dict[str, Any]:
         if self._object_info is not None:
-            return workflow_members(body, self._object_info.nodes.get)
+            return workflow_members(body, self.declared)
         with missing_nodes_advice(_NODES_UNKNOWN):
-            return workflow_members(body, self.catalogue.declaration)
+            return workflow_members(body, self.declared)
 
     def _graph(self, prompt: object) -> Graph:
         graph = parse_graph(prompt, self.catalogue, self.limits, draw_seed=draw_seed)

@@ -87,7 +87,7 @@ class RequestCompiler:
 
     def _workflow(self, body: Any, excess_bytes: int) -> CheckedBody:
         """Compile a workflow. Members that no run needs, such as `client_id`, are dropped."""
-        members = self._members(body)
+        members = self.members(body)
         extracted = without_images(members.get("prompt"), self.catalogue, most=_MAX_INLINE_IMAGES)
         _require_small(extracted, excess_bytes)
         pnginfo = pnginfo_of(members.get("extra_data"))
@@ -111,10 +111,14 @@ class RequestCompiler:
         """Return None, because no node reads further members of `extra_data`."""
         return None
 
-    def _members(self, body: object) -> dict[str, Any]:
+    def declared(self, class_type: str) -> Mapping[str, Any] | None:
+        """Return the declaration of a node type in the shape of `object_info`, or None."""
+        return self.catalogue.declaration(class_type)
+
+    def members(self, body: object) -> dict[str, Any]:
         """Return the members of a workflow. A file of ComfyUI's editor becomes a graph."""
         with missing_nodes_advice(_OTHER_ENGINE):
-            return workflow_members(body, self.catalogue.declaration)
+            return workflow_members(body, self.declared)
 
     def _graph(self, prompt: object) -> Graph:
         with missing_nodes_advice(_OTHER_ENGINE):

@@ -142,7 +142,7 @@ async def generate(
                 content=content,
                 max_bytes=submission.bodies.max_bytes,
                 callback_url=callback_url,
-                callback_events=_events_before_end(callback_events, callback_url),
+                callback_events=events_before_end(callback_events, callback_url),
                 alone=alone,
                 preview=preview,
                 image_format=image_format,
@@ -187,7 +187,7 @@ def _flavour_of(request: Request) -> Flavour:
     return Flavour.WORKFLOW if is_workflow else Flavour.DIFFUSION
 
 
-def _events_before_end(text: str | None, callback_url: str | None) -> tuple[str, ...] | None:
+def events_before_end(text: str | None, callback_url: str | None) -> tuple[str, ...] | None:
     """Return the events of `callback_events` that precede the end, in a fixed order.
 
     `text` has been validated. Raises CallbackUrlMissing if there is a `text`, but no

@@ -143,6 +143,9 @@ class JobDetail(JobSummary):
     cost: JobCost | None = Field(
         default=None, description="The cost that was estimated at acceptance"
     )
+    inputs: dict[str, Any] | None = Field(
+        default=None, description="The values of the inputs of a named workflow"
+    )
     timings: Timings
 
 
@@ -240,6 +243,7 @@ async def show_job(id: str, key: ReadKey, access: JobAccessDep) -> JobDetail:
         input_files={name: file.digest for name, file in files.items()} or None,
         cost=submitted.cost,
         comfyui=job.comfyui,
+        inputs=None if job.submitted.workflow is None else job.submitted.workflow.inputs,
         timings=timings(job),
     )
 

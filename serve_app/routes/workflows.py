@@ -1,0 +1,329 @@
+"""Routes that store, show, change, delete and run named workflows."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from events.log import utc_now
+from events.result import ResultResponse, result_of
+from events.store.records import EVERY_OWNER, ApiKey, WorkflowVersion
+from events.types import Flavour
+from serve_app.acceptance.acceptance import GenerateRequest
+from serve_app.auth import GenerateKey, ReadKey
+from serve_app.openapi.document import callback_routes, documented, model_body
+from serve_app.replica import JobAccessDep, SubmissionDep
+from serve_app.routes.generate import (
+    Alone,
+    CallbackEvents,
+    CallbackUrl,
+    CheckAnswer,
+    Format,
+    IdempotencyKey,
+    Preview,
+    Quality,
+    events_before_end,
+    traceparent_of,
+)
+from serve_app.workflows.definition import (
+    InputDefinition,
+    NewWorkflow,
+    WorkflowCall,
+    WorkflowChanges,
+    value_in,
+)
+from serve_app.workflows.named import FoundWorkflow
+
+logger = logging.getLogger(__name__)
+
+router = APIRouter(
+    prefix="/v1/workflows",
+    tags=["workflows"],
+    responses=documented(400, 401, 403, 429, 500, 503),
+)
+
+Reference = Annotated[
+    str,
+    Path(
+        description="The name of the workflow, or name and version: `portrait`, `portrait@3`",
+        examples=["portrait"],
+    ),
+]
+Shared = Annotated[
+    bool,
+    Query(
+        description="Whether the workflow of all owners is meant. Only administrators may change it"
+    ),
+]
+OfCall = Annotated[
+    str,
+    Query(description="The endpoint that runs the job. Absent: the endpoint of the workflow"),
+]
+
+
+class VersionInfo(BaseModel):
+    version: int
+    created_at: datetime
+
+
+class WorkflowSummary(BaseModel):
+    name: str
+    version: int = Field(description="The version that the name without a version means")
+    versions: list[VersionInfo] = Field(description="All versions, oldest first")
+    marked: int | None = Field(
+        default=None, description="The version that its owner marked. Absent: the newest is used"
+    )
+    shared: bool = Field(description="Whether the keys of all owners may run the workflow")
+
+    @staticmethod
+    def members(versions: list[WorkflowVersion]) -> dict[str, Any]:
+        newest = versions[-1]
+        marked = next((each.version for each in versions if each.is_marked), None)
+        return {
+            "name": newest.name,
+            "version": marked or newest.version,
+            "versions": [
+                VersionInfo(version=each.version, created_at=each.created_at) for each in versions
+            ],
+            "marked": marked,
+            "shared": newest.owner == EVERY_OWNER,
+        }
+
+
+class WorkflowPage(BaseModel):
+    workflows: list[WorkflowSummary] = Field(description="Sorted by name")
+
+
+class ShownInput(InputDefinition):
+    value: Any = Field(default=None, description="The value in the graph")
+
+
+class WorkflowDetail(WorkflowSummary):
+    """One version of a workflow."""
+
+    shown: int = Field(description="The version whose content this is")
+    description: str
+    endpoint: str
+    inputs: dict[str, ShownInput]
+    outputs: dict[str, str] = Field(description="The ids of the output nodes by name")
+    prompt: dict[str, Any] = Field(description="The graph, in ComfyUI's API format")
+
+    @classmethod
+    def of(cls, found: FoundWorkflow) -> WorkflowDetail:
+        definition = found.definition
+        inputs = {
+            name: ShownInput(**each.model_dump(), value=value_in(definition.prompt, each))
+            for name, each in definition.inputs.items()
+        }
+        return cls(
+            **cls.members(list(found.versions)),
+            shown=found.version.version,
+            description=definition.description,
+            endpoint=definition.endpoint,
+            inputs=inputs,
+            outputs=definition.outputs,
+            prompt=definition.prompt,
+        )
+
+
+class WorkflowSchema(BaseModel):
+    inputs: dict[str, Any] = Field(description="JSON Schema of the member `inputs` of a call")
+    outputs: dict[str, Any] = Field(description="JSON Schema of the results by output")
+
+
+_NEW_BODY = model_body(
+    NewWorkflow,
+    {
+        "name": "portrait",
+        "prompt": {"4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "…"}}},
+        "inputs": {"prompt": {"node": "6", "input": "text", "required": True}},
+        "outputs": {"image": "9"},
+    },
+)
+_CHANGE_BODY = model_body(WorkflowChanges, {"marked": 2})
+_CALL_BODY = model_body(WorkflowCall, {"inputs": {"prompt": "a lighthouse in a storm"}})
+
+
+@router.get("", response_model_exclude_none=True)
+async def list_workflows(key: ReadKey, submission: SubmissionDep) -> WorkflowPage:
+    """List the workflows of the key's owner, and the workflows of all owners."""
+    found = await submission.workflows.all(key)
+    return WorkflowPage(
+        workflows=[WorkflowSummary(**WorkflowSummary.members(each)) for each in found.values()]
+    )
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model_exclude_none=True,
+    responses=documented(404, 408, 409, 413, 415),
+    openapi_extra={"requestBody": _NEW_BODY},
+)
+async def create_workflow(
+    request: Request, response: Response, key: GenerateKey, submission: SubmissionDep
+) -> WorkflowDetail:
+    """Store a graph by a name. The graph is checked like that of a job. Inputs and outputs that the
+    body does not name are proposed from the graph.
+    """
+    body = await submission.bodies.model(request, key.owner, NewWorkflow)
+    found = await submission.workflows.create(key, body)
+    _note("create", body.name, key)
+    response.headers["Location"] = f"{router.prefix}/{body.name}"
+    return WorkflowDetail.of(found)
+
+
+@router.get("/{name}", response_model_exclude_none=True, responses=documented(404))
+async def show_workflow(
+    name: Reference, key: ReadKey, submission: SubmissionDep, *, shared: Shared = False
+) -> WorkflowDetail:
+    """Show a version of a workflow with its graph, its inputs and its outputs."""
+    return WorkflowDetail.of(await submission.workflows.find(key, name, shared=shared))
+
+
+@router.patch(
+    "/{name}",
+    response_model_exclude_none=True,
+    responses=documented(404, 408, 409, 413, 415),
+    openapi_extra={"requestBody": _CHANGE_BODY},
+)
+async def change_workflow(
+    name: Reference,
+    request: Request,
+    key: GenerateKey,
+    submission: SubmissionDep,
+    *,
+    shared: Shared = False,
+) -> WorkflowDetail:
+    """Store a new version of a workflow, or mark the version that its name means. Members that the
+    body does not have are those of the newest version. Earlier versions never change.
+    """
+    body = await submission.bodies.model(request, key.owner, WorkflowChanges)
+    found = await submission.workflows.change(key, name, body, shared=shared)
+    _note("change", name, key)
+    return WorkflowDetail.of(found)
+
+
+@router.delete("/{name}", status_code=204, responses=documented(404))
+async def delete_workflow(
+    name: Reference, key: GenerateKey, submission: SubmissionDep, *, shared: Shared = False
+) -> Response:
+    """Delete a workflow with all its versions. Jobs that it made stay as they are."""
+    await submission.workflows.remove(key, name, shared=shared)
+    _note("delete", name, key)
+    return Response(status_code=204)
+
+
+@router.get("/{name}/schema", responses=documented(404))
+async def show_workflow_schema(
+    name: Reference, key: ReadKey, submission: SubmissionDep
+) -> WorkflowSchema:
+    """Show the inputs and outputs of a workflow as JSON Schema."""
+    found = await submission.workflows.find(key, name)
+    outputs = {each: {"type": "array"} for each in found.definition.outputs}
+    return WorkflowSchema(
+        inputs=found.definition.json_schema(found.title),
+        outputs={"type": "object", "properties": outputs},
+    )
+
+
+@router.post(
+    "/{name}/generate",
+    status_code=202,
+    response_model=None,
+    responses=documented(404, 408, 409, 413, 415)
+    | {202: {"model": ResultResponse, "description": "The job was accepted and stored"}},
+    openapi_extra={"requestBody": _CALL_BODY},
+    callbacks=callback_routes("/v1/workflows/{name}/generate"),
+)
+async def run_workflow(
+    request: Request,
+    key: GenerateKey,
+    submission: SubmissionDep,
+    access: JobAccessDep,
+    *,
+    name: Reference,
+    endpoint: OfCall = "",
+    callback_url: CallbackUrl = None,
+    callback_events: CallbackEvents = None,
+    alone: Alone = False,
+    preview: Preview = False,
+    image_format: Format = None,
+    image_quality: Quality = None,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Submit a job of a named workflow with values for its inputs."""
+    began = utc_now()
+    found = await submission.workflows.find(key, name)
+    async with submission.bodies.json_with_images(request, key.owner) as (body, content):
+        wanted = submission.workflows.request_of(
+            found,
+            content,
+            GenerateRequest(
+                flavour=Flavour.WORKFLOW,
+                key=key,
+                endpoint=endpoint,
+                body=body,
+                content=None,
+                max_bytes=submission.bodies.max_bytes,
+                callback_url=callback_url,
+                callback_events=events_before_end(callback_events, callback_url),
+                alone=alone,
+                preview=preview,
+                image_format=image_format,
+                image_quality=image_quality,
+                idempotency_key=idempotency_key,
+                traceparent=traceparent_of(request),
+            ),
+            asked=name,
+        )
+        job = await submission.workflows.accept(found, wanted, began=began)
+    headers = {"Location": f"/workflow/v1/result?request_id={job.id}"}
+    answer = result_of(job, access.files.url_for).body()
+    return Response(answer, 202, headers, media_type="application/json")
+
+
+@router.post(
+    "/{name}/check",
+    response_model=None,
+    responses=documented(404, 408, 409, 413, 415)
+    | {200: {"model": CheckAnswer, "description": "The request would be accepted now"}},
+    openapi_extra={"requestBody": _CALL_BODY},
+)
+async def check_workflow(
+    name: Reference,
+    request: Request,
+    key: GenerateKey,
+    submission: SubmissionDep,
+    *,
+    endpoint: OfCall = "",
+) -> Response:
+    """Check values for the inputs of a workflow, and compute the cost. No job is submitted."""
+    found = await submission.workflows.find(key, name)
+    async with submission.bodies.json_with_images(request, key.owner) as (body, content):
+        wanted = submission.workflows.request_of(
+            found,
+            content,
+            GenerateRequest(
+                flavour=Flavour.WORKFLOW,
+                key=key,
+                endpoint=endpoint,
+                body=body,
+                content=None,
+                max_bytes=submission.bodies.max_bytes,
+            ),
+            asked=name,
+        )
+        would_be = await submission.workflows.check(found, wanted)
+    assert would_be.cost is not None  # Every new job has a cost.
+    answer = CheckAnswer(images=would_be.images, cost=would_be.cost)
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _note(change: str, name: str, key: ApiKey) -> None:
+    fields = {"action": f"{change}_workflow", "workflow": name, "by_key_id": key.id}
+    logger.info("workflows changed", extra=fields)

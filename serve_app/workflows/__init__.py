@@ -1,0 +1,1 @@
+"""Named workflows: graphs that owners store once, with typed inputs and named outputs."""

@@ -1,0 +1,294 @@
+"""Stores named workflows, and turns calls of them into generate requests."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from engine.interface import FieldError, GraphInvalid, ParametersInvalid
+from events.job import Job
+from events.log import utc_now
+from events.store.records import (
+    EVERY_OWNER,
+    ApiKey,
+    Scope,
+    WorkflowOutcome,
+    WorkflowVersion,
+)
+from events.types import Flavour, NamedWorkflow, Submitted
+from serve_app.acceptance.acceptance import Acceptance, GenerateRequest
+from serve_app.acceptance.addresses import MEMBER
+from serve_app.access.api_keys import require_scope
+from serve_app.bodies import validated
+from serve_app.fair_threads import FairThreads
+from serve_app.refusals import (
+    TooManyWorkflows,
+    WorkflowChanged,
+    WorkflowExists,
+    WorkflowNotFound,
+)
+from serve_app.workflows.definition import (
+    Definition,
+    NewWorkflow,
+    WorkflowCall,
+    WorkflowChanges,
+    require_bound,
+    value_in,
+)
+from serve_app.workflows.proposals import (
+    completed,
+    needed_for,
+    proposed_inputs,
+    proposed_outputs,
+)
+
+if TYPE_CHECKING:
+    from events.store.workflows import Workflows
+
+_REFERENCE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})(?:@([1-9]\d{0,8}))?")
+"""A name, or a name with a version: `portrait`, `portrait@3`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWorkflow:
+    """One version of a named workflow with its content."""
+
+    version: WorkflowVersion
+    versions: tuple[WorkflowVersion, ...]
+    """All versions of the workflow, oldest first."""
+    definition: Definition
+
+    @property
+    def title(self) -> str:
+        return f"{self.version.name}@{self.version.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a named workflow; see `acceptance.WorkflowCall`."""
+
+    found: FoundWorkflow
+    asked: str
+
+    def of_graph(self, prompt: Any) -> NamedWorkflow:
+        definition = self.found.definition
+        return NamedWorkflow(
+            name=self.found.version.name,
+            version=self.found.version.version,
+            inputs={name: value_in(prompt, each) for name, each in definition.inputs.items()},
+            outputs={node: name for name, node in definition.outputs.items()},
+        )
+
+
+class NamedWorkflows:
+    def __init__(self, store: Workflows, acceptance: Acceptance, threads: FairThreads) -> None:
+        self._store = store
+        self._acceptance = acceptance
+        self._threads = threads
+
+    async def all(self, key: ApiKey) -> dict[str, list[WorkflowVersion]]:
+        """Return the versions of each workflow that the key may run, oldest first."""
+        names: dict[str, list[WorkflowVersion]] = {}
+        for each in await self._store.all(key.owner):
+            names.setdefault(each.name, []).append(each)
+        return names
+
+    async def find(self, key: ApiKey, reference: str, *, shared: bool = False) -> FoundWorkflow:
+        """Return the version that `name` or `name@version` means.
+
+        A workflow of the key's owner hides a workflow of all owners with the same name. With
+        `shared`, only the latter is found. Raises WorkflowNotFound.
+        """
+        asked = _REFERENCE.fullmatch(reference)
+        if asked is None:
+            raise WorkflowNotFound
+        name, number = asked[1], asked[2]
+        for owner in [EVERY_OWNER] if shared else [key.owner, EVERY_OWNER]:
+            if versions := await self._store.of_name(owner, name):
+                version = _chosen(versions, None if number is None else int(number))
+                return FoundWorkflow(version, tuple(versions), await self._definition(version))
+        raise WorkflowNotFound
+
+    async def create(self, key: ApiKey, body: NewWorkflow) -> FoundWorkflow:
+        """Store a new workflow. Raises WorkflowExists, TooManyWorkflows, ScopeMissing, and the
+        errors of a graph that cannot run.
+        """
+        owner = _owner_of(key, shared=body.shared)
+        definition = await self._checked(
+            key,
+            body.endpoint,
+            body.prompt,
+            inputs=body.inputs,
+            outputs=body.outputs,
+            description=body.description,
+        )
+        await self._add(owner, body.name, definition, after=0)
+        return await self.find(key, f"{body.name}@1", shared=body.shared)
+
+    async def change(
+        self, key: ApiKey, name: str, body: WorkflowChanges, *, shared: bool
+    ) -> FoundWorkflow:
+        """Store a new version with the given members, mark a version, or do both.
+
+        Raises WorkflowNotFound, WorkflowChanged, TooManyWorkflows, ScopeMissing, and the errors of
+        a graph that cannot run.
+        """
+        owner = _owner_of(key, shared=shared)
+        versions = await self._store.of_name(owner, name)
+        if not versions:
+            raise WorkflowNotFound
+        given = body.model_fields_set - {"marked"}
+        after = versions[-1].version
+        if given:
+            old = await self._definition(versions[-1])
+            new_graph = "prompt" in given
+            outputs = None if new_graph else old.outputs
+            definition = await self._checked(
+                key,
+                body.endpoint or old.endpoint,
+                body.prompt if new_graph else old.prompt,
+                inputs=old.inputs if body.inputs is None else body.inputs,
+                outputs=outputs if body.outputs is None else body.outputs,
+                description=old.description if body.description is None else body.description,
+            )
+            await self._add(owner, name, definition, after=after)
+            after += 1
+        if "marked" in body.model_fields_set and not await self._store.mark(
+            owner, name, body.marked
+        ):
+            message = f"the workflow has no version {body.marked}"
+            raise ParametersInvalid((FieldError("value_error", message, "marked"),))
+        return await self.find(key, f"{name}@{after}", shared=shared)
+
+    async def remove(self, key: ApiKey, name: str, *, shared: bool) -> None:
+        """Remove all versions. Jobs of the workflow stay. Raises WorkflowNotFound, ScopeMissing."""
+        if not await self._store.remove(_owner_of(key, shared=shared), name):
+            raise WorkflowNotFound
+
+    async def accept(
+        self, found: FoundWorkflow, request: GenerateRequest, *, began: datetime | None = None
+    ) -> Job:
+        """Accept the job of a call. Raises the errors of `Acceptance.accept`."""
+        try:
+            return await self._acceptance.accept(request, began=began)
+        except GraphInvalid as error:
+            raise found.definition.told_by_name(error) from error
+
+    async def check(self, found: FoundWorkflow, request: GenerateRequest) -> Submitted:
+        """Check a call without submitting a job. Raises the errors of `Acceptance.check`."""
+        try:
+            return await self._acceptance.check(request)
+        except GraphInvalid as error:
+            raise found.definition.told_by_name(error) from error
+
+    def request_of(
+        self,
+        found: FoundWorkflow,
+        content: Any,
+        request: GenerateRequest,
+        *,
+        asked: str,
+    ) -> GenerateRequest:
+        """Return the generate request of a call with this parsed body.
+
+        `request` is the request without the graph. Its endpoint is empty if the caller names none.
+        `asked` is the name as the caller sent it. Raises RequestValidationError, ParametersInvalid.
+        """
+        call = validated(WorkflowCall, content)
+        more = {MEMBER: call.image_put_urls, "extra_data": call.extra_data}
+        given = {name: value for name, value in more.items() if value is not None}
+        prompt = found.definition.graph_with(call.inputs)
+        return replace(
+            request,
+            flavour=Flavour.WORKFLOW,
+            endpoint=request.endpoint or found.definition.endpoint,
+            content={"prompt": prompt, **given},
+            workflow=Call(found, f"{asked} {request.endpoint}"),
+        )
+
+    async def _definition(self, version: WorkflowVersion) -> Definition:
+        content = await self._store.content(version)
+        if content is None:  # It was removed meanwhile.
+            raise WorkflowNotFound
+        return Definition.model_validate_json(content)
+
+    async def _checked(
+        self,
+        key: ApiKey,
+        endpoint: str,
+        prompt: Any,
+        *,
+        inputs: Mapping[str, Any] | None,
+        outputs: Mapping[str, str] | None,
+        description: str,
+    ) -> Definition:
+        """Check that the graph can run on the endpoint, and return the whole definition."""
+        content = {"prompt": prompt}
+        request = GenerateRequest(
+            flavour=Flavour.WORKFLOW,
+            key=key,
+            endpoint=endpoint,
+            body=json.dumps(content).encode(),
+            content=content,
+        )
+        checked = await self._acceptance.compiled(request)
+        compiler = checked.compiler
+
+        def build() -> Definition:
+            # The seeds and values of the caller are kept, not those of the checked graph.
+            graph = {
+                node_id: {**node, "inputs": {**(node.get("inputs") or {})}}
+                for node_id, node in compiler.members(content)["prompt"].items()
+                if node_id in checked.prompt
+            }
+            named = proposed_outputs(graph, compiler.declared) if outputs is None else outputs
+            graph = needed_for(graph, named) if named else graph
+            if inputs is None:
+                typed = proposed_inputs(graph, compiler.declared)
+            else:
+                require_bound(graph, inputs)
+                typed = completed(graph, inputs, compiler.declared)
+            return Definition(
+                prompt=graph,
+                inputs=typed,
+                outputs=dict(named),
+                endpoint=endpoint,
+                description=description,
+            )
+
+        return await self._threads.run(key.owner, build, is_quick=False)
+
+    async def _add(self, owner: str, name: str, definition: Definition, *, after: int) -> None:
+        content = definition.model_dump_json(exclude_none=True)
+        outcome = await self._store.add(owner, name, content, after=after, at=utc_now())
+        match outcome:
+            case WorkflowOutcome.EXISTS:
+                raise WorkflowExists
+            case WorkflowOutcome.MISSING:
+                raise WorkflowNotFound
+            case WorkflowOutcome.CHANGED:
+                raise WorkflowChanged
+            case WorkflowOutcome.FULL:
+                raise TooManyWorkflows
+
+
+def _chosen(versions: list[WorkflowVersion], number: int | None) -> WorkflowVersion:
+    """Return the version with this number; without a number the marked or the newest one."""
+    if number is None:
+        return max(versions, key=lambda each: (each.is_marked, each.version))
+    for each in versions:
+        if each.version == number:
+            return each
+    raise WorkflowNotFound
+
+
+def _owner_of(key: ApiKey, *, shared: bool) -> str:
+    """Return the owner of a workflow that the key changes. Raises ScopeMissing."""
+    if not shared:
+        return key.owner
+    require_scope(key, Scope.ADMIN)
+    return EVERY_OWNER
