@@ -228,7 +228,7 @@ USER_FILES = _table(
 
 WORKFLOWS = _table(
     "workflows",
-    # An empty owner stands for a workflow that all owners may run.
+    # An empty owner stands for all owners.
     _key("owner"),
     _key("name"),
     _key("version", sa.Integer),

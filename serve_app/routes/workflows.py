@@ -294,7 +294,7 @@ async def run_workflow(
     | {200: {"model": CheckAnswer, "description": "The request would be accepted now"}},
     openapi_extra={"requestBody": _CALL_BODY},
 )
-async def check_workflow(
+async def check_workflow_run(
     name: Reference,
     request: Request,
     key: GenerateKey,
