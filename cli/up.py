@@ -33,7 +33,7 @@ from engine.interface import EngineError, installed_extensions
 from events.errors import DatabaseUnavailable, OlderData
 from events.store.database import Database
 from local.embedded import LOGS, AlreadyRunning, Embedded, Running
-from local.folders import UnsafeFolder, make_data_folder
+from local.folders import UnsafeFolder, UnwritableFolder, make_data_folder, require_room
 from local.local_ray import RayDidNotStart
 from local.log_file import NAME
 from local.nats_server import NatsDidNotStart
@@ -53,6 +53,7 @@ _CANNOT_START = (
     OlderData,
     RayDidNotStart,
     UnsafeFolder,
+    UnwritableFolder,
 )
 
 
@@ -141,6 +142,7 @@ def _run(settings: Settings, began: float, *, is_log_shown: bool) -> None:
             os.umask(0o077)  # With this mask, only this user can read the new files.
             nodes = {str(each): len(each.node_types) for each in installed_extensions()}
             make_data_folder(settings.stores.data_dir)
+            require_room(settings.stores.data_dir)
             fresh_key = asyncio.run(ensure_admin_key(settings.stores))
             show_line = _show_line if is_log_shown else None
             embedded = Embedded(settings, on_part=show, show_line=show_line)
@@ -185,13 +187,17 @@ def _wait_ready(running: Running) -> None:
     settings = running.settings
     give_up_at = time.monotonic() + _READY_TIMEOUT_S
     url = f"http://{settings.http.netloc}"
+    reason = ""
     with httpx.Client(base_url=url, timeout=2, trust_env=False) as client:
         while time.monotonic() < give_up_at:
-            with suppress(httpx.TransportError):
-                if client.get("/health/ready").is_success:
+            with suppress(httpx.TransportError, ValueError):
+                answer = client.get("/health/ready")
+                if answer.is_success:
                     return
+                reason = f" {answer.json()['error']['details']}"
             time.sleep(0.1)
-    fail(f"the service was not ready within {_READY_TIMEOUT_S:g} s; see {_log_path(running)}")
+    log_path = _log_path(running)
+    fail(f"the service was not ready within {_READY_TIMEOUT_S:g} s; see {log_path}.{reason}")
 
 
 def follow_comfyui(running: Running, stop: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import logging
 import os
@@ -9,6 +10,7 @@ import secrets
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ from types import FrameType, TracebackType
 
 from pydantic import SecretStr
 
+from events.bus.bus import Bus
+from events.bus.health import write_error
+from events.errors import LogUnavailable
 from local.folders import keep_logs, make_data_folder, temporary_folder
 from local.haproxy import serve_host
 from local.local_ray import LocalRay, gpu_count
@@ -26,6 +31,7 @@ from local.nats_server import NatsServer, write_private
 from local.ports import held_port, held_ports
 from local.processes import stop_stale_processes
 from local.serve_environment import PORTS, configure_serve, haproxy_folder
+from settings.constant import constant
 from settings.graph import MAX_COST_WITHOUT_GPU
 from settings.settings import Settings, forget_secrets
 from settings.stores import StoreSettings
@@ -39,6 +45,8 @@ RAY_ADDRESS_FILE = "ray.address"
 _LOCK = "lock"
 _WATCH_PERIOD_S = 0.2
 _LONGEST_WATCH_PAUSE_S = 5.0
+_WRITE_CHECK_PERIOD_S = constant("WRITE_CHECK_PERIOD_S", 5.0)
+_WRITE_CHECK_TIMEOUT_S = 5.0
 
 
 class AlreadyRunning(RuntimeError):
@@ -115,7 +123,7 @@ class Embedded:
             self._stack.callback(nats.stop)
             nats.start()
             settings = _with_nats(settings, nats.url)
-            self._stack.enter_context(restarted_on_death(nats))
+            self._stack.enter_context(restarted_on_failure(nats))
         self._keep_log(settings.stores, ray_folder)
         self._on_part("Ray")
         address = self._start_ray(settings, ray_folder, nats)
@@ -238,17 +246,27 @@ def _exclusive(data_dir: Path) -> Generator[None]:
 
 
 @contextmanager
-def restarted_on_death(nats: NatsServer) -> Generator[None]:
-    """Restart nats-server on the same port whenever it dies within the `with` block."""
+def restarted_on_failure(nats: NatsServer) -> Generator[None]:
+    """Restart nats-server on the same port within the `with` block, whenever it dies or refuses all
+    writes because an earlier write failed.
+
+    A refusal is left alone until there is room for new writes.
+    """
     stop = threading.Event()
 
     def watch() -> None:
         pause_s = _WATCH_PERIOD_S
+        check_at = time.monotonic() + _WRITE_CHECK_PERIOD_S
         while not stop.wait(pause_s):
-            if nats.is_running():
+            reason = None
+            if nats.is_running() and time.monotonic() >= check_at:
+                reason = asyncio.run(_write_error(nats.url))
+                check_at = time.monotonic() + _WRITE_CHECK_PERIOD_S
+            if nats.is_running() and (reason is None or not nats.has_room()):
                 pause_s = _WATCH_PERIOD_S
                 continue
-            logger.warning("nats-server died", extra={"action": "nats_restart"})
+            fields = {"action": "nats_restart", "reason": reason or "it died"}
+            logger.warning("nats-server is restarted", extra=fields)
             pause_s = min(2 * pause_s, _LONGEST_WATCH_PAUSE_S)
             try:
                 nats.spawn()
@@ -262,6 +280,20 @@ def restarted_on_death(nats: NatsServer) -> Generator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+async def _write_error(url: str) -> str | None:
+    """Return why the server refuses writes; None if it accepts them or does not answer."""
+    bus = Bus(url, name="nats-watch", prepares_streams=False)
+    bus.start()
+    try:
+        async with asyncio.timeout(_WRITE_CHECK_TIMEOUT_S):
+            await bus.wait_connected()
+            return await write_error(bus)
+    except (TimeoutError, LogUnavailable):
+        return None
+    finally:
+        await bus.close()
 
 
 @contextmanager

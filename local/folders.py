@@ -1,4 +1,4 @@
-"""Makes folders that only this user can enter."""
+"""Makes folders that only this user can enter, and tests whether they can be written."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 _OTHERS = 0o077
+_ROOM_BYTES = 16 * 1024**2
 
 
 class UnsafeFolder(RuntimeError):
     """The folder belongs to another user, or other users can enter it."""
+
+
+class UnwritableFolder(RuntimeError):
+    """The folder cannot be written, or its disk is full."""
 
 
 def make_private(folder: Path) -> None:
@@ -34,11 +39,15 @@ def make_private(folder: Path) -> None:
 
 
 def make_data_folder(folder: Path) -> None:
-    """Create the data folder, or make an empty one private. Raises UnsafeFolder.
+    """Create the data folder, or make an empty one private.
 
-    A folder with content is never changed, so it must already be private.
+    A folder with content is never changed, so it must already be private. Raises UnsafeFolder,
+    UnwritableFolder.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UnwritableFolder(f"{folder} cannot be created: {error.strerror}") from error
     found = folder.stat()
     if found.st_uid != os.getuid():
         raise UnsafeFolder(
@@ -55,12 +64,28 @@ def make_data_folder(folder: Path) -> None:
     folder.chmod(0o700)
 
 
+def require_room(folder: Path) -> None:
+    """Write a file of 16 MiB in the folder and remove it. Raises UnwritableFolder."""
+    path = folder / "room"
+    try:
+        with path.open("wb") as file:
+            file.write(bytes(_ROOM_BYTES))
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UnwritableFolder(
+            f"{folder} cannot be written: {error.strerror}. At least 16 MiB must be free."
+        ) from error
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
 def temporary_folder(data_dir: Path) -> Path:
     """Make the private temporary folder of the data folder. Raises UnsafeFolder.
 
     Its path is short, because a socket in it must have a short path.
     """
-    name = hashlib.sha256(os.fsencode(data_dir.absolute())).hexdigest()[:8]
+    name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:8]
     folder = Path(tempfile.gettempdir()) / f"darkroom-{name}"
     make_private(folder)
     return folder

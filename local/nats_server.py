@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from local.folders import UnwritableFolder, require_room
 from local.ports import PortTaken, held_port, held_ports
 from local.processes import stop_stale_processes
 
@@ -24,6 +25,7 @@ listen: "127.0.0.1:{port}"
 max_payload: 2MB
 jetstream {{
   store_dir: {store}
+  max_file_store: 1PB
   sync_interval: always
 }}
 accounts {{
@@ -61,6 +63,8 @@ a message that does not exist, with `$JS.API.STREAM.DELETE.QUEUE` as the reply s
 answer would delete that stream.
 """
 
+# `max_file_store` has a value, because the default is a share of the room that the disk has at the
+# start, and makes nats-server refuse writes after a start on a full disk.
 _READS = tuple(f'"$JS.API.DIRECT.GET.JOBS{more}"' for more in ("", ".>"))
 """The requests that the reader may send. They only read the log."""
 
@@ -84,7 +88,7 @@ class NatsServer:
     """One nats-server under `folder`: its configuration, store, credentials and process id."""
 
     def __init__(self, folder: Path, *, preferred_port: int = 4222) -> None:
-        self._folder = folder.absolute()
+        self._folder = folder.resolve()  # A later start by another path must find its process.
         self._preferred_port = preferred_port
         self._process: subprocess.Popen[bytes] | None = None
         self._port_hold: ExitStack | None = None
@@ -136,6 +140,14 @@ class NatsServer:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def has_room(self) -> bool:
+        """Return whether the folder has room for a restart."""
+        try:
+            require_room(self._folder)
+        except UnwritableFolder:
+            return False
+        return True
+
     def stop(self, *, timeout_s: float = _END_TIMEOUT_S) -> None:
         if self._port_hold is not None:
             self._port_hold.close()
@@ -174,7 +186,7 @@ class NatsServer:
             reader=json.dumps(credentials.reader),
         )
         write_private(self._config_file, text)
-        (self._folder / "port").write_text(str(self.port))
+        write_private(self._folder / "port", str(self.port))
         return self._config_file
 
     def _hold_port(self) -> None:
@@ -248,7 +260,13 @@ def _accepts(port: int) -> bool:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read from the moment of its creation."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Write a file that only its owner can read from the moment of its creation.
+
+    If the write fails, as on a full disk, the file is not changed.
+    """
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
+    new.replace(path)

@@ -69,7 +69,7 @@ def configure_serve(settings: HttpSettings, data_dir: Path, ports: range) -> int
 
 def haproxy_folder(data_dir: Path) -> Path:
     """Return the folder of HAProxy's configuration, which its command line names."""
-    return (data_dir / "haproxy").absolute()
+    return (data_dir / "haproxy").resolve()
 
 
 def _haproxy(

@@ -22,6 +22,7 @@ from events.bus.connection import CALL_TIMEOUT_S, Connection, keeping_cancellati
 from events.bus.nats_errors import (
     DISCONNECTED,
     FULL,
+    STREAM_FAILED,
     WRONG_LAST_SEQUENCE,
     NoAnswer,
     WrongLastSequence,
@@ -45,6 +46,7 @@ _BATCH = 1000
 _BATCHES_AT_ONCE = 250
 """The largest number of answers that are requested together."""
 _END_OF_BATCH = "204"
+_NO_SUBJECT = "no.message.has.this.subject"
 _NO_MESSAGES = "404"
 
 
@@ -107,6 +109,22 @@ class Bus(Connection):
         """
         seq = None if upto is None else upto + 1
         await self.call(self._js.purge_stream(stream, seq=seq, subject=subject, keep=keep or None))
+
+    async def write_error(self, stream: str) -> str | None:
+        """Return the error of an earlier write for which the stream refuses all writes, or None.
+
+        After a failed write, nats-server answers no publish to the stream until it is restarted,
+        and answers each purge with the error. A purge of a subject without messages changes
+        nothing. Raises LogUnavailable.
+        """
+        answer = await self._ask_api(
+            f"$JS.API.STREAM.PURGE.{stream}", {"filter": _NO_SUBJECT}, timeout_s=_QUICK_TIMEOUT_S
+        )
+        error = answer.get("error", {})
+        if error.get("err_code") != STREAM_FAILED:
+            return None
+        # The first part of the description is the path of a file of the server.
+        return str(error["description"]).rpartition(": ")[2]
 
     # Any replica of a stream answers a direct get (NATS ADR-31). Other reads are answered by the
     # leader of the stream.

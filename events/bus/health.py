@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -71,15 +72,26 @@ class LastKnown(Generic[T]):
                 )
             await self._sleep(max(0.0, self._ask_again_at - now))
 
-    async def _ask_if_due(self) -> None:
-        """Request the value if the period has passed, and wait for a running request.
+    def last(self) -> T | None:
+        """Return the last answer without waiting, or None before the first answer.
+
+        If the period has passed, begin a request.
+        """
+        self._begin_if_due()
+        return None if self._answer is None else self._answer.value
+
+    def _begin_if_due(self) -> asyncio.Task[None] | None:
+        """Begin a request if the period has passed. Return the running request, if any.
 
         The request runs in its own task, so that it continues for the other callers if one caller
         is cancelled.
         """
         if self._asking is None and self._clock() >= self._ask_again_at:
             self._asking = asyncio.create_task(self._refresh())
-        if (asking := self._asking) is not None:
+        return self._asking
+
+    async def _ask_if_due(self) -> None:
+        if (asking := self._begin_if_due()) is not None:
             await asyncio.wait({asking})
             asking.result()
 
@@ -102,6 +114,10 @@ logger = logging.getLogger(__name__)
 _FILL_PERIOD_S = 1.0
 _CANARY_SUBJECT = "canary.ready"
 _CANARY_TIMEOUT_S = 2.0
+_CANARY = bytes(8192)
+"""A test write, which is larger than a block of a file system, because on a full disk the
+last block of a file may have room for a few bytes.
+"""
 
 
 async def warn_if_size_differs(bus: Bus, *, configured: int) -> None:
@@ -124,10 +140,15 @@ async def warn_if_size_differs(bus: Bus, *, configured: int) -> None:
         return
 
 
-@dataclass(slots=True)
-class _Cached(Generic[T]):
-    value: T
-    until: float
+async def write_error(bus: Bus) -> str | None:
+    """Return why a stream refuses all writes since an earlier write failed, or None.
+
+    Only a restart of nats-server makes it write again. Raises LogUnavailable.
+    """
+    for spec in STREAMS:
+        if (reason := await bus.write_error(spec.name)) is not None:
+            return f"The event log cannot be written (stream {spec.name}): {reason}."
+    return None
 
 
 class JetStreamHealth:
@@ -136,35 +157,56 @@ class JetStreamHealth:
     def __init__(self, bus: Bus, *, ready_period_s: float, max_staleness_s: float) -> None:
         """`max_staleness_s` is the largest age of the last known fill that `fill` returns."""
         self._bus = bus
-        self._ready_period_s = ready_period_s
         self._fill = LastKnown(
             lambda: bus.fill(JOBS), period_s=_FILL_PERIOD_S, oldest_s=max_staleness_s
         )
-        self._ready: _Cached[str | None] = _Cached(None, 0.0)
+        self._refusal = LastKnown(self._find_refusal, period_s=ready_period_s, oldest_s=math.inf)
+        self._logged: str | None = None
 
     async def fill(self) -> float:
         """Return the used share of the log's `max_bytes`, 0..1. Raises LogUnavailable."""
         return await self._fill.get()
 
     async def ready(self) -> str | None:
-        """Return None if the log accepts writes, or else the reason why it does not.
-
-        The check is a write, because only a write shows that a disk is full.
-        """
+        """Return None if the log accepts writes, or else the reason why it does not."""
         if not self._bus.is_connected:
             return str(LogUnavailable())
-        if time.monotonic() >= self._ready.until:
-            reason = await self._write_canary()
-            self._ready = _Cached(reason, time.monotonic() + self._ready_period_s)
-        return self._ready.value
+        return await self._refusal.get()
 
-    async def _write_canary(self) -> str | None:
+    async def known_refusal(self) -> str | None:
+        """Return the reason why the last check found that the log accepts no writes, or None.
+
+        Only after such a check, wait for the next one.
+        """
+        return await self.ready() if self._refusal.last() else None
+
+    async def _find_refusal(self) -> str | None:
+        refusal = await self._check()
+        if refusal != self._logged:
+            fields = {"action": "check_log", "reason": refusal}
+            if refusal is None:
+                logger.info("the event log accepts writes again", extra=fields)
+            else:
+                logger.warning("the event log accepts no writes", extra=fields)
+            self._logged = refusal
+        return refusal
+
+    async def _check(self) -> str | None:
+        """Look for the errors of earlier writes, and write a message.
+
+        Only a write shows that a disk is full. An error of an earlier write remains when there is
+        room again, and only in its stream.
+        """
         try:
-            await self._bus.store(_CANARY_SUBJECT, b"", timeout_s=_CANARY_TIMEOUT_S)
+            if (refusal := await write_error(self._bus)) is not None:
+                return refusal
+            try:
+                await self._bus.store(_CANARY_SUBJECT, _CANARY, timeout_s=_CANARY_TIMEOUT_S)
+            except NoAnswer:
+                slow = f"The event log did not store a message within {_CANARY_TIMEOUT_S:g} s."
+                return await write_error(self._bus) or slow
         except (LogUnavailable, LogFull) as error:
             return str(error)
-        except NoAnswer:
-            return f"the event log did not store a message within {_CANARY_TIMEOUT_S:g} s"
         return None
 
 

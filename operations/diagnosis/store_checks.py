@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from events.bus.bus import Bus
-from events.bus.health import ServerReport, describe_server
+from events.bus.health import JetStreamHealth, ServerReport, describe_server
 from events.errors import DatabaseUnavailable, LogUnavailable
 from events.ids import new_id
 from events.log import utc_now
@@ -76,10 +76,27 @@ class LogCheck:
                 "Enable JetStream in the configuration of NATS, and for the account of this user."
             )
             return [Finding(self.part, Level.ERROR, text, remedy)]
-        found = [*self._streams(report), *self._free_space(report)]
+        found = [
+            *await self._writes(bus, report),
+            *self._streams(report),
+            *self._free_space(report),
+        ]
         if report.server_time is not None and report.local_time is not None:
             found.append(clock_finding("NATS", report.server_time, report.local_time))
         return found
+
+    async def _writes(self, bus: Bus, report: ServerReport) -> list[Finding]:
+        """Test whether the log accepts writes, unless it lacks streams."""
+        if report.missing:
+            return []
+        health = JetStreamHealth(bus, ready_period_s=0, max_staleness_s=0)
+        if (refusal := await health.ready()) is None:
+            return []
+        remedy = (
+            "Free some space, or make the folder of NATS writable. Then `darkroom up` restarts its "
+            "nats-server; restart a NATS server of your own."
+        )
+        return [Finding(self.part, Level.ERROR, refusal, remedy)]
 
     def _streams(self, report: ServerReport) -> list[Finding]:
         if report.missing:

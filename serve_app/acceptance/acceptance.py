@@ -20,7 +20,7 @@ from engine.interface import (
 )
 from events.bus.queues import JobQueue
 from events.decisions import Submit
-from events.errors import AddressNotAllowed, LogFull, OutcomeUnknown
+from events.errors import AddressNotAllowed, LogFull, LogUnavailable, OutcomeUnknown
 from events.ids import derived_id, lane_of, new_id
 from events.job import Job, sizes_of
 from events.log import JobWriter, utc_now
@@ -80,6 +80,9 @@ class LogHealth(Protocol):
 
     async def ready(self) -> str | None:
         """Return None if the log accepts writes, or the reason why it does not. Never raises."""
+
+    async def known_refusal(self) -> str | None:
+        """Return the reason why the log accepts no writes, if it is known. Never raises."""
 
 
 class WorkflowCall(Protocol):
@@ -386,6 +389,8 @@ class Acceptance:
             raise await self.endpoints.queue_full(endpoint, queued)
         if await self._health.fill() >= LOG_FULL_RATIO:
             raise LogFull
+        if (refusal := await self._health.known_refusal()) is not None:
+            raise LogUnavailable(refusal)
 
     async def _build_event(
         self, request: GenerateRequest, body: CheckedBody, fingerprint: str

@@ -5,26 +5,36 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import nats
 import psutil
 import pytest
 from nats.aio.client import Client
+from pydantic import SecretStr
 
+import local.embedded
 from events.bus.bus import Bus
+from events.bus.health import JetStreamHealth
+from events.bus.nats_errors import NoAnswer
 from events.bus.streams import JOBS, ROUTER_CONSUMER, event_subject, job_subject
 from events.ids import new_id
-from local.embedded import Embedded, restarted_on_death
+from local.embedded import Embedded, restarted_on_failure
 from local.nats_server import NatsDidNotStart, NatsServer
+from operations.diagnosis.findings import Level
+from operations.diagnosis.store_checks import LogCheck
+from settings.log import LogSettings
 from settings.settings import Settings
-from tests.support.bus import connected, operator
+from settings.stores import StoreSettings
+from tests.support.bus import connected, operator, stores
 from tests.support.polling import eventually
 
 DIRECT_GET = f"$JS.API.DIRECT.GET.{JOBS}"
@@ -227,9 +237,21 @@ def test_an_interrupted_start_leaves_no_server(
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(p.info)]
 
 
+def test_a_start_by_another_path_ends_the_server_of_a_killed_start(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nats")
+    later = NatsServer(tmp_path / "link", preferred_port=0)
+    later.start()
+    try:
+        assert not nats_server.is_running()
+    finally:
+        later.stop()
+
+
 async def test_a_server_that_dies_is_started_again_on_its_port(nats_server: NatsServer) -> None:
     port, pid = nats_server.port, nats_server.pid
-    with restarted_on_death(nats_server):
+    with restarted_on_failure(nats_server):
         os.kill(pid, signal.SIGKILL)
         await eventually(lambda: nats_server.pid != pid)
         async with connected(nats_server):
@@ -241,7 +263,7 @@ async def test_the_watch_outlives_a_start_that_fails(
 ) -> None:
     credentials = tmp_path / "nats" / "credentials.json"
     good = credentials.read_text()
-    with restarted_on_death(nats_server), caplog.at_level(logging.ERROR):
+    with restarted_on_failure(nats_server), caplog.at_level(logging.ERROR):
         credentials.write_text("{")
         os.kill(nats_server.pid, signal.SIGKILL)
         await eventually(lambda: "nats-server did not restart" in caplog.messages)
@@ -253,9 +275,64 @@ async def test_the_watch_outlives_a_start_that_fails(
 async def test_a_watch_ends_while_the_server_is_still_reading_its_store(
     nats_server: NatsServer,
 ) -> None:
-    with restarted_on_death(nats_server):
+    with restarted_on_failure(nats_server):
         pid = nats_server.pid
         os.kill(pid, signal.SIGSTOP)
     assert "nats-watch" not in {thread.name for thread in threading.enumerate()}
     assert nats_server.pid == pid
     os.kill(pid, signal.SIGCONT)
+
+
+def let_writes_fail(server: NatsServer) -> Callable[[], None]:
+    """Make every write of the server fail, as on a full disk. Return a function that ends this."""
+    unlimited = resource.RLIM_INFINITY
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (0, unlimited))
+    limits = (unlimited, unlimited)
+    return partial(resource.prlimit, server.pid, resource.RLIMIT_FSIZE, limits)
+
+
+async def test_a_stream_with_a_failed_write_is_reported_and_the_server_restarted(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = job_subject(new_id())
+    monkeypatch.setattr(local.embedded, "_WRITE_CHECK_PERIOD_S", 0.2)
+    async with connected(nats_server) as bus:
+        await bus.store(subject, b"before", timeout_s=5)
+        health = JetStreamHealth(bus, ready_period_s=0, max_staleness_s=10)
+        assert await health.ready() is None
+        end = let_writes_fail(nats_server)
+        with pytest.raises(NoAnswer):
+            await bus.store(subject, b"fails", timeout_s=1)
+        end()
+        # The other streams still accept messages, and this stream never again.
+        assert await stores(bus)
+        refusal = "The event log cannot be written (stream JOBS): file too large."
+        assert await health.ready() == await health.known_refusal() == refusal
+        log = LogSettings(nats_url=SecretStr(nats_server.url))
+        check = LogCheck(log, StoreSettings(data_dir=tmp_path), is_up=False, full_ratio=0.85)
+        found = (await check.run())[0]
+        assert (found.level, found.what) == (Level.ERROR, refusal)
+
+        asked: list[bool] = []
+        answers = iter([False, False])
+        has_room = nats_server.has_room
+
+        def has_room_later() -> bool:
+            asked.append(next(answers, True) and has_room())
+            return asked[-1]
+
+        monkeypatch.setattr(nats_server, "has_room", has_room_later)
+        pid = nats_server.pid
+        with restarted_on_failure(nats_server):
+            await eventually(lambda: len(asked) > 1)
+            assert nats_server.pid == pid
+            await eventually(lambda: stores(bus, subject))
+        assert asked == [False, False, True]
+        last = await bus.last(JOBS, subject)
+        assert last is not None
+        assert last.data == b""
+        await eventually(lambda: is_ready(health))
+
+
+async def is_ready(health: JetStreamHealth) -> bool:
+    return await health.ready() is None

@@ -105,6 +105,9 @@ class MemoryHealth:
     async def ready(self) -> str | None:
         return self.reason
 
+    async def known_refusal(self) -> str | None:
+        return self.reason
+
 
 @dataclass
 class NameServer:

@@ -1,9 +1,20 @@
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from local.folders import UnsafeFolder, keep_logs, make_data_folder, make_private, temporary_folder
+from local.folders import (
+    UnsafeFolder,
+    UnwritableFolder,
+    keep_logs,
+    make_data_folder,
+    make_private,
+    require_room,
+    temporary_folder,
+)
+from local.nats_server import write_private
 
 
 def test_a_private_folder_is_made_once_and_taken_again(tmp_path: Path) -> None:
@@ -52,7 +63,8 @@ def test_a_temporary_folder_is_private_and_found_again(
     folder = temporary_folder(Path("/data"))
     assert folder.parent == tmp_path
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert temporary_folder(Path("/data")) == folder
+    (tmp_path / "link").symlink_to("/data")
+    assert temporary_folder(Path("/data")) == temporary_folder(tmp_path / "link") == folder
     assert temporary_folder(Path("/other")) != folder
 
 
@@ -85,3 +97,36 @@ def test_logs_of_a_session_take_the_place_of_older_ones(tmp_path: Path) -> None:
         assert [path.name for path in logs.iterdir()] == [f"{number}.err"]
     keep_logs(tmp_path / "none", logs)
     assert [path.name for path in logs.iterdir()] == ["2.err"]
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_folder_without_room_or_in_a_file_is_reported_with_the_reason(tmp_path: Path) -> None:
+    require_room(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    reason = "cannot be written: File too large"
+    with largest_file(4096), pytest.raises(UnwritableFolder, match=reason):
+        require_room(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(UnwritableFolder, match="cannot be created: Not a directory"):
+        make_data_folder(tmp_path / "file" / "data")
+
+
+def test_a_private_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    write_private(path, "first")
+    with largest_file(4), pytest.raises(OSError, match="File too large"):
+        write_private(path, "second")
+    assert path.read_text() == "first"
+    write_private(path, "second")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("second", 0o600)
+    assert list(tmp_path.iterdir()) == [path]

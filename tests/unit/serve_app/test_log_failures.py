@@ -38,6 +38,16 @@ async def test_a_nearly_full_log_takes_no_submission(edge: Edge, client: Client)
     assert refusal(await client.post(WORKFLOW, json=workflow_body())) == (503, "log_full")
 
 
+async def test_a_log_that_cannot_be_written_refuses_submissions_with_the_reason(
+    edge: Edge, client: Client, log: FailingLog
+) -> None:
+    edge.health.reason = "The event log cannot be written: no space left on device."
+    log.append_error = AssertionError("The append would wait for an answer.")
+    answer = await client.post(WORKFLOW, json=workflow_body())
+    assert refusal(answer) == (503, "unavailable")
+    assert answer.json()["error"]["message"] == edge.health.reason
+
+
 async def test_nothing_is_accepted_while_the_queue_cannot_be_counted(
     edge: Edge, client: Client, log: FailingLog
 ) -> None:

@@ -99,3 +99,14 @@ async def test_a_log_that_never_answered_is_not_available(log: Log, known: LastK
     with pytest.raises(LogUnavailable):
         await known.get()
     assert log.now == 2
+
+
+async def test_the_last_answer_is_there_without_waiting(log: Log, known: LastKnown[int]) -> None:
+    log.answering.clear()
+    assert known.last() is None
+    log.value = 7
+    log.answering.set()
+    assert (await known.get(), known.last(), log.asked) == (7, 7, 1)
+    log.now, log.value = 1.0, 8
+    assert known.last() == 7  # a request has begun
+    assert (await known.get(), known.last(), log.asked) == (8, 8, 2)
