@@ -291,18 +291,20 @@ class Context:
             return lambda _estimate: None
         return partial(show_estimate, self._previews, model.family.traits, self._store.previews)
 
+    def note_tiled(self) -> None:
+        """Add the note to the run that an image was encoded or decoded in tiles."""
+        self._on_note(Note.VAE_TILED)
+
     def decode(self, vae: Vae, latent: Latent) -> Work[Images]:
         """Decode a latent. If memory runs out, decode tile by tile and add a note to the run."""
-        images = yield from decoded_within_memory(
-            vae, latent, lambda: self._on_note(Note.VAE_TILED)
-        )
+        images = yield from decoded_within_memory(vae, latent, self.note_tiled)
         require_numbers("The VAE", images)
         return images
 
     def encode_images(self, vae: Vae, images: Images) -> Work[Latent]:
         """Encode images, cropped to multiples of 8 pixels. Memory is handled as in `decode`."""
         images = images[..., : latents.COLOURS]
-        return encoded_within_memory(vae, images, lambda: self._on_note(Note.VAE_TILED))
+        return encoded_within_memory(vae, images, self.note_tiled)
 
     def encode_for_inpainting(
         self, vae: Vae, images: Images, mask: Mask, *, grow_by: int

@@ -206,7 +206,9 @@ def control_net_apply_advanced(
     if strength == 0:
         return positive, negative
     percent_range = start_percent, end_percent
-    control = control_net.control(image, strength, vae=vae, percent_range=percent_range)
+    control = control_net.control(
+        image, strength, vae=vae, percent_range=percent_range, on_tiled=context.note_tiled
+    )
     return controlled(positive, control), controlled(negative, control)
 
 
@@ -292,7 +294,13 @@ def z_image_fun_controlnet(
     from engine.diffusion.families.z_image_control import z_image_control
 
     control = z_image_control(
-        model_patch, vae, strength, image=image, inpaint_image=inpaint_image, mask=mask
+        model_patch,
+        vae,
+        strength,
+        image=image,
+        inpaint_image=inpaint_image,
+        mask=mask,
+        on_tiled=context.note_tiled,
     )
     return (replace(model, controls=(*model.controls, control)),)
 

@@ -8,7 +8,7 @@ to the blocks of a transformer.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -25,6 +25,10 @@ from engine.diffusion.images.vae import Vae, encoded_within_memory
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.errors import EngineError
 from engine.families.control_nets import NEEDS_VAE, type_problem
+
+
+def _ignore() -> None:
+    """The default of `on_tiled`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +53,12 @@ class ControlNet:
         vae: Vae | None = None,
         percent_range: tuple[float, float] = (0.0, 1.0),
         applies_to_uncond: bool = False,
+        on_tiled: Callable[[], None] = _ignore,
     ) -> Control:
-        """Return the network with a hint. Raises EngineError if it needs another VAE, or a VAE."""
+        """Return the network with a hint. Raises EngineError if it needs another VAE, or a VAE.
+
+        For `on_tiled` see `Control`.
+        """
         if not takes_latents(self.network):
             vae = None
         elif vae is None:
@@ -68,6 +76,7 @@ class ControlNet:
             type=self.type,
             vae=vae,
             applies_to_uncond=applies_to_uncond,
+            on_tiled=on_tiled,
         )
 
 
@@ -96,10 +105,12 @@ class Control:
     """The VAE that encodes the hint, if the network needs latents."""
     applies_to_uncond: bool = False
     """Whether `with_shared_controls` applies the control to the negative conditioning too."""
+    on_tiled: Callable[[], None] = _ignore
+    """It is called for each picture that is encoded in tiles."""
     _resized: dict[_Size, Tensor] = field(default_factory=dict)
     """The first n pictures of the hint as (n, 3, 8 * h, 8 * w), by n, h and w."""
     _encoded: dict[_Size, Tensor] = field(default_factory=dict)
-    """The first n pictures of the hint as latents (n, channels, h, w), by n, h and w."""
+    """The latents that `_encode` has made for n pictures of h x w cells, by n, h and w."""
 
     def applies_at(self, sigma: float, levels: NoiseLevels) -> bool:
         start, end = (levels.percent_to_sigma(percent) for percent in self.percent_range)
@@ -123,9 +134,16 @@ class Control:
         """Encode the hint for the latents `x`, unless it is encoded or needs no VAE."""
         size = self._size_for(x)
         if self.vae is not None and size not in self._encoded:
-            images = self._hint_of(*size).movedim(1, -1)
-            latent = yield from encoded_within_memory(self.vae, images, lambda: None)
-            self._encoded[size] = latent.samples
+            self._encoded[size] = yield from self._encode(self.vae, *size)
+
+    def _encode(self, vae: Vae, count: int, height: int, width: int) -> Work[Tensor]:
+        """Return the first `count` pictures of the hint as latents (count, channels, h, w)."""
+        return self._latents(vae, self._hint_of(count, height, width))
+
+    def _latents(self, vae: Vae, pixels: Tensor) -> Work[Tensor]:
+        """Encode pictures (n, 3, height, width)."""
+        latent = yield from encoded_within_memory(vae, pixels.movedim(1, -1), self.on_tiled)
+        return latent.samples
 
     def _size_for(self, x: Tensor) -> _Size:
         """Return the number of pictures that the latents `x` use, and the sides of `x`."""

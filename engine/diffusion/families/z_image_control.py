@@ -8,7 +8,7 @@ picture only, and not to the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from engine.diffusion.families.model_family import Call
 from engine.diffusion.families.transformer import FLUX_LATENT, Shapes, count_of
 from engine.diffusion.images.latents import COLOURS, PIXELS_PER_LATENT, Images, Mask
 from engine.diffusion.images.resampling import resampled
-from engine.diffusion.images.vae import Vae, encoded_within_memory
+from engine.diffusion.images.vae import Vae
 from engine.errors import EngineError
 
 _LAYERS = 30
@@ -71,12 +71,10 @@ class ZImageControl(Control):
     mask: Mask | None = None
     """1 where the picture is painted. None: everywhere."""
 
-    def encode_hint(self, x: Tensor) -> Work[None]:
-        size = count, height, width = self._size_for(x)
-        if size in self._encoded:
-            return
+    def _encode(self, vae: Vae, count: int, height: int, width: int) -> Work[Tensor]:
+        """Return the latents of the hint. For inpainting, mask and picture are further channels."""
         sides = height + height % 2, width + width % 2
-        parts = [(yield from self._latents(_scaled(self.hint[:count], *sides)))]
+        parts = [(yield from self._latents(vae, _scaled(self.hint[:count], *sides)))]
         if self.inpaint is not None:
             pixels, kept = _scaled(self.inpaint[:count], *sides), torch.zeros(1, 1, *sides)
             if self.mask is not None:
@@ -86,18 +84,17 @@ class ZImageControl(Control):
                 pixels, shown = _in_turn([pixels, shown])
                 pixels = (pixels - _GREY) * shown + _GREY
                 kept = fitted(*reversed(sides), method="nearest")
-            parts += [kept.to(parts[0]), (yield from self._latents(pixels))]
-        self._encoded[size] = torch.cat(_in_turn(parts), dim=1)
+            parts += [kept.to(parts[0]), (yield from self._latents(vae, pixels))]
+        return torch.cat(_in_turn(parts), dim=1)
 
     def _size_for(self, x: Tensor) -> tuple[int, int, int]:
         height, width = x.shape[2:]
         given = [each for each in (self.hint, self.inpaint, self.mask) if each is not None]
         return min(max(map(len, given)), len(x)), height, width
 
-    def _latents(self, pixels: Tensor) -> Work[Tensor]:
-        assert self.vae is not None  # `z_image_control` has set it.
-        found = yield from encoded_within_memory(self.vae, pixels.movedim(1, -1), lambda: None)
-        return (found.samples - FLUX_LATENT.shift) * FLUX_LATENT.scale
+    def _latents(self, vae: Vae, pixels: Tensor) -> Work[Tensor]:
+        samples = yield from Control._latents(self, vae, pixels)
+        return (samples - FLUX_LATENT.shift) * FLUX_LATENT.scale
 
 
 def z_image_control(
@@ -108,6 +105,7 @@ def z_image_control(
     image: Images | None,
     inpaint_image: Images | None,
     mask: Mask | None,
+    on_tiled: Callable[[], None],
 ) -> ZImageControl:
     """Return a ControlNet with its hint. A missing picture is grey.
 
@@ -132,6 +130,7 @@ def z_image_control(
         vae=vae,
         inpaint=(grey if inpaint_image is None else inpaint_image) if has_inpainting else None,
         mask=mask,
+        on_tiled=on_tiled,
     )
 
 

@@ -96,7 +96,7 @@ class Decode(Request):
 
 @dataclass(slots=True, eq=False)
 class Encode(Request):
-    """Encodes one image (1, height, width, 3), whose sides are multiples of 8; see `Decode`."""
+    """Encodes one image (1, height, width, 3), whose sides are multiples of 8."""
 
     stage: ClassVar[Stage | None] = Stage.VAE
     vae: Vae
@@ -114,14 +114,18 @@ class Encode(Request):
 
     @classmethod
     def run_batch(cls, requests: Sequence[Self]) -> Sequence[Tensor]:
-        """Return the latents, (1, channels, h, w): the modes of the encoder's distributions."""
-        vae, device = requests[0].vae, requests[0].vae.device
+        """Return the latents, (1, channels, h, w): the modes of the encoder's distributions.
+
+        Each image is encoded by itself. The normalization of a flat image enlarges rounding errors,
+        so a batch of several images would make its latent depend on the other images.
+        """
+        vae, found = requests[0].vae, []
         with memory_checked():
-            images = torch.cat([request.image.to(device) for request in requests])
-            pixels = images.movedim(-1, 1) * 2.0 - 1.0
-            encoded = vae.autoencoder.encode(pixels, return_dict=False)[0]
-            modes: Tensor = encoded.mode()
-            return list(modes.split(1))
+            for request in requests:
+                pixels = request.image.to(vae.device).movedim(-1, 1) * 2.0 - 1.0
+                encoded = vae.autoencoder.encode(pixels, return_dict=False)[0]
+                found.append(encoded.mode())
+        return found
 
 
 def cropped(planes: Tensor) -> Tensor:

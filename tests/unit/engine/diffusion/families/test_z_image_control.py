@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import AutoencoderKL
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
@@ -106,7 +107,13 @@ def control(
     """A control whose hint is encoded for `x`."""
     _, vae, nets = loaded
     found = z_image_control(
-        nets[version], vae, strength, image=image, inpaint_image=inpaint_image, mask=mask
+        nets[version],
+        vae,
+        strength,
+        image=image,
+        inpaint_image=inpaint_image,
+        mask=mask,
+        on_tiled=lambda: None,
     )
     work, answer = found.encode_hint(x), None
     while True:
@@ -276,6 +283,24 @@ def test_graphs_run_with_each_version(service: Running) -> None:
     other = graph("1")
     other["22"]["class_type"] = "QwenImageDiffsynthControlnet"
     assert torch.equal(latent(other), found[1])
+
+
+def test_a_run_whose_hint_was_encoded_in_tiles_says_it_at_its_end(
+    service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, sides = AutoencoderKL.encode, (320, 512)
+
+    def encode_within_memory(vae: AutoencoderKL, x: Tensor, **options: Any) -> Any:
+        if x.shape[2:] == sides:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return encode(vae, x, **options)
+
+    monkeypatch.setattr(AutoencoderKL, "encode", encode_within_memory)
+    prompt = graph("1")
+    prompt["6"]["inputs"] |= {"height": sides[0], "width": sides[1]}
+    watched = service.submit(saving_latent(prompt, keeps=("3",)))
+    latent_of(watched)
+    assert getattr(watched.events[-1], "notes", None) == ("vae_tiled",)
 
 
 @pytest.mark.parametrize(
