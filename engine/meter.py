@@ -14,6 +14,7 @@ from typing import Any
 from engine.errors import InputsInvalid, TooLarge
 from engine.graph.cost import (
     CHANNELS,
+    COLOURS,
     SIZED_TYPES,
     ConditioningShape,
     DeepLatentShape,
@@ -23,6 +24,7 @@ from engine.graph.cost import (
     Scalar,
     Shape,
     SigmasShape,
+    TransparentImageShape,
     saturated,
 )
 from engine.graph.declarations import Float, Input, Int, String
@@ -110,8 +112,9 @@ def measured(value: Any, shape: Shape) -> Shape:
             count = math.prod(value.shape[:-2])
             return replace(shape, count=count, width=width, height=height)
         case ImageShape():
-            count, height, width, _ = value.shape
-            return replace(shape, count=count, width=width, height=height)
+            count, height, width, channels = value.shape
+            image = TransparentImageShape if channels > COLOURS else ImageShape
+            return image(count, width, height, shape.held_bytes)
         case ConditioningShape():
             tokens = max((each.tokens.shape[1] for each in value), default=0)
             return replace(shape, tokens=saturated(tokens), texts=len(value))

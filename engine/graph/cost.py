@@ -16,6 +16,8 @@ MOST = 2**53
 """The largest number in a cost. JSON readers keep every integer up to this number exactly."""
 CHANNELS = 4
 """The number of channels of a `LatentShape`."""
+COLOURS = 3
+"""The number of channels of an `ImageShape`."""
 CHUNK_TOKENS = 77
 _CHUNK_CHARS = 75
 _TOKEN_BYTES = 4 * 2048
@@ -105,6 +107,13 @@ class ImageShape(BatchShape):
 
     __slots__ = ()
     pixel_bytes = 12.0
+
+
+class TransparentImageShape(ImageShape):
+    """Each pixel has four float32 values, of which one is the opacity."""
+
+    __slots__ = ()
+    pixel_bytes = 16.0
 
 
 class MaskShape(BatchShape):

@@ -389,12 +389,12 @@ def _crop_estimate(inputs: Mapping[str, Any]) -> Estimate:
     images: ImageShape = inputs["image"]
     sides = min(images.width, inputs["width"]), min(images.height, inputs["height"])
     # The result is a view of the images, so the whole images stay in memory.
-    return Estimate((ImageShape(images.count, *sides, images.size_bytes),))
+    return Estimate((replace(images.sized(*sides), held_bytes=images.size_bytes),))
 
 
 def _rotate_estimate(inputs: Mapping[str, Any]) -> Estimate:
     images: ImageShape = inputs["image"]
-    turned = ImageShape(images.count, images.height, images.width)
+    turned = images.sized(images.height, images.width)
     return changed_images(
         images, turned if quarter_turns(inputs["rotation"]) % 2 else images, work.COPY
     )
@@ -403,7 +403,7 @@ def _rotate_estimate(inputs: Mapping[str, Any]) -> Estimate:
 def _slice_estimate(inputs: Mapping[str, Any]) -> Estimate:
     images: ImageShape = inputs["image"]
     part = images.counted(min(images.count, inputs["length"]))
-    return Estimate((ImageShape(part.count, part.width, part.height, images.size_bytes),))
+    return Estimate((replace(part, held_bytes=images.size_bytes),))
 
 
 def _repeat_estimate(inputs: Mapping[str, Any]) -> Estimate:

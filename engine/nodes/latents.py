@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _METHODS = Choice(("nearest-exact", "bilinear", "area", "bicubic", "bislerp"))
-_SLERP_COPIES = 8
+_SLERP_COPIES = 12
 """The number of tensors of the size of the latent in a spherical interpolation."""
 _EMPTY_SIDE = Int(
     512, min=16, max=MAX_SIDE, step=8, multiple=8, limit="side", tooltip="The length in pixels."

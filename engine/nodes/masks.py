@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from engine.batcher import Work
 from engine.graph import work
-from engine.graph.cost import Estimate, ImageShape, LatentShape, MaskShape, saturated
+from engine.graph.cost import (
+    Estimate,
+    ImageShape,
+    LatentShape,
+    MaskShape,
+    TransparentImageShape,
+    saturated,
+)
 from engine.graph.declarations import Boolean, Choice, Float, Int, Link, node
 from engine.nodes.images import save_image
 from engine.nodes.latents import encode_estimate
@@ -135,7 +142,7 @@ def _alpha_estimate(inputs: Mapping[str, Any]) -> Estimate:
     images: ImageShape = inputs["image"]
     count = max(images.count, inputs["alpha"].count)
     mask = MaskShape(count, images.width, images.height)
-    joined = ImageShape(count, images.width, images.height, mask.size_bytes)
+    joined = TransparentImageShape(count, images.width, images.height)
     return Estimate(
         (joined,),
         work=joined.megapixels * work.RESAMPLE,

@@ -77,7 +77,7 @@ _RESIZED = Int(
 
 
 def _sampler_estimate(inputs: Mapping[str, Any]) -> Estimate:
-    """Return the larger of the estimates for model and refiner, plus the cost of varied noise."""
+    """Return the larger of the estimates for model and refiner, plus the cost of the noise."""
     steps = steps_of(inputs["scheduler"], inputs["steps"])
     real = {**inputs, "steps": min(steps, inputs.get("taken_steps") or steps)}
     parts = [
@@ -89,9 +89,20 @@ def _sampler_estimate(inputs: Mapping[str, Any]) -> Estimate:
     return replace(
         most,
         rows=max(each.rows for each in parts),
-        work=most.work + pixels / 1e6 * work.RESAMPLE,
+        work=most.work + pixels / 1e6 * work.RESAMPLE + _path_work(real),
         scratch_bytes=saturated(most.scratch_bytes + int(pixels * _NOISE_BYTES)),
     )
+
+
+def _path_work(inputs: Mapping[str, Any]) -> float:
+    """Return the work of a Brownian path that a CPU computes slowly. Other noise costs little."""
+    kind = SAMPLER_OF[inputs["sampler_name"]]
+    if inputs.get("randn_source") != "NV" or kind.noise != "brownian":
+        return 0.0
+    latent = model_shape(inputs["model"]).sampled(inputs["latent_image"])
+    steps: int = inputs["steps"] * kind.calls
+    of_channels = latent.pixel_bytes / LatentShape.pixel_bytes
+    return latent.megapixels * of_channels * steps * work.NV_PATH
 
 
 def _varied_pixels(inputs: Mapping[str, Any]) -> float:

@@ -18,6 +18,7 @@ from engine.graph.cost import (
     MaskShape,
     Shape,
     SigmasShape,
+    TransparentImageShape,
 )
 from engine.graph.limits import Limits
 from engine.meter import Meter, measured
@@ -91,6 +92,12 @@ def test_an_upscale_model_is_counted_with_its_factor(catalogue: Catalogue) -> No
     ("value", "estimated", "found"),
     [
         (images(3, 20, 10), ImageShape(1, 512, 512), ImageShape(3, 20, 10)),
+        (
+            np.zeros((3, 10, 20, 4)),
+            ImageShape(1, 512, 512, 7),
+            TransparentImageShape(3, 20, 10, 7),
+        ),
+        (images(1, 20, 10), TransparentImageShape(1, 20, 10), ImageShape(1, 20, 10)),
         (masks(2, 20, 10), MaskShape(1, 512, 512), MaskShape(2, 20, 10)),
         (masks(2, 20, 10)[:, None], MaskShape(1, 512, 512), MaskShape(2, 20, 10)),
         (masks(1, 20, 10)[0], MaskShape(1, 512, 512), MaskShape(1, 20, 10)),

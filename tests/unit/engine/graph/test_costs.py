@@ -136,7 +136,31 @@ def test_a_latent_costs_what_it_has_between_the_resizing_of_its_sides(catalogue:
     )
     pixels = 16 * 4096 * 4096
     assert cost.work > pixels / 1e6
-    assert cost.live_bytes > pixels / 4
+    assert cost.live_bytes > 12 * pixels / 4
+
+
+def test_the_path_of_a_cuda_device_is_work_on_other_devices(catalogue: Catalogue) -> None:
+    def sampling(sampler: str, **sources: str) -> float:
+        prompt = text_to_image(sampler_name=sampler, steps=20)
+        prompt["3"]["class_type"] = "WebUISampler"
+        prompt["3"]["inputs"] |= {"eta_noise_seed_delta": 0, **sources}
+        prompt["5"]["inputs"] |= {"width": 1000, "height": 1000}
+        return cost_of(prompt, catalogue).work
+
+    for sampler, calls in (("dpmpp_2m_sde", 1), ("dpmpp_sde", 2), ("euler_ancestral", 0)):
+        plain = sampling(sampler)
+        assert sampling(sampler, randn_source="CPU") == plain
+        found = sampling(sampler, randn_source="NV") - plain
+        assert found == pytest.approx(calls * 20 * 0.5, abs=0.01)
+
+
+def test_an_opacity_is_a_fourth_value_of_each_pixel(catalogue: Catalogue) -> None:
+    alpha = node("SolidMask", value=0.5, width=1000, height=1000)
+    joined = node("JoinImageWithAlpha", image=["1", 0], alpha=["2", 0])
+    turned = node("ImageRotate", image=["3", 0], rotation="90 degrees")
+    prompt = {"1": empty_image(), "2": alpha, "3": joined, "4": turned}
+    cost = cost_of({**prompt, "5": save("4")}, catalogue)
+    assert cost.result_bytes == 4_000_000
 
 
 def test_an_area_is_a_row_of_both_conditionings(catalogue: Catalogue) -> None:
