@@ -62,7 +62,7 @@ _WORKFLOW_SCHEMA: dict[str, Any] = {
     },
 }
 
-_WORKFLOW_EXAMPLE: dict[str, Any] = {
+WORKFLOW_EXAMPLE: dict[str, Any] = {
     "prompt": {
         "3": {
             "class_type": "KSampler",
@@ -151,7 +151,7 @@ _HEADERS = {
 def request_body(flavour: Flavour) -> dict[str, Any]:
     """Return the OpenAPI request body of a generate request."""
     if flavour is Flavour.WORKFLOW:
-        return _json_body(_WORKFLOW_SCHEMA, _WORKFLOW_EXAMPLE)
+        return _json_body(_WORKFLOW_SCHEMA, WORKFLOW_EXAMPLE)
     schema = _schema(DiffusionParameters)
     properties = {**schema["properties"], MEMBER: _IMAGE_PUT_URLS}
     named = {**schema, "title": "DiffusionRequest", "properties": properties}

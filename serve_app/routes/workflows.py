@@ -15,7 +15,7 @@ from events.store.records import EVERY_OWNER, ApiKey, WorkflowVersion
 from events.types import Flavour
 from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.auth import GenerateKey, ReadKey
-from serve_app.openapi.document import callback_routes, documented, model_body
+from serve_app.openapi.document import WORKFLOW_EXAMPLE, callback_routes, documented, model_body
 from serve_app.replica import JobAccessDep, SubmissionDep
 from serve_app.routes.generate import (
     Alone,
@@ -139,12 +139,12 @@ _NEW_BODY = model_body(
     NewWorkflow,
     {
         "name": "portrait",
-        "prompt": {"4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "…"}}},
+        "prompt": WORKFLOW_EXAMPLE["prompt"],
         "inputs": {"prompt": {"node": "6", "input": "text", "required": True}},
         "outputs": {"image": "9"},
     },
 )
-_CHANGE_BODY = model_body(WorkflowChanges, {"marked": 2})
+_CHANGE_BODY = model_body(WorkflowChanges, {"description": "A person in front of a plain wall"})
 _CALL_BODY = model_body(WorkflowCall, {"inputs": {"prompt": "a lighthouse in a storm"}})
 
 
