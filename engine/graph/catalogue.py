@@ -252,6 +252,8 @@ def _options(declared: Input) -> dict[str, Any]:
             options["step"] = declared.step
         case String():
             options = {"default": declared.default, "multiline": declared.multiline}
+            if declared.dynamic_prompts:
+                options["dynamicPrompts"] = True
         case Boolean():
             options = {"default": declared.default}
         case InputFile(is_text=True):

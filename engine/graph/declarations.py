@@ -49,6 +49,8 @@ class String:
     default: str = ""
     multiline: bool = False
     tooltip: str = ""
+    dynamic_prompts: bool = False
+    """Whether ComfyUI's editor takes one option of a choice in the text, such as `{red|blue}`."""
 
 
 @dataclass(frozen=True, slots=True)

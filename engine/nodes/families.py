@@ -215,8 +215,8 @@ def dual_clip_loader(
     "CLIPTextEncodeFlux",
     inputs={
         "clip": Link("CLIP"),
-        "clip_l": String(multiline=True, tooltip="The text for CLIP."),
-        "t5xxl": String(multiline=True, tooltip="The text for T5."),
+        "clip_l": String(multiline=True, dynamic_prompts=True, tooltip="The text for CLIP."),
+        "t5xxl": String(multiline=True, dynamic_prompts=True, tooltip="The text for T5."),
         "guidance": _GUIDANCE,
     },
     outputs=("CONDITIONING",),

@@ -52,7 +52,7 @@ def gligen_loader(context: Context, gligen_name: str) -> Work[tuple[Gligen]]:
         "conditioning_to": Link("CONDITIONING"),
         "clip": Link("CLIP"),
         "gligen_textbox_model": Link("GLIGEN"),
-        "text": String(multiline=True, tooltip="What is in the box."),
+        "text": String(multiline=True, dynamic_prompts=True, tooltip="What is in the box."),
         "width": _pixels(64, 8, "The width of the box in pixels."),
         "height": _pixels(64, 8, "The height of the box in pixels."),
         "x": _pixels(0, 0, "The left edge of the box in pixels."),

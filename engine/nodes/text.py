@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 _NUMBER_BYTES = 4
 _TEXT = String(
-    multiline=True, tooltip="The text to encode. (word) and (word:1.3) give a word more weight."
+    multiline=True,
+    dynamic_prompts=True,
+    tooltip="The text to encode. (word) and (word:1.3) give a word more weight.",
 )
 
 

@@ -8,8 +8,10 @@ primitive node by its value. A link from a muted node is removed.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import cache
+from datetime import UTC, datetime
+from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
@@ -17,6 +19,7 @@ from pydantic import ValidationError
 from engine.errors import GraphInvalid
 from engine.graph.editor_file.format import Definitions, File, Graph, Id, Input, Node, Subgraph
 from engine.graph.editor_file.group_nodes import INPUTS, PRIMITIVE, REROUTE, group_node
+from engine.graph.editor_file.placeholders import chosen_text, filled_prefix
 from engine.graph.editor_file.widgets import (
     CONTROL_AFTER_GENERATE,
     Declaration,
@@ -63,6 +66,7 @@ _NO_INPUTS = ("control_after_generate", "upload")
 """The names of widgets that are no inputs."""
 _CORE = ("nodes", "comfy_extras.", "comfy_api_nodes.")
 """The modules of the nodes that belong to ComfyUI itself."""
+_PREFIX = "filename_prefix"
 _MOST_SIZE = 10_000
 """The largest number of nodes and links of all subgraphs, each counted as often as it is used."""
 _MOST_FOLLOWED = 100_000
@@ -100,13 +104,21 @@ _Source: TypeAlias = _Output | _Value | None
 """The source of an input. None means that the input keeps the value of its widget."""
 
 
-def prompt_of(file: Mapping[str, Any], declared: Declared) -> dict[str, Any]:
-    """Return the graph of a file.
+def prompt_of(
+    file: Mapping[str, Any],
+    declared: Declared,
+    *,
+    now: datetime | None = None,
+    choose: Callable[[Sequence[str]], str] = secrets.choice,
+) -> dict[str, Any]:
+    """Return the graph of a file, with the placeholders in its texts replaced.
 
-    Raises GraphInvalid if a node has an unknown type, or if the conversion is not certain.
+    `choose` takes one option of a choice in a prompt. Raises GraphInvalid if a node has an unknown
+    type, or if the conversion is not certain.
     """
     try:
-        return _Conversion(File.model_validate(file), declared).prompt()
+        checked = File.model_validate(file)
+        return _Conversion(checked, declared, now=now or datetime.now(UTC), choose=choose).prompt()
     except ValidationError as error:
         place = ".".join(str(each) for each in error.errors()[0]["loc"])
         why = f"{place} is not in the form that the editor writes"
@@ -243,13 +255,24 @@ def _is_control(value: object) -> bool:
 
 
 class _Conversion:
-    def __init__(self, file: File, declared: Declared) -> None:
+    def __init__(
+        self,
+        file: File,
+        declared: Declared,
+        *,
+        now: datetime,
+        choose: Callable[[Sequence[str]], str],
+    ) -> None:
+        self._now = now
+        self._choose = choose
         self._declared = cache(declared)
         self._inputs_of = cache(self._inputs_of_type)
         self._definition = cache(self._definition_of_type)
         self._groups = (file.extra.groups if file.extra else None) or {}
         self._subgraphs = {each.id: each for each in _subgraphs(file.definitions)}
         self._size = 0
+        self._named_values: dict[str, dict[str, Any]] = {}
+        """The values of the widgets that placeholders have named, by the names of the nodes."""
         self._sources: dict[_Link, _Source] = {}
         """The sources of the links that were followed before."""
         self._root = _Scope(_Definition(file))
@@ -311,14 +334,72 @@ class _Conversion:
         return inputs_of(declaration) if declaration else {}
 
     def _inputs(self, scope: _Scope, node: Node) -> dict[str, Any]:
+        """Return the inputs of a node, with the placeholders in its texts replaced."""
+        widgets = self._inputs_of(node.type)
+        inputs = self._stored_inputs(scope, node)
+        for name, value in inputs.items():
+            widget = widgets.get(name)
+            if widget is None or not isinstance(value, str):
+                continue
+            if widget.options.get("dynamicPrompts"):
+                try:
+                    inputs[name] = chosen_text(value, self._choose)
+                except ValueError as error:
+                    raise _Uncertain(f"{node.text}: {error}") from error
+            elif name == _PREFIX and self._is_of_core(node):
+                inputs[name] = filled_prefix(value, self._value_of, self._now)
+        return inputs
+
+    def _value_of(self, node_name: str, widget: str) -> Any:
+        """Return the value of a widget of the first node with this name, or None."""
+        found = self._named_nodes.get(node_name)
+        if found is None:
+            return None
+        scope, node = found
+        if node.type == PRIMITIVE:
+            return node.values[0] if widget == "value" and node.values else None
+        if node_name not in self._named_values:
+            values = self._values(scope, node)
+            inputs = self._stored_inputs(scope, node).items()
+            values |= {name: each for name, each in inputs if not isinstance(each, list)}
+            self._named_values[node_name] = values
+        return self._named_values[node_name].get(widget)
+
+    @cached_property
+    def _named_nodes(self) -> dict[str, tuple[_Scope, Node]]:
+        """All nodes by their names, which are a property of the node, or else its title."""
+        by_property: dict[str, tuple[_Scope, Node]] = {}
+        by_title: dict[str, tuple[_Scope, Node]] = {}
+        for scope, node in self._all_nodes(self._root):
+            shown = (self._declared(node.type) or {}).get("display_name")
+            by_title.setdefault(str(node.title or shown or node.type), (scope, node))
+            if (name := (node.properties or {}).get("Node name for S&R")) is not None:
+                by_property.setdefault(str(name), (scope, node))
+        return by_title | by_property
+
+    def _all_nodes(self, scope: _Scope) -> Generator[tuple[_Scope, Node]]:
+        for node in scope.definition.graph.nodes:
+            yield scope, node
+            if node.id in scope.inner:
+                yield from self._all_nodes(scope.inner[node.id])
+
+    def _is_of_core(self, node: Node) -> bool:
+        module = str((self._declared(node.type) or {}).get("python_module"))
+        return module.startswith(_CORE)
+
+    def _values(self, scope: _Scope, node: Node) -> dict[str, Any]:
+        """Return the values of the widgets of a node by name."""
         widgets = [each for each in self._inputs_of(node.type).values() if each is not None]
         values = node.widgets_values or node.widgets_values_named or ()
         named, left = named_values(values, widgets)
         named = {**self._states(node, left), **named}
-        named |= scope.promoted.get(node.id, {})
+        return named | scope.promoted.get(node.id, {})
+
+    def _stored_inputs(self, scope: _Scope, node: Node) -> dict[str, Any]:
+        """Return the inputs of a node as they are in the file."""
         inputs = {
             name: _wrapped(value)
-            for name, value in named.items()
+            for name, value in self._values(scope, node).items()
             if name not in _NO_INPUTS and not name.startswith("$$")
         }
         for each in node.inputs:
@@ -339,8 +420,7 @@ class _Conversion:
         """
         states: dict[str, Any] = {}
         loras = 0
-        module = str((self._declared(node.type) or {}).get("python_module"))
-        if not left or module.startswith(_CORE):
+        if not left or self._is_of_core(node):
             return states
         if node.widgets_values_named is not None:
             return node.widgets_values_named

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from engine.errors import GraphInvalid
 from engine.graph.editor_file.conversion import prompt_of
+from engine.graph.editor_file.placeholders import chosen_text
 
 Json = dict[str, Any]
 
@@ -113,6 +115,86 @@ def sampled(*nodes: Json, links: list[Any], **members: Any) -> Json:
     """A file whose sampler 3 has the link 1 as its model."""
     sampler = node(3, "Sampler", 7, "fixed", 4, "euler", model=(1, "MODEL"))
     return file_of(node(1, "Loader", "a.st"), *nodes, sampler, links=links, **members)
+
+
+# ------------------------------------------------------------------------------- placeholders
+
+
+CHOICES = {
+    "{a|b}": ("a", "b"),
+    "a {red|dark {blue|green}} {cat}!": ("a red cat!", "a dark green cat!"),
+    "{|a||b|} {||}": (" ", " "),
+    "a /* {b|c} */ b // c {d|\ne": ("a  b \ne",) * 2,
+    "/* a {b|c}": ("/* a b", "/* a c"),
+    r"(a\) \{b|c\} {d\|e|f\}": (r"(a\) {b|c} d|e", r"(a\) {b|c} f}"),
+    r"\\{a|b}": (r"\\a", r"\\b"),
+    "a|b} {c|{d|e": ("a|b} c", "a|b} e"),
+    "": ("", ""),
+}
+"""The texts of the editor's own tests are of these kinds."""
+
+
+@pytest.mark.parametrize("text", CHOICES)
+def test_one_option_of_a_choice_is_taken(text: str) -> None:
+    assert (chosen_text(text, lambda o: o[0]), chosen_text(text, lambda o: o[-1])) == CHOICES[text]
+
+
+def test_choices_in_prompts_are_drawn_when_a_file_is_sent() -> None:
+    texts = INFO | {
+        "Dynamic": {"input": {"required": {"text": ["STRING", {"dynamicPrompts": True}]}}},
+        "Plain": {"input": {"required": {"text": ["STRING", {"multiline": True}]}}},
+    }
+    file = file_of(node(1, "Dynamic", "{a|b} c"), node(2, "Plain", "{a|b} c"), links=[])
+    drawn = [prompt_of(file, texts.get) for _ in range(60)]
+    assert {each["1"]["inputs"]["text"] for each in drawn} == {"a c", "b c"}
+    assert {each["2"]["inputs"]["text"] for each in drawn} == {"{a|b} c"}
+    deep = file_of(node(1, "Dynamic", "{" * 10**6), links=[])
+    with pytest.raises(GraphInvalid, match=r"node 1 \(Dynamic\): the choices .* too deeply"):
+        prompt_of(deep, texts.get)
+
+
+PREFIXES = {
+    "%date:yyyy-MM-dd%/%date:hhmmss%": "2026-03-07/090502",
+    "%date:yy M d h m s yyy%": "26 3 7 9 5 2 yyy",
+    "%date:yyyy.MM.dd%": "2026",
+    "%date:yyyy.MM%": "%date:yyyy.MM%",
+    "%Sampler.seed%-%Noise.value%": "7-8",
+    "%My text.text%": "a_b_c",
+    "%Inner.steps%": "3",
+    "%Seeded.seed%": "8",
+    "%Number.tiled% %Real.strength%": "%Number.tiled% 1",
+    "%width%x%height% %None.seed% %Sampler.none% 100%": (
+        "%width%x%height% %None.seed% %Sampler.none% 100%"
+    ),
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_prefix_has_the_time_and_values_of_widgets(prefix: str) -> None:
+    save = {"images": ["IMAGE"], "filename_prefix": ["STRING", {}]}
+    info = INFO | {
+        "SaveImage": {"input": {"required": save}, "python_module": "nodes"},
+        "Pack": {"input": {"required": save}, "python_module": "custom_nodes.pack"},
+    }
+    named = {"properties": {"Node name for S&R": "Sampler"}}
+    inner = node(1, "Sampler", 6, "fixed", 3, "euler") | {"title": "Inner"}
+    file = file_of(
+        node(9, "SaveImage", prefix),
+        node(8, "Pack", prefix),
+        node(1, "Text", "x") | {"title": "Sampler"},
+        node(2, "Sampler", 7, "fixed", 4, "euler") | named,
+        node(3, "PrimitiveNode", 8, "fixed", outputs=["INT"]) | {"title": "Noise"},
+        node(4, "Text", "a/b:c") | {"title": "My text"},
+        node(5, "Sampler", 9, "fixed", 4, "euler", seed=(1, "INT")) | {"title": "Seeded"},
+        node(6, "Lora", "l.st", 1.0) | {"title": "Real"},
+        node(7, "group", outputs=[]),
+        links=[[1, 3, 0, 5, 0, "INT"]],
+        definitions={"subgraphs": [{"id": "group", "nodes": [inner], "links": []}]},
+    )
+    now = datetime(2026, 3, 7, 9, 5, 2, tzinfo=UTC)
+    graph = prompt_of(file, info.get, now=now)
+    assert graph["9"]["inputs"]["filename_prefix"] == PREFIXES[prefix]
+    assert graph["8"]["inputs"]["filename_prefix"] == prefix
 
 
 # ------------------------------------------------------------------------------------- values

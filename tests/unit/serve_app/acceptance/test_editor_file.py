@@ -86,6 +86,23 @@ async def test_a_file_becomes_the_graph_that_it_shows(client: Client) -> None:
     }
 
 
+async def test_the_graph_has_what_was_chosen_and_a_graph_keeps_its_texts(client: Client) -> None:
+    file = saved()
+    of(file, 6)["widgets_values"] = ["a {cat|dog}"]
+    of(file, 9)["widgets_values"] = ["%KSampler.steps%"]
+    prompt = await recorded(client, file)
+    assert prompt["6"]["inputs"]["text"] in {"a cat", "a dog"}
+    assert prompt["9"]["inputs"]["filename_prefix"] == "4"
+    again = workflow_body()["prompt"]
+    again["6"]["inputs"]["text"] = "a {cat|dog}"
+    again["9"]["inputs"]["filename_prefix"] = "%KSampler.steps%"
+    kept = await recorded(client, again)
+    assert [kept["6"]["inputs"]["text"], kept["9"]["inputs"]["filename_prefix"]] == [
+        "a {cat|dog}",
+        "%KSampler.steps%",
+    ]
+
+
 async def test_the_bare_file_of_a_graph_is_taken_too(client: Client) -> None:
     prompt = workflow_body()["prompt"]
     assert (await recorded(client, prompt)).keys() == prompt.keys()
