@@ -12,7 +12,7 @@ from engine.graph.limits import Limits
 from engine.graph.models_folder import UPSCALE_MODELS
 from engine.graph.names import Sampler
 from engine.webui.model_names import Models
-from engine.webui.parameters import DiffusionParameters
+from engine.webui.parameters import DiffusionParameters, RandnSource
 from engine.webui.passes import Pass, first_pass, second_pass, with_refiner
 from engine.webui.sampler_names import SAMPLER_OF, follows_timesteps, noise_options
 from engine.webui.upscalers import UPSCALERS, Upscaler, upscaler_named
@@ -505,6 +505,7 @@ def compile_parameters(
     passes[-1] = with_refiner(passes[-1], parameters, models)
     if parameters.compatibility == "comfyui":
         _require_neutral_eta(parameters.eta, passes)
+        _require_source_of_comfyui(parameters.override_settings.randn_source, passes)
     _require_limits(parameters, passes, limits)
     seeds = tuple(map(parameters.seed_of, range(parameters.images)))
     writer = Writer(parameters)
@@ -537,6 +538,24 @@ def _require_neutral_eta(eta: float | None, passes: Sequence[Pass]) -> None:
             taken = " or ".join(f"{each:g}" for each in sorted(neutral))
             message = f"is supported as {taken} only with {sampler}"
             raise ParametersInvalid((FieldError("value_error", message, "eta"),))
+
+
+def _require_source_of_comfyui(source: RandnSource | None, passes: Sequence[Pass]) -> None:
+    """Raise ParametersInvalid if ComfyUI draws noise from another source than the requested one.
+
+    It draws on the CPU, except the noise and the paths of some samplers, which it draws on the
+    device. `GPU`, the default of the WebUI, requests nothing.
+    """
+    used = [names.SAMPLER_OF[each.sampler] for each in passes]
+    on_device = [e.name for e in used if e.noise == "independent" or e.draws_path_on_device]
+    if source in (None, "GPU") or (source == "CPU" and not on_device):
+        return
+    where = f"the noise of {on_device[0]} is drawn on the device" if on_device else "on the CPU"
+    message = (
+        f"must not be {source} if `compatibility` is comfyui: noise is then drawn as in ComfyUI, "
+        f"{where}. Omit it, or set `compatibility` to webui"
+    )
+    raise ParametersInvalid((FieldError("value_error", message, "override_settings.randn_source"),))
 
 
 def _require_neutral(parameters: DiffusionParameters) -> None:

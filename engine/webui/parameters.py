@@ -639,12 +639,6 @@ class DiffusionParameters(OwnOfWebUI):
     """Names of the operator's styles, whose texts are added to the prompts."""
     override_settings: OverrideSettings = OverrideSettings()
 
-    def own(self) -> dict[str, Any]:
-        found, source = super().own(), self.override_settings.randn_source
-        if source not in (None, "GPU"):
-            found["override_settings.randn_source"] = source
-        return found
-
     @model_validator(mode="before")
     @classmethod
     def _named(cls, body: Any) -> Any:

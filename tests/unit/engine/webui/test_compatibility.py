@@ -73,12 +73,31 @@ def test_the_source_of_noise_is_the_device_unless_another_one_is_named(
     assert sampler_of(models, override_settings=settings)["randn_source"] == source
 
 
-@pytest.mark.parametrize("source", ["CPU", "NV"])
-def test_comfyui_has_no_other_source_of_noise(models: Catalogue, source: str) -> None:
-    asked = {"compatibility": "comfyui", "override_settings": {"randn_source": source}}
-    assert "only supported in" in field_errors(models, **asked)["override_settings.randn_source"]
-    asked["override_settings"] = {"randn_source": "GPU"}
-    assert graph_of(models, **asked).node("sample-0").class_type == "KSampler"
+@pytest.mark.parametrize(
+    ("sampler", "refused"),
+    [
+        ("Euler", {"NV"}),
+        ("dpmpp_2m_sde", {"NV"}),
+        ("dpmpp_2m_sde_gpu", {"CPU", "NV"}),
+        ("Euler a", {"CPU", "NV"}),
+    ],
+)
+def test_with_comfyui_a_source_may_be_that_which_comfyui_has(
+    models: Catalogue, sampler: str, refused: set[str]
+) -> None:
+    """The noise of `Euler a` is drawn on the CPU only where there is no other device."""
+    request: dict[str, Any] = {"compatibility": "comfyui", "sampler_name": sampler}
+    plain = graph_of(models, **request)
+    for source in (None, "", "GPU", "CPU", "NV"):
+        asked = request | {"override_settings": {"randn_source": source}}
+        if source in refused:
+            error = field_errors(models, **asked)["override_settings.randn_source"]
+            assert "`compatibility` is comfyui" in error
+        else:
+            assert graph_of(models, **asked) == plain
+    hires = {"enable_hr": True, "hr_scale": 2, "denoising_strength": 0.5}
+    hires |= {"hr_sampler_name": "Euler a", "override_settings": {"randn_source": "CPU"}}
+    assert "override_settings.randn_source" in field_errors(models, **request, **hires)
 
 
 def test_the_webui_has_one_sampler_for_all_sources(models: Catalogue) -> None:
