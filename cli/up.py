@@ -34,6 +34,7 @@ from events.errors import DatabaseUnavailable, OlderData
 from events.store.database import Database
 from local.embedded import LOGS, AlreadyRunning, Embedded, Running
 from local.folders import UnsafeFolder, UnwritableFolder, make_data_folder, require_room
+from local.haproxy import TooFewFiles
 from local.local_ray import RayDidNotStart
 from local.log_file import NAME
 from local.nats_server import NatsDidNotStart
@@ -52,6 +53,7 @@ _CANNOT_START = (
     NatsDidNotStart,
     OlderData,
     RayDidNotStart,
+    TooFewFiles,
     UnsafeFolder,
     UnwritableFolder,
 )

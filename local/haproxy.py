@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from settings.constant import constant
-from settings.http import SILENCE_TIMEOUT_S, HttpSettings
+from settings.http import MAX_REPLICA_REQUESTS, SILENCE_TIMEOUT_S, HttpSettings
 
 _GLOBAL_LOG = re.compile(r"^(global\n)(?: +#.*\n)* +log \S+ local0 info\n", re.MULTILINE)
 _FRONTEND = re.compile(r"^(frontend http_frontend\n) +bind .*\n", re.MULTILINE)
@@ -30,13 +30,17 @@ _NO_APPLICATION = re.compile(
     r"^(backend default_backend\n +)http-request return status 404 .*$", re.MULTILINE
 )
 """The rule for requests while HAProxy has no replica, for example after a restart of HAProxy."""
+_ERROR_FILE = re.compile(r"^( +)errorfile (\d+) \S+$", re.MULTILINE)
+"""The answers of HAProxy itself if it has no answer of a replica. Serve makes them a 500."""
 _ANSWER = (
-    "http-request return status {} content-type application/json {}string "
+    "status {} content-type application/json {}string "
     """'{{"error": {{"type": "{}", "message": "{}", "details": "", "extra_info": {{}}}}, """
     """"node_errors": {{}}}}'"""
 )
-_NOT_YET = _ANSWER.format(
-    503, "hdr Retry-After 2 ", "unavailable", "The service starts. Try again."
+_RETRY = "hdr Retry-After 2 "
+_NOT_YET = _ANSWER.format(503, _RETRY, "unavailable", "The service starts. Try again.")
+_NO_ANSWER = _ANSWER.format(
+    r"\2", _RETRY, "unavailable", "The service is busy, or did not answer. Try again."
 )
 _NO_PATH = _ANSWER.format(404, "", "not_found", "There is nothing at this path.")
 """The answer to CONNECT and `OPTIONS *`, which Serve's frontend forwards to no replica, and to
@@ -57,7 +61,24 @@ _BUFFERS = f"    tune.sndbuf.client {_SOCKET_BYTES}\n    tune.rcvbuf.server {_SO
 _OTHER_CONNECTIONS = 128
 """Connections for health checks, metrics and the administration socket."""
 _OTHER_FILES = 256
+_FEWEST_FILES = 4096
+"""With fewer files, the connections of a single address could be all connections."""
+_QUEUE_TIMEOUT_S = constant("QUEUE_TIMEOUT_S", 5.0)
+"""Seconds for which a request waits in HAProxy while each replica serves as many requests as it
+may. Then it gets 503.
+"""
 _LOOPBACK = "127.0.0.1"
+
+
+_REPLICA_LIMITS = (
+    rf"\1 {_CONNECT_MS}ms"
+    f"\n    timeout queue {round(_QUEUE_TIMEOUT_S * 1000)}ms"
+    f"\n    default-server maxconn {MAX_REPLICA_REQUESTS}"
+)
+
+
+class TooFewFiles(Exception):
+    """A process may not open enough files for the connections of callers."""
 
 
 class FrontendNotFound(ValueError):
@@ -69,16 +90,23 @@ def most_connections() -> int:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return _MAX_CONNECTIONS
-    return max(1, min(_MAX_CONNECTIONS, (files - _OTHER_FILES) * 2 // 5 - _OTHER_CONNECTIONS))
+    return min(_MAX_CONNECTIONS, (files - _OTHER_FILES) * 2 // 5 - _OTHER_CONNECTIONS)
 
 
 def environment(settings: HttpSettings, folder: Path) -> dict[str, str]:
     """Write the launcher into `folder`. Return the variables that make Serve start the launcher.
 
-    On systems other than Linux, nothing is written, and there are no variables.
+    On systems other than Linux, nothing is written, and there are no variables. Raises TooFewFiles.
     """
     if sys.platform != "linux":
         return {}
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < _FEWEST_FILES and files != resource.RLIM_INFINITY:
+        raise TooFewFiles(
+            f"A process may open only {files} files here, and the service needs {_FEWEST_FILES}. "
+            f"Raise the hard limit, for example by `ulimit -Hn {_FEWEST_FILES}` as root, by "
+            "`LimitNOFILE=` of systemd, or by `--ulimit nofile=` of Docker."
+        )
     return {
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(_write_launcher(settings, folder)),
         "RAY_SERVE_HAPROXY_MAXCONN": str(most_connections() + _OTHER_CONNECTIONS),
@@ -108,9 +136,6 @@ def limits(settings: HttpSettings) -> str:
         # This option appends the address of the caller to the header X-Forwarded-For. The service
         # trusts only the last address there that does not belong to this machine.
         "option forwardfor",
-        # Only a GET may be sent again to another replica, because it changes nothing.
-        "http-request disable-l7-retry if !METH_GET",
-        f"{_NO_PATH} unless {{ path_beg / }} !{{ path -i /-/routes }}",
     ]
     if most := settings.max_connections_per_address:
         lines += [
@@ -120,6 +145,11 @@ def limits(settings: HttpSettings) -> str:
             "tcp-request connection track-sc0 src,ipmask(32,64)",
             f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}",
         ]
+    lines += [
+        # Only a GET may be sent again to another replica, because it changes nothing.
+        "http-request disable-l7-retry if !METH_GET",
+        f"http-request return {_NO_PATH} unless {{ path_beg / }} !{{ path -i /-/routes }}",
+    ]
     return "".join(f"    {line}\n" for line in lines)
 
 
@@ -140,9 +170,10 @@ def limited(configuration: str, lines: str) -> str:
     """Return the configuration with `lines` instead of the `bind` of the frontend for callers.
 
     In the result, metrics and statistics are served to this machine only, and connections to
-    replicas have a short time limit. The buffers of connections are limited. There is no log of
-    requests, because addresses may contain keys. Requests that arrive while HAProxy has no replica
-    get a 503 instead of a 404. Raises FrontendNotFound.
+    replicas have a short time limit. The buffers of connections and the requests of a replica are
+    limited. There is no log of requests, because addresses may contain keys. Requests that get no
+    answer of a replica get a 502, 503 or 504 with a reason instead of a 404 or 500. Raises
+    FrontendNotFound.
     """
     if lines in configuration:
         return configuration
@@ -154,10 +185,13 @@ def limited(configuration: str, lines: str) -> str:
         raise FrontendNotFound(
             "no `frontend prometheus` and `listen stats` to keep to this machine"
         )
-    configuration, found = _CONNECT_TIMEOUT.subn(rf"\1 {_CONNECT_MS}ms", configuration)
-    if not found:
+    configuration, found = _CONNECT_TIMEOUT.subn(_REPLICA_LIMITS, configuration)
+    if found != 1:
         raise FrontendNotFound("no `timeout connect` to shorten")
-    configuration, found = _NO_APPLICATION.subn(rf"\1{_NOT_YET}", configuration)
+    configuration, found = _ERROR_FILE.subn(rf"\1http-error {_NO_ANSWER}", configuration)
+    if not found:
+        raise FrontendNotFound("no `errorfile` to replace")
+    configuration, found = _NO_APPLICATION.subn(rf"\1http-request return {_NOT_YET}", configuration)
     if found != 1:
         raise FrontendNotFound("no `backend default_backend` that answers 404")
     configuration, found = _FRONTEND.subn(lambda match: match[1] + lines, configuration)

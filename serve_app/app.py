@@ -27,13 +27,13 @@ from serve_app.middleware import RequestIdFilter
 from serve_app.replica_port import limit_websockets, listen_on_node_address
 from serve_app.role_holder import Roles
 from serve_app.setup_warnings import variable_warnings
+from settings.http import MAX_REPLICA_REQUESTS
 from settings.settings import Settings
 from telemetry.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_REPLICAS = 2
-_MAX_ONGOING_REQUESTS = 4096
 _RETRIES = 1_000_000
 """The number of retries of a replica's constructor. Serve has no value for an unlimited number."""
 
@@ -59,7 +59,7 @@ def build_with(settings: Settings) -> Application:
     api = serve.deployment(
         name="Api",
         num_replicas=settings.http.replicas,
-        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        max_ongoing_requests=MAX_REPLICA_REQUESTS,
         ray_actor_options={"num_cpus": 0, "resources": CPU_NODE},
         max_constructor_retry_count=_RETRIES,
         graceful_shutdown_timeout_s=5,

@@ -25,6 +25,12 @@ answer.
 MAX_WAIT_S = constant("MAX_WAIT_S", 60.0)
 """The longest time in seconds that a request for a result may wait for the end of its job."""
 
+MAX_REPLICA_REQUESTS = constant("MAX_REPLICA_REQUESTS", 4096)
+"""The most requests that one replica serves at the same time. Each event stream, websocket and
+request that waits for a result counts. A replica has at most 2000 streams and websockets, so at
+least half of the requests may be others.
+"""
+
 
 class HttpSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import threading
@@ -99,6 +100,15 @@ def patient_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
         yield front
 
 
+@pytest.fixture
+def narrow_front(tmp_path: Path) -> Iterator[Front]:
+    """Sends its replica few requests at the same time."""
+    with _running_front(
+        tmp_path, SHORT | {"max_replica_requests": 3, "queue_timeout_s": 0.5}
+    ) as front:
+        yield front
+
+
 @contextmanager
 def _running_front(folder: Path, limits: dict[str, Any]) -> Iterator[Front]:
     with _replica(folder, limits) as (port, key), _haproxy(folder, port, limits) as front_port:
@@ -186,7 +196,13 @@ def _haproxy_on(
     with constants(**changed):
         launcher = environment(settings, folder)["RAY_SERVE_HAPROXY_BINARY_PATH"]
     with (folder / "haproxy.log").open("wb") as log:
-        process = subprocess.Popen([launcher, "-db", "-f", str(path)], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [launcher, "-db", "-f", str(path)],
+            stdout=log,
+            stderr=log,
+            env=os.environ
+            | {f"DARKROOM_TEST_{name.upper()}": str(changed[name]) for name in changed},
+        )
     try:
         give_up_at = time.monotonic() + 60
         while not _listens(ports[0]):

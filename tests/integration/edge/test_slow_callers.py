@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import select
 import socket
 import time
@@ -95,3 +96,21 @@ def test_slow_connections_of_many_addresses_stop_no_other_caller(patient_front: 
         for address in ADDRESSES * 200:
             stack.enter_context(connecting(patient_front, address))
         assert max(patient_front.live_s() for _ in range(20)) < PATIENCE_S
+
+
+def test_a_replica_gets_no_more_requests_than_it_may_serve(narrow_front: Front) -> None:
+    stream = get("/v1/events", f"Authorization: Bearer {narrow_front.key}")
+    with ExitStack() as stack:
+        held = [stack.enter_context(narrow_front.connect()) for _ in range(3)]
+        for connection in held:
+            connection.sendall(stream)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        refused = narrow_front.ask(get("/health/live"))
+        head, _, body = refused.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 2" in head.lower()
+        assert json.loads(body)["error"]["type"] == "unavailable"
+        held[0].close()
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not narrow_front.ask(get("/health/live")).startswith(b"HTTP/1.1 200"):
+            assert time.monotonic() < give_up_at

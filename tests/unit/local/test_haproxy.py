@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from local.haproxy import FrontendNotFound, environment, limited, limits, most_connections
+from local.haproxy import (
+    FrontendNotFound,
+    TooFewFiles,
+    environment,
+    limited,
+    limits,
+    most_connections,
+)
 from settings.http import HttpSettings
 from tests.support.constants import constants
 
@@ -152,9 +159,11 @@ def _answer(port: int, head: bytes) -> bytes:
 
 def test_a_replica_that_refuses_is_soon_given_up(configuration: Path) -> None:
     text = limited(configuration.read_text(), limits(HttpSettings()))
-    assert [line.strip() for line in text.splitlines() if "timeout connect" in line] == [
+    lines = [line.strip() for line in text.splitlines()]
+    assert [line for line in lines if line.startswith("timeout connect")] == [
         "timeout connect 300ms"
     ]
+    assert "timeout queue 5000ms" in lines  # Otherwise a queue would be as short as a connection.
 
 
 def test_metrics_and_statistics_are_for_this_machine_alone(configuration: Path) -> None:
@@ -179,6 +188,15 @@ def test_what_has_no_path_is_not_said_to_come_too_early() -> None:
     [line] = [each for each in limits(HttpSettings()).splitlines() if "path_beg" in each]
     assert "status 404" in line
     assert json.loads(line.split("'")[1])["error"]["type"] == "not_found"
+
+
+def test_a_start_with_too_few_files_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 4095))
+    with pytest.raises(TooFewFiles, match="only 4095 files here, and the service needs 4096"):
+        environment(HttpSettings(), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
