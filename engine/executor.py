@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.batcher import Answer, Execution, Request, Work, YieldRequest
 from engine.errors import (
+    CheckpointUnavailable,
     EngineError,
+    InputFileUnavailable,
     InputsInvalid,
     NodeFailed,
     OutOfMemory,
+    TooLarge,
     is_out_of_memory,
     is_shape_error,
 )
@@ -154,6 +157,8 @@ class Executor:
         if self._meter is not None:
             try:
                 self._meter.start(node)
+            except TooLarge:
+                raise  # It names the node that costs most, which may be another one.
             except Exception as error:
                 raise _failure(node, error) from error
         links = {name: self._outputs[at.node_id][at.output] for name, at in node.links.items()}
@@ -255,10 +260,12 @@ def _failure(node: Node, error: BaseException) -> EngineError:
 
     A plain EngineError of a body and an error about the shapes of tensors mean that the inputs of
     the node are wrong. An exception such as SystemExit, which would end the device thread, becomes
-    NodeFailed.
+    NodeFailed. Errors of files and limits get the name of the node.
     """
     if type(error) is EngineError:
         return InputsInvalid(node.id, node.class_type, str(error))
+    if isinstance(error, TooLarge | InputFileUnavailable | CheckpointUnavailable):
+        return type(error)(f"node {node.id} ({node.class_type}): {error}")
     if isinstance(error, EngineError):
         return error
     if is_shape_error(error):

@@ -5,15 +5,16 @@ A union of ControlNets is one network for several types of pictures, which are n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TypeAlias
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
-from engine.graph.graph import Graph, run_order
-from engine.graph.models_folder import CONTROL_NETS, ModelsFolder
+from engine.graph.graph import Graph, Node, run_order
+from engine.graph.models_folder import CONTROL_NETS, MODEL_PATCHES, ModelsFolder
 from engine.graph.safetensors_header import read_header
 
 LDM_PREFIX = "control_model."
@@ -55,7 +56,8 @@ _Z_IMAGE_SIGNS = (
     "control_layers.0.after_proj.weight",
     "control_noise_refiner.0.attention_norm1.weight",
 )
-_Z_IMAGE_CHANNELS = {16, 33}
+_Z_IMAGE_CHANNELS = 16, 33
+"""The numbers of input channels of a network, without and with those of a picture to inpaint."""
 _OTHER_PATCHES = {
     "controlnet_blocks.0.y_rms.": "a ControlNet for Qwen-Image",
     "feature_embedder.": "a style projector of USO for Flux.1",
@@ -72,6 +74,8 @@ class ControlKind(StrEnum):
     """A ControlNet of Flux.1 in the layout of diffusers. The picture is encoded by the VAE."""
     XLABS = "xlabs"
     """A ControlNet of Flux.1 in the layout of XLabs, which gets pixels."""
+    Z_IMAGE = "z_image"
+    """A ControlNet of Z-Image, which ComfyUI calls a model patch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class ControlTraits:
     kind: ControlKind
     union_types: int = 0
     """The number of types of pictures that a union knows, or 0 if the network is no union."""
+    paints: bool = False
+    """Whether the network may get a picture to inpaint in place of its usual picture."""
 
     @property
     def needs_vae(self) -> bool:
@@ -101,6 +107,7 @@ NEEDS_VAE = (
     "this ControlNet needs a VAE: apply it with ControlNetApplyAdvanced or ControlNetApplySD3, and "
     "link the VAE of the model to `vae`"
 )
+NEEDS_IMAGE = "the ControlNet needs an image: link one to the node"
 
 
 def control_traits(name: str, shapes: Mapping[str, tuple[int, ...]]) -> ControlTraits:
@@ -132,8 +139,10 @@ def _first(shape: tuple[int, ...] | None) -> int:
     return shape[0] if shape else 0
 
 
-def require_model_patch(name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointUnavailable if a model patch is no ControlNet of Z-Image."""
+def patch_traits(name: str, shapes: Mapping[str, tuple[int, ...]]) -> ControlTraits:
+    """Return what a model patch contains. Raises CheckpointUnavailable if it is no ControlNet of
+    Z-Image.
+    """
     for prefix, kind in _OTHER_PATCHES.items():
         if any(key.startswith(prefix) for key in shapes):
             raise CheckpointUnavailable(f"{name} is {kind}, which is not supported yet")
@@ -145,6 +154,7 @@ def require_model_patch(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Non
             f"{name} is a ControlNet of Z-Image with {channels} input channels, but only 16 and "
             "33 are supported"
         )
+    return ControlTraits(ControlKind.Z_IMAGE, paints=channels == _Z_IMAGE_CHANNELS[1])
 
 
 def control_problems(graph: Graph, models: ModelsFolder) -> dict[str, tuple[str, str]]:
@@ -155,39 +165,59 @@ def control_problems(graph: Graph, models: ModelsFolder) -> dict[str, tuple[str,
     found: dict[str, tuple[str, str]] = {}
     known: dict[str, ControlTraits] = {}
     for node in run_order(graph):
-        source = node.links.get("control_net")
+        source = node.links.get("control_net") or node.links.get("model_patch")
         traits = known.get(source.node_id) if source else None
-        if node.class_type == "ControlNetLoader":
-            traits = _listed_traits(models, node.literals["control_net_name"])
-        elif traits is None:
-            continue
-        elif node.class_type == "SetUnionControlNetType":
-            number = UNION_TYPES.get(node.literals.get("type", ""))
-            if number is not None and (problem := type_problem(number, traits.union_types)):
-                found[node.id] = "type", problem
-        elif traits.needs_vae and "vae" not in node.links and node.literals.get("strength") != 0:
-            found[node.id] = "control_net", NEEDS_VAE
+        if node.class_type in _LOADERS:
+            folder, name = _LOADERS[node.class_type]
+            traits = _listed_traits(models, folder, node.literals[name])
+        elif traits is not None and (problem := _problem(node, traits)):
+            found[node.id] = problem
         if traits is not None:
             known[node.id] = traits
     return found
 
 
-def _listed_traits(models: ModelsFolder, name: str) -> ControlTraits | None:
+_LOADERS = {
+    "ControlNetLoader": (CONTROL_NETS, "control_net_name"),
+    "ModelPatchLoader": (MODEL_PATCHES, "name"),
+}
+"""The folder and the input that names the file, by the node type."""
+
+
+def _problem(node: Node, traits: ControlTraits) -> tuple[str, str] | None:
+    """Return why a node cannot use the linked ControlNet, as an input and a message, or None."""
+    if node.class_type == "SetUnionControlNetType":
+        number = UNION_TYPES.get(node.literals.get("type", ""))
+        problem = None if number is None else type_problem(number, traits.union_types)
+        return ("type", problem) if problem else None
+    if traits.kind is ControlKind.Z_IMAGE:
+        pictures = {"image", "inpaint_image"} if traits.paints else {"image"}
+        return ("image", NEEDS_IMAGE) if pictures.isdisjoint(node.links) else None
+    if traits.needs_vae and "vae" not in node.links and node.literals.get("strength") != 0:
+        return "control_net", NEEDS_VAE
+    return None
+
+
+def _listed_traits(models: ModelsFolder, folder: str, name: str) -> ControlTraits | None:
+    read = patch_traits if folder == MODEL_PATCHES else control_traits
     try:
-        path = models.path(CONTROL_NETS, name)
-        return models.reads.read(("control", path), partial(_traits_at, path))
+        path = models.path(folder, name)
+        return models.reads.read(("control", path), partial(_traits_at, path, read))
     except (CheckpointUnavailable, ModelsUnavailable):
         return None
 
 
-def _traits_at(path: Path) -> ControlTraits | None:
+_ReadTraits: TypeAlias = Callable[[str, Mapping[str, tuple[int, ...]]], ControlTraits]
+
+
+def _traits_at(path: Path, read: _ReadTraits) -> ControlTraits | None:
     try:
         state = path.stat()
-        return _traits_in(path, state.st_size, state.st_mtime_ns)
+        return _traits_in(path, read, state.st_size, state.st_mtime_ns)
     except (OSError, CheckpointUnavailable):
         return None
 
 
 @lru_cache(maxsize=256)
-def _traits_in(path: Path, _size_bytes: int, _changed_ns: int) -> ControlTraits:
-    return control_traits(path.name, read_header(path).shapes)
+def _traits_in(path: Path, read: _ReadTraits, _size_bytes: int, _changed_ns: int) -> ControlTraits:
+    return read(path.name, read_header(path).shapes)

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
-from engine.families.control_nets import control_traits, require_model_patch
+from engine.families.control_nets import control_traits, patch_traits
 from engine.families.family import UNET, VAE, EncoderKind, Family, Traits
 from engine.families.table import FAMILIES, TRAITS
 from engine.families.tokenizer_files import T5_SIGN, has_t5_without_tokenizer, tokenizer_file
@@ -410,7 +410,7 @@ def _problems_in(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> P
             control_traits(header.name, header.shapes)
             require_precision(header)
         elif kind == MODEL_PATCHES:
-            require_model_patch(header.name, header.shapes)
+            patch_traits(header.name, header.shapes)
             require_precision(header)
     except CheckpointUnavailable as error:
         if isinstance(error.__cause__, OSError):

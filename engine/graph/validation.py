@@ -17,7 +17,7 @@ from engine.errors import COST_TOO_HIGH, MODEL_NOT_SUPPORTED, EngineError, Graph
 from engine.families.family import Family
 from engine.graph.catalogue import Catalogue
 from engine.graph.cost import Cost
-from engine.graph.declarations import NodeType
+from engine.graph.declarations import Link, NodeType
 from engine.graph.graph import SEED_INPUTS, Graph, Node, Source, run_order
 from engine.graph.inputs import (
     INPUT_SUFFIX,
@@ -65,9 +65,14 @@ def validate(
     declared_types = _require_types(nodes, catalogue)
     nodes = _without_links_to_savers(nodes, declared_types)
     types = _with_output_types(nodes, declared_types)
-    outputs = [node_id for node_id, declared in types.items() if declared.is_output]
+    outputs = [
+        node_id
+        for node_id, declared in types.items()
+        if declared.is_output and not _is_unlinked(nodes[node_id], declared)
+    ]
     if not outputs:
-        raise GraphInvalid("prompt_no_outputs", "The prompt has no output node", "add a SaveImage")
+        message, details = "The prompt has no outputs", "add a SaveImage, and link an image to it"
+        raise GraphInvalid("prompt_no_outputs", message, details)
     listed = catalogue.snapshot()
     check = partial(check_inputs, catalogue=listed, limits=limits, input_files=input_files)
     constants = Constants(limits)
@@ -273,6 +278,14 @@ def missing_node_types(unknown: Mapping[str, str]) -> GraphInvalid:
         f"node {node_id[:_SHOWN_CHARS]}: {shown}",
         extra_info={"node_id": node_id, "class_type": class_type},
     )
+
+
+def _is_unlinked(node: Mapping[str, Any], declared: NodeType) -> bool:
+    """Whether nothing is linked to an output node that has only optional links, such as
+    ImageCompare. It would save nothing, and ComfyUI shows nothing for it.
+    """
+    links = {name for name, each in declared.optional.items() if isinstance(each, Link)}
+    return bool(links) and not declared.inputs and links.isdisjoint(_inputs(node))
 
 
 def _check_reachable(

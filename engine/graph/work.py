@@ -23,9 +23,6 @@ DECODE = 2.0
 """The work to decode a megapixel with a VAE."""
 ENCODE = 1.0
 """The work to encode a megapixel with a VAE."""
-NV_PATH = 0.5
-"""The work to compute a step of a Brownian path with the numbers of a CUDA device, for a megapixel
-of a latent with four channels. A path needs about 16 draws in each step."""
 UPSCALE = 8.0
 """The work of an upscale model for a megapixel of its input."""
 VISION = 0.3

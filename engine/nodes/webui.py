@@ -55,6 +55,9 @@ SCHEDULERS = Choice(tuple(SCHEDULER_OF), resolve=scheduler_alone)
 _TEXTS = ("positive", "negative")
 _NOISE_BYTES = 6 * 16 / CELL**2
 """The memory for each pixel while two noises are combined: six latent tensors of four channels."""
+_NV_PATH = 0.5
+"""The work to compute a step of a Brownian path with the numbers of a CUDA device, for a megapixel
+of a latent with four channels. A step needs about 16 draws."""
 _ANY_SIGMA = 1e9
 _RANDN_SOURCE = Choice(
     get_args(RandnSource),
@@ -102,7 +105,7 @@ def _path_work(inputs: Mapping[str, Any]) -> float:
     latent = model_shape(inputs["model"]).sampled(inputs["latent_image"])
     steps: int = inputs["steps"] * kind.calls
     of_channels = latent.pixel_bytes / LatentShape.pixel_bytes
-    return latent.megapixels * of_channels * steps * work.NV_PATH
+    return latent.megapixels * of_channels * steps * _NV_PATH
 
 
 def _varied_pixels(inputs: Mapping[str, Any]) -> float:

@@ -41,7 +41,7 @@ from engine.families.control_nets import (
     ControlKind,
     ControlTraits,
     control_traits,
-    require_model_patch,
+    patch_traits,
 )
 from engine.graph.models_folder import CONFIG_SUFFIX, CONTROL_NETS
 
@@ -204,7 +204,7 @@ def _read_flux_control_net(weights: Weights, traits: ControlTraits, target: Load
 def read_model_patch(path: Path, device: torch.device) -> Any:
     """Read a ControlNet of Z-Image. Raises CheckpointUnavailable."""
     weights = Weights(path)
-    require_model_patch(path.name, weights.shapes)
+    patch_traits(path.name, weights.shapes)
     with configuration_checked(weights.name), torch.device("meta"):
         make: Any = ZImageControlNetModel.from_config
         network: Any = make(control_net_config(weights.shapes))

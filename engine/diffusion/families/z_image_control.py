@@ -25,6 +25,7 @@ from engine.diffusion.images.latents import COLOURS, PIXELS_PER_LATENT, Images, 
 from engine.diffusion.images.resampling import resampled
 from engine.diffusion.images.vae import Vae
 from engine.errors import EngineError
+from engine.families.control_nets import NEEDS_IMAGE
 
 _LAYERS = 30
 """The number of layers of the published models, over which the blocks are distributed."""
@@ -121,7 +122,7 @@ def z_image_control(
         )
     given = image if image is not None or not has_inpainting else inpaint_image
     if given is None:
-        raise EngineError("the ControlNet needs an image: link one to the node")
+        raise EngineError(NEEDS_IMAGE)
     grey = torch.full_like(given, _GREY)
     return ZImageControl(
         network,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import TooLarge
+from engine.errors import InputFileUnavailable, TooLarge
 from engine.graph.catalogue import Catalogue
 from engine.graph.cost import (
     ConditioningShape,
@@ -126,3 +126,12 @@ def test_a_run_that_goes_beyond_a_limit_ends_at_once(tmp_path: Path) -> None:
     with running(tmp_path) as engine:
         error = engine.submit(LOADED, input_files=files, limits=limits).error(TooLarge)
     assert "node save (SaveImage): the job costs 9 megapixel-steps or more" in str(error)
+
+
+def test_what_a_node_cannot_read_or_make_is_an_error_with_its_name(tmp_path: Path) -> None:
+    files, limits = {"a.png": png(size=(2000, 1000))}, Limits(max_pixels=1_000_000)
+    with running(tmp_path) as engine:
+        error = engine.submit(LOADED, input_files=files, limits=limits).error(TooLarge)
+        missing = engine.submit(LOADED).error(InputFileUnavailable)
+    assert str(error).startswith("node load (LoadImage): A batch of 1 images of 2000 x 1000")
+    assert str(missing) == "node load (LoadImage): There is no input file 'a.png'."

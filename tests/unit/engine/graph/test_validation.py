@@ -39,6 +39,17 @@ def test_prompt_without_output_is_refused(catalogue: Catalogue) -> None:
     assert error_body({}, catalogue)["error"]["type"] == "prompt_no_outputs"
 
 
+def test_an_output_node_to_which_nothing_is_linked_is_no_output(catalogue: Catalogue) -> None:
+    compare = {"class_type": "ImageCompare", "inputs": {}}
+    body = error_body({"1": compare}, catalogue)["error"]
+    assert (body["type"], "link an image" in body["details"]) == ("prompt_no_outputs", True)
+    graph = graph_of({"1": compare, **text_to_image()}, catalogue)
+    assert [each.id for each in graph.outputs] == ["9"]
+    linked = {"class_type": "ImageCompare", "inputs": {"image_b": ["8", 0]}}
+    graph = graph_of({"1": linked, **text_to_image()}, catalogue)
+    assert sorted(each.id for each in graph.outputs) == ["1", "9"]
+
+
 def test_one_bad_output_refuses_the_whole_graph(catalogue: Catalogue) -> None:
     bad = {"class_type": "SaveImage", "inputs": {"filename_prefix": "x", "images": ["nope", 0]}}
     errors = error_body({**text_to_image(), "9b": bad}, catalogue)["node_errors"]

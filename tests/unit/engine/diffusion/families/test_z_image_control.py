@@ -317,15 +317,28 @@ def test_other_files_are_refused_before_the_run(name: str, message: str, folder:
     assert message in error["details"]
 
 
+@pytest.mark.parametrize(
+    ("version", "links"), [("2.1", {}), ("1", {"inpaint_image": ["21", 0], "mask": ["23", 0]})]
+)
+def test_a_network_without_its_picture_is_refused_before_the_run(
+    version: str, links: Prompt, folder: Path, loaded: Loaded
+) -> None:
+    prompt, catalogue = graph(version, image=None, **links), Catalogue(ModelsFolder(folder))
+    with pytest.raises(GraphInvalid) as caught:
+        validate(prompt, catalogue, Limits())
+    (error,) = caught.value.node_errors["22"]["errors"]
+    assert error["details"] == "image: the ControlNet needs an image: link one to the node"
+    painted = graph("2.1", image=None, inpaint_image=["21", 0])
+    assert validate(painted, catalogue, Limits())
+    with pytest.raises(EngineError, match="needs an image"):
+        control(loaded, "1", image=None, inpaint_image=HINT)
+
+
 def test_a_misused_network_is_an_error_of_its_node(service: Running) -> None:
     def error(prompt: Prompt) -> tuple[str | None, str]:
         found = service.submit(prompt).error(InputsInvalid)
         return found.node_id, str(found)
 
-    node_id, message = error(graph("2.1", image=None))
-    assert (node_id, "needs an image" in message) == ("22", True)
-    node_id, message = error(graph("1", image=None, inpaint_image=["21", 0]))
-    assert (node_id, "needs an image" in message) == ("22", True)
     checkpoint = {"40": node("CheckpointLoaderSimple", ckpt_name=TINY)}
     node_id, message = error({**graph("1", vae=["40", 2]), **checkpoint})
     assert (node_id, "4 channels" in message) == ("22", True)
