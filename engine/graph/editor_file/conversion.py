@@ -90,6 +90,10 @@ class _Output(NamedTuple):
 
 class _Value(NamedTuple):
     value: Any
+    is_of_widget: bool = True
+    """Whether the editor sets the widget of the input to the value, whose placeholders it replaces.
+    It does not do this with a value that a subgraph gets.
+    """
 
 
 class _Link(NamedTuple):
@@ -336,10 +340,12 @@ class _Conversion:
     def _inputs(self, scope: _Scope, node: Node) -> dict[str, Any]:
         """Return the inputs of a node, with the placeholders in its texts replaced."""
         widgets = self._inputs_of(node.type)
-        inputs = self._stored_inputs(scope, node)
+        linked = self._linked(scope, node)
+        inputs = self._stored_inputs(scope, node, linked)
         for name, value in inputs.items():
-            widget = widgets.get(name)
-            if widget is None or not isinstance(value, str):
+            widget, source = widgets.get(name), linked.get(name)
+            is_of_widget = not isinstance(source, _Value) or source.is_of_widget
+            if widget is None or not is_of_widget or not isinstance(value, str):
                 continue
             if widget.options.get("dynamicPrompts"):
                 try:
@@ -360,7 +366,7 @@ class _Conversion:
             return node.values[0] if widget == "value" and node.values else None
         if node_name not in self._named_values:
             values = self._values(scope, node)
-            inputs = self._stored_inputs(scope, node).items()
+            inputs = self._stored_inputs(scope, node, self._linked(scope, node)).items()
             values |= {name: each for name, each in inputs if not isinstance(each, list)}
             self._named_values[node_name] = values
         return self._named_values[node_name].get(widget)
@@ -395,21 +401,27 @@ class _Conversion:
         named = {**self._states(node, left), **named}
         return named | scope.promoted.get(node.id, {})
 
-    def _stored_inputs(self, scope: _Scope, node: Node) -> dict[str, Any]:
+    def _linked(self, scope: _Scope, node: Node) -> dict[str, _Output | _Value]:
+        """Return the sources of the linked inputs of a node by name."""
+        linked = (each for each in node.inputs if each.link is not None)
+        sources = ((each.name, self._source(scope, node, each)) for each in linked)
+        return {name: source for name, source in sources if source is not None}
+
+    def _stored_inputs(
+        self, scope: _Scope, node: Node, linked: Mapping[str, _Output | _Value]
+    ) -> dict[str, Any]:
         """Return the inputs of a node as they are in the file."""
         inputs = {
             name: _wrapped(value)
             for name, value in self._values(scope, node).items()
             if name not in _NO_INPUTS and not name.startswith("$$")
         }
-        for each in node.inputs:
-            if each.link is None:
-                continue
-            match self._source(scope, node, each):
+        for name, source in linked.items():
+            match source:
                 case _Output(node_id, output):
-                    inputs[each.name] = [node_id, output]
+                    inputs[name] = [node_id, output]
                 case _Value(value):
-                    inputs[each.name] = _wrapped(value)
+                    inputs[name] = _wrapped(value)
         return inputs
 
     def _states(self, node: Node, left: list[Any]) -> dict[str, Any]:
@@ -490,7 +502,8 @@ def _given_from_outside(scope: _Scope, slot: int, kind: str) -> _Link | _Source:
     given = scope.given[slot] if 0 <= slot < len(scope.given) else None
     if given is not None and given.link is not None and scope.outer is not None:
         return _Link(scope.outer, given.link, kind)
-    return _Value(scope.values[slot]) if scope.values.get(slot) is not None else None
+    value, is_of_widget = scope.values.get(slot), scope.definition.widgets is not None
+    return None if value is None else _Value(value, is_of_widget)
 
 
 def _link_to_output(scope: _Scope, slot: int, kind: str) -> _Link | None:

@@ -148,6 +148,20 @@ def test_choices_in_prompts_are_drawn_when_a_file_is_sent() -> None:
     drawn = [prompt_of(file, texts.get) for _ in range(60)]
     assert {each["1"]["inputs"]["text"] for each in drawn} == {"a c", "b c"}
     assert {each["2"]["inputs"]["text"] for each in drawn} == {"{a|b} c"}
+    # The editor replaces the text of a primitive node, and not the text that a subgraph gets.
+    text = {"name": "text", "linkIds": [1]}
+    inner = node(1, "Dynamic", "old", text=(1, "STRING"))
+    inner["inputs"][0]["widget"] = {"name": "text"}
+    given = {"id": "group", "nodes": [inner], "links": [[1, -10, 0, 1, 0, "STRING"]]}
+    linked = file_of(
+        node(1, "Dynamic", "old", text=(7, "STRING")),
+        node(2, "PrimitiveNode", "{a|b}"),
+        node(3, "group", "{a|b}", outputs=[]),
+        links=[[7, 2, 0, 1, 0, "STRING"]],
+        definitions={"subgraphs": [given | {"inputs": [text]}]},
+    )
+    graph = prompt_of(linked, texts.get, choose=lambda options: options[-1])
+    assert [graph[id]["inputs"]["text"] for id in ("1", "3:1")] == ["b", "{a|b}"]
     deep = file_of(node(1, "Dynamic", "{" * 10**6), links=[])
     with pytest.raises(GraphInvalid, match=r"node 1 \(Dynamic\): the choices .* too deeply"):
         prompt_of(deep, texts.get)
