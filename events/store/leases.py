@@ -37,7 +37,10 @@ class Leases:
             .on_conflict_do_update(
                 index_elements=[LEASES.c.name],
                 set_=row,
-                where=(LEASES.c.holder == holder) | (LEASES.c.expires_at_s <= now_s),
+                where=(LEASES.c.holder == holder)
+                | (LEASES.c.expires_at_s <= now_s)
+                # The lease is older than a change of the clock to an earlier time.
+                | (LEASES.c.expires_at_s > now_s + 2 * ttl_s),
             )
         )
         return taken > 0

@@ -63,3 +63,11 @@ async def test_a_renewal_that_another_transaction_holds_up_is_given_up(
         with pytest.raises(DatabaseUnavailable):
             await answered(leases.acquire("x", "a", ttl_s=60), within_s=0.1)
     assert await answered(leases.acquire("x", "a", ttl_s=60), within_s=10)
+
+
+async def test_a_lease_from_before_the_clock_was_set_back_is_taken(database: Database) -> None:
+    leases = Leases(database)
+    assert await leases.acquire("dispatcher", "dead", ttl_s=3600)
+    assert not await leases.acquire("dispatcher", "next", ttl_s=1850)
+    assert await leases.acquire("dispatcher", "next", ttl_s=10)
+    assert not await leases.acquire("dispatcher", "third", ttl_s=10)
