@@ -39,8 +39,7 @@ class Uploads:
         """Add a file. If an older file has the same name, the name is moved to the new file.
 
         If the owner's files would have more than `max_bytes`, nothing is added, and the result is
-        their present size in bytes. A `max_bytes` of 0 means no limit. On Postgres, files that are
-        added at the same moment may together exceed the limit.
+        their present size in bytes. A `max_bytes` of 0 means no limit.
         """
         async with self._database.write(lock=_lock_of(upload)) as connection:
             if (used_bytes := await _without_room(connection, upload, max_bytes)) is not None:

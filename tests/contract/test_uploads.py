@@ -129,6 +129,16 @@ async def test_an_upload_of_a_numbered_name_and_its_number_do_not_meet(uploads: 
     assert len(named) == 1
 
 
+async def test_files_that_arrive_together_keep_to_the_limit(uploads: Uploads) -> None:
+    files = [upload(f"{number}.png", size_bytes=100_000) for number in range(12)]
+    adds = (uploads.add, uploads.add_beside)
+    added = await asyncio.gather(
+        *(adds[at % 2](each, max_bytes=300_000) for at, each in enumerate(files))
+    )
+    assert [each for each in added if isinstance(each, int)] == [300_000] * 9
+    assert len(await uploads.page("alice", limit=12)) == 3
+
+
 async def test_a_file_is_found_by_its_id_while_its_name_stands_for_it(uploads: Uploads) -> None:
     first, last, bobs = upload(), upload(at=NOON + DAY), upload(owner="bob")
     await add(uploads, first, bobs, last)
