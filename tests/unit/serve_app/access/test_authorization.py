@@ -20,7 +20,7 @@ from events.ids import new_id
 from events.store.records import Endpoint, Scope
 from serve_app.access.api_keys import mint
 from storage.service_secret import file_token
-from tests.support.edge import Client, Edge, submit
+from tests.support.edge import Client, Edge, lasting_headers, submit
 from tests.support.generate_bodies import diffusion_body, workflow_body
 
 
@@ -273,8 +273,11 @@ async def places(edge: Edge) -> dict[str, str]:
 
 
 async def call(client: Client, row: Row, places: dict[str, str]) -> httpx.Response:
-    url = (row.url or row.path).format(**places)
-    return await client.request(row.method, url, **row.request)
+    return await client.request(row.method, url_of(row, places), **row.request)
+
+
+def url_of(row: Row, places: dict[str, str]) -> str:
+    return (row.url or row.path).format(**places)
 
 
 def refusal_of(answer: httpx.Response) -> tuple[int, Any]:
@@ -292,8 +295,7 @@ def refusal_of(answer: httpx.Response) -> tuple[int, Any]:
 
 async def bare_call(client: Client, row: Row, places: dict[str, str]) -> httpx.Response:
     """Without query and body: nothing of them may be looked at before the key."""
-    url = (row.url or row.path).partition("?")[0].format(**places)
-    return await client.request(row.method, url)
+    return await client.request(row.method, url_of(row, places).partition("?")[0])
 
 
 def scopes_of(row: Row, *, admin: bool) -> list[Scope]:
@@ -331,11 +333,13 @@ async def require_hidden(bob: Client, row: Row, places: dict[str, str], *, admin
         return
     assert places["diffusion"] not in answer.text, row
     assert places["workflow"] not in answer.text, row
-    if row.foreign == 404:
-        nobodys = places | dict.fromkeys(("diffusion", "workflow", "called"), UNKNOWN_JOB)
-        nobodys["endpoint"] = "unknown"
+    nobodys = places | dict.fromkeys(("diffusion", "workflow", "called", "failed"), UNKNOWN_JOB)
+    nobodys |= {"endpoint": "unknown", "asset": UNKNOWN_JOB}
+    if row.scope and url_of(row, nobodys) != url_of(row, places):
         unknown = await call(bob, row, nobodys)
-        assert (unknown.status_code, unknown.content) == (404, answer.content), row
+        assert unknown.status_code == row.foreign, row
+        assert unknown.content == answer.content, row
+        assert lasting_headers(unknown) == lasting_headers(answer), row
 
 
 async def test_a_caller_without_a_key_that_lives_is_401(edge: Edge, places: dict[str, str]) -> None:

@@ -6,18 +6,21 @@ It goes over the routes themselves, so that a new one is among them.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from events.ids import new_id
 from events.job_progress import JobProgress
 from events.store.records import Scope
 from serve_app.protocols.registry import PROTOCOLS, HttpProtocol
-from tests.support.edge import Client, Edge, submit
+from tests.support.edge import Client, Edge, lasting_headers, submit
 from tests.support.generate_bodies import workflow_body
 from tests.support.protocols.documents import PICTURE
 
@@ -33,10 +36,12 @@ class Alice:
     client: Client
     job_ids: tuple[str, ...]
     asset_ids: tuple[str, ...]
+    secret: str = SECRET
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return (*self.job_ids, *self.asset_ids, f"{SECRET}.png", f"{SECRET}.json", SECRET)
+        secret = self.secret
+        return (*self.job_ids, *self.asset_ids, f"{secret}.png", f"{secret}.json", secret)
 
 
 @pytest.fixture
@@ -76,7 +81,7 @@ def urls(route: APIRoute, alice: Alice) -> Iterator[str]:
     names = [name for _, name, _, _ in Formatter().parse(path) if name]
     if path.endswith("/view"):
         for id, kind in itertools.product(alice.job_ids, ("output", "temp", "input")):
-            for name in ("darkroom_00001_.png", f"{SECRET}.png"):
+            for name in ("darkroom_00001_.png", f"{alice.secret}.png"):
                 yield f"{path}?filename={name}&subfolder={id}&type={kind}"
         return
     for values in itertools.product(alice.ids, repeat=len(names)):
@@ -86,11 +91,28 @@ def urls(route: APIRoute, alice: Alice) -> Iterator[str]:
 def body(url: str, alice: Alice) -> dict[str, Any]:
     """Of a request that may change something: it names all that Alice has."""
     if url.startswith("/upload/mask"):
-        named = f'{{"filename": "{SECRET}.png", "type": "input"}}'
+        named = f'{{"filename": "{alice.secret}.png", "type": "input"}}'
         return {"files": {"image": ("m.png", PICTURE)}, "data": {"original_ref": named}}
     ids = list(alice.job_ids)
     members = {"delete": ids, "job_ids": ids, "prompt_id": ids[1], "hash": alice.asset_ids[2]}
     return {"json": {**members, **EVERYTHING}}
+
+
+def named(route: APIRoute, *owners: Alice) -> Iterator[tuple[str, ...]]:
+    """Yield a method, and for each owner the same URL with their things."""
+    for each in itertools.product(
+        sorted(route.methods), zip(*(urls(route, o) for o in owners), strict=True)
+    ):
+        yield each[0], *each[1]
+
+
+def told(answer: httpx.Response, owner: Alice) -> tuple[int, str, dict[str, str]]:
+    """Return an answer without what was asked for and without times."""
+    text = answer.text
+    for id in owner.ids:
+        text = text.replace(id, "?")
+    headers = lasting_headers(answer)
+    return answer.status_code, re.sub(r"\d{10,}|\d+\.\d+", "0", text), headers
 
 
 @pytest.mark.parametrize("adapter", PROTOCOLS, ids=lambda each: each.name)
@@ -98,12 +120,21 @@ async def test_nothing_of_an_owner_is_shown_to_or_changed_by_another_one(
     edge: Edge, adapter: HttpProtocol, alice: Alice
 ) -> None:
     before = [await edge.job(id) for id in alice.job_ids]
-    async with await edge.client("bob", scopes=tuple(Scope)) as bob:
+    job_ids = tuple(new_id() for _ in alice.job_ids)
+    assets = (new_id(), f"{job_ids[0]}-0", f"blake3:{'0' * 64}")
+    nobody = Alice(alice.client, job_ids, assets, secret="unknown-thing")
+    async with (
+        await edge.client("bob", scopes=tuple(Scope)) as bob,
+        await edge.client("carl", scopes=tuple(Scope)) as carl,
+    ):
         for route in routes(adapter):
-            for method, url in itertools.product(sorted(route.methods), urls(route, alice)):
+            for method, url, unknown in named(route, alice, nobody):
                 sent = {} if method in {"GET", "HEAD"} else body(url, alice)
                 answer = await bob.request(method, url, **sent)
                 assert answer.status_code < 500, (method, url)
+                sent_unknown = {} if method in {"GET", "HEAD"} else body(unknown, nobody)
+                other = await carl.request(method, unknown, **sent_unknown)
+                assert told(other, nobody) == told(answer, alice), (method, url, unknown)
                 # An answer may say what was asked for.
                 asked = url.rpartition("/")[2].encode()
                 assert sent or SECRET.encode() not in answer.content.replace(asked, b""), url
