@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from engine.graph.models_folder import (
     STYLE_MODELS,
     TEXT_ENCODERS,
     ModelsFolder,
+    read_json,
 )
 from engine.graph.safetensors_header import Header, read_header
 
@@ -74,7 +74,7 @@ _SUPPORTED_CHANNELS = {4, _INSTRUCTION_CHANNELS, 9}
 """A latent has 4 channels. A model that changes a picture by an instruction also has the latent of
 the picture as an input, and a model for inpainting a mask and a second latent."""
 _LORA_INFIXES = (".lora_down.", ".lora_A.", ".lora.down.")
-_CACHED_FAMILIES = 4096
+_CACHED_MODELS = 4096
 
 
 def checkpoint_family(header: Header) -> Family:
@@ -261,11 +261,10 @@ def family_of_encoders(kinds: Sequence[EncoderKind]) -> Family:
     )
 
 
-def _encoder_family(header: Header) -> Family:
+def _encoder_family(kind: EncoderKind) -> Family:
     """Return the family whose cost is used for a text encoder alone: the one with the fewest
     encoders.
     """
-    kind = encoder_kind(header.name, header.shapes)
     having = (each for each in FAMILIES if kind in each.encoders)
     return min(having, key=lambda each: len(each.encoders)).family
 
@@ -313,17 +312,20 @@ class Problems:
 _NONE = Problems()
 
 
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What the header of a file, or the mark of a folder, shows. None stands for unknown."""
+
+    family: Family | None = None
+    encoder: EncoderKind | None = None
+    problems: Problems = _NONE
+
+
 def problems_of(models: ModelsFolder, kind: str, name: str) -> Problems:
     """Return the problems of a listed model. Of an empty file or an unreadable models folder, no
     problems are known, and of a folder only a missing tokenizer.
     """
-    try:
-        path = models.path(kind, name)
-        return models.reads.read(
-            ("problems", kind, path), partial(_problems_at, models, kind, path)
-        )
-    except (CheckpointUnavailable, ModelsUnavailable):
-        return _NONE
+    return _model(models, kind, name).problems
 
 
 def encoders_problem(models: ModelsFolder, inputs: Mapping[str, str]) -> dict[str, str]:
@@ -331,101 +333,19 @@ def encoders_problem(models: ModelsFolder, inputs: Mapping[str, str]) -> dict[st
 
     `inputs` are the names of the files by input. If a kind is not known, no problem is known.
     """
-    kinds: list[EncoderKind] = []
-    for name in inputs.values():
-        try:
-            path = models.path(TEXT_ENCODERS, name)
-            found = models.reads.read(("kind", path), partial(_kind_at, path))
-        except (CheckpointUnavailable, ModelsUnavailable):
-            return {}
-        if found is None:
-            return {}
-        kinds.append(found)
+    kinds = [_model(models, TEXT_ENCODERS, name).encoder for name in inputs.values()]
+    known = [kind for kind in kinds if kind is not None]
     try:
-        if kinds:
-            family_of_encoders(kinds)
+        if known and len(known) == len(kinds):
+            family_of_encoders(known)
     except CheckpointUnavailable as error:
         return {next(iter(inputs)): str(error)}
     return {}
 
 
-def _kind_at(path: Path) -> EncoderKind | None:
-    try:
-        state = path.stat()
-        if path.is_dir() or not state.st_size:
-            return None
-        return _kind_in(path, state.st_size, state.st_mtime_ns)
-    except (OSError, CheckpointUnavailable):
-        return None
-
-
-@lru_cache(maxsize=_CACHED_FAMILIES)
-def _kind_in(path: Path, _size_bytes: int, _changed_ns: int) -> EncoderKind:
-    return encoder_kind(path.name, read_header(path).shapes)
-
-
-def _problems_at(models: ModelsFolder, kind: str, path: Path) -> Problems:
-    try:
-        if path.is_dir():
-            file = path / "text_encoder_2"
-            has_t5 = family_at(kind, path) is Family.FLUX and file.is_dir()
-            found = Problems(needs_tokenizer=has_t5)
-        else:
-            state = path.stat()
-            if path.suffix != MODEL_SUFFIX or not state.st_size:
-                return _NONE
-            found, file = _problems_in(kind, path, state.st_size, state.st_mtime_ns), path
-    except (OSError, CheckpointUnavailable):
-        return _NONE  # The file cannot be read now.
-    if found.needs_tokenizer:
-        try:
-            tokenizer_file(models, file, EncoderKind.T5, ())
-        except CheckpointUnavailable as error:
-            return replace(found, parts={"CLIP": str(error), **found.parts})
-    return found
-
-
-@lru_cache(maxsize=_CACHED_FAMILIES)
-def _problems_in(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Problems:
-    try:
-        header = read_header(path)
-        if kind == CHECKPOINTS:
-            family = checkpoint_family(header)
-            require_precision(header, UNET if header.has(UNET) else "")
-            needs_tokenizer = has_t5_without_tokenizer(header.shapes)
-            return Problems(None, missing_parts(header, family), needs_tokenizer)
-        if kind == DIFFUSION_MODELS:
-            diffusion_model_family(header)
-            require_precision(header)
-        elif kind == TEXT_ENCODERS:
-            encoder_kind(header.name, header.shapes)
-            require_precision(header)
-            return Problems(needs_tokenizer=has_t5_without_tokenizer(header.shapes))
-        elif kind == STYLE_MODELS:
-            require_style_model(header)
-        elif kind == GLIGENS:
-            require_gligen(header.name, header.shapes)
-            require_precision(header)
-        elif kind == CONTROL_NETS:
-            control_traits(header.name, header.shapes)
-            require_precision(header)
-        elif kind == MODEL_PATCHES:
-            patch_traits(header.name, header.shapes)
-            require_precision(header)
-    except CheckpointUnavailable as error:
-        if isinstance(error.__cause__, OSError):
-            raise
-        return Problems(str(error))
-    return _NONE
-
-
 def family_of(models: ModelsFolder, kind: str, name: str) -> Family | None:
     """Return the family of a listed model, or None for an unknown family or an unreadable file."""
-    try:
-        path = models.path(kind, name)
-        return models.reads.read(("family", path), partial(family_at, kind, path))
-    except (CheckpointUnavailable, ModelsUnavailable):
-        return None
+    return _model(models, kind, name).family
 
 
 def traits_of(models: ModelsFolder, kind: str, name: str) -> Traits | None:
@@ -433,25 +353,93 @@ def traits_of(models: ModelsFolder, kind: str, name: str) -> Traits | None:
     return TRAITS[family] if family else None
 
 
-def family_at(kind: str, path: Path) -> Family | None:
-    """Return the family of a file or folder. The result is cached until the file changes."""
+def _model(models: ModelsFolder, kind: str, name: str) -> _Model:
     try:
-        file = path / FOLDER_MARK if path.is_dir() else path
-        state = file.stat()
-    except OSError:
-        return None
-    return _family_of(kind, file, state.st_size, state.st_mtime_ns)
+        return _read_model(models, kind, models.path(kind, name))
+    except (CheckpointUnavailable, ModelsUnavailable):
+        return _Model()
 
 
-@lru_cache(maxsize=_CACHED_FAMILIES)
-def _family_of(kind: str, path: Path, _size_bytes: int, _changed_ns: int) -> Family | None:
-    if path.name == FOLDER_MARK:
-        return _folder_family(path)
-    recognize = _FAMILY_BY_KIND.get(kind)
+def family_at(models: ModelsFolder, kind: str, path: Path) -> Family | None:
+    """Like `family_of`, for the path of a model. Raises ModelsUnavailable."""
+    return _read_model(models, kind, path).family
+
+
+def _read_model(models: ModelsFolder, kind: str, path: Path) -> _Model:
+    return models.reads.read(("model", kind, path), partial(_model_at, models, kind, path))
+
+
+def _model_at(models: ModelsFolder, kind: str, path: Path) -> _Model:
     try:
-        return recognize(read_header(path)) if recognize else None
-    except CheckpointUnavailable:
-        return None
+        is_folder = path.is_dir()
+        mark = path / FOLDER_MARK if is_folder else path
+        state = mark.stat()
+        if not state.st_size:
+            return _Model()
+        found = _model_in(kind, mark, state.st_size, state.st_mtime_ns)
+    except (OSError, CheckpointUnavailable):
+        return _Model()  # The file cannot be read now.
+    file = path / "text_encoder_2" if is_folder else path
+    has_t5 = is_folder and found.family is Family.FLUX and file.is_dir()
+    if has_t5 or found.problems.needs_tokenizer:
+        try:
+            tokenizer_file(models, file, EncoderKind.T5, ())
+        except CheckpointUnavailable as error:
+            parts = {"CLIP": str(error), **found.problems.parts}
+            return replace(found, problems=replace(found.problems, parts=parts))
+    return found
+
+
+@lru_cache(maxsize=_CACHED_MODELS)
+def _model_in(kind: str, mark: Path, _size_bytes: int, _changed_ns: int) -> _Model:
+    """Return what a file shows until it changes. Raises CheckpointUnavailable if it cannot be read
+    now.
+    """
+    if mark.name == FOLDER_MARK:
+        return _Model(_folder_family(mark))
+    if mark.suffix != MODEL_SUFFIX:
+        return _Model()
+    found = _Model()
+    try:
+        header = read_header(mark)
+        if kind == CHECKPOINTS:
+            family = checkpoint_family(header)
+            needs_tokenizer = has_t5_without_tokenizer(header.shapes)
+            problems = Problems(None, missing_parts(header, family), needs_tokenizer)
+            found = _Model(family, problems=problems)
+            require_precision(header, UNET if header.has(UNET) else "")
+        elif kind == DIFFUSION_MODELS:
+            found = _Model(diffusion_model_family(header))
+            require_precision(header)
+        elif kind == LORAS:
+            found = _Model(lora_family(header))
+        elif kind == TEXT_ENCODERS:
+            encoder = encoder_kind(header.name, header.shapes)
+            problems = Problems(needs_tokenizer=has_t5_without_tokenizer(header.shapes))
+            found = _Model(_encoder_family(encoder), encoder, problems)
+            require_precision(header)
+        else:
+            _require_kind(kind, header)
+    except CheckpointUnavailable as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        return replace(found, problems=Problems(str(error)))
+    return found
+
+
+def _require_kind(kind: str, header: Header) -> None:
+    """Raise CheckpointUnavailable for a file of another kind, if files of this kind have signs."""
+    if kind == STYLE_MODELS:
+        require_style_model(header)
+    elif kind == GLIGENS:
+        require_gligen(header.name, header.shapes)
+        require_precision(header)
+    elif kind == CONTROL_NETS:
+        control_traits(header.name, header.shapes)
+        require_precision(header)
+    elif kind == MODEL_PATCHES:
+        patch_traits(header.name, header.shapes)
+        require_precision(header)
 
 
 def _folder_family(mark: Path) -> Family | None:
@@ -467,14 +455,6 @@ def _folder_family(mark: Path) -> Family | None:
 def _class_name(config: Path) -> str:
     """Return the name of the class in a diffusers configuration, or "" if it cannot be read."""
     try:
-        return str(json.loads(config.read_text()).get("_class_name"))
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return str(read_json(config).get("_class_name"))
+    except CheckpointUnavailable:
         return ""
-
-
-_FAMILY_BY_KIND: dict[str, Callable[[Header], Family | None]] = {
-    CHECKPOINTS: checkpoint_family,
-    LORAS: lora_family,
-    DIFFUSION_MODELS: diffusion_model_family,
-    TEXT_ENCODERS: _encoder_family,
-}

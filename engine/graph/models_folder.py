@@ -13,6 +13,7 @@ root/hypernetworks/name.pt             hypernetworks
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,6 +22,8 @@ from copy import copy
 from errno import ENOTDIR
 from functools import partial
 from pathlib import Path
+from stat import S_ISREG
+from typing import Any
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
 from engine.timed_reads import TimedReads
@@ -46,6 +49,8 @@ _OTHER_SUFFIXES = {HYPERNETWORKS: ".pt"}
 """The suffixes of kinds that have no safetensors files. The readers of these files run no code."""
 _PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 FOLDER_MARK = "model_index.json"
+_MOST_JSON_BYTES = 2**24
+_DEEPEST = 64
 
 
 class ModelsFolder:
@@ -119,8 +124,14 @@ class ModelsFolder:
         return path
 
     def pickled(self, kind: str) -> dict[str, Path]:
-        """Return the pickled files of a kind, by name with and without suffix."""
-        return self.reads.read(("pickled", kind), partial(_read_pickled, self.root, kind))
+        """Return the pickled files of a kind, by name with and without suffix.
+
+        They only explain errors, so none are known while the folder does not respond.
+        """
+        try:
+            return self.reads.read(("pickled", kind), partial(_read_pickled, self.root, kind))
+        except ModelsUnavailable:
+            return {}
 
     def require_answer(self) -> None:
         """Raise ModelsUnavailable if the folder does not respond now."""
@@ -180,13 +191,14 @@ def _read_pickled(root: Path, kind: str) -> dict[str, Path]:
 def _pickled_of(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
     if not _is_kind(kind):
         return
-    folders = [(folder, "**/*") for folder in _folders(root, kind)]
-    if kind == CHECKPOINTS:
-        folders.append((root, "*"))
-    for folder, pattern in folders:
-        for path in folder.glob(pattern):
-            if path.suffix in _PICKLED and path.suffix != _OTHER_SUFFIXES.get(kind):
-                yield path.relative_to(folder).as_posix(), path
+    suffixes = {each for each in _PICKLED if each != _OTHER_SUFFIXES.get(kind)}
+    for folder in _folders(root, kind):
+        for here, _, files in _walk(folder):
+            for path in (here / name for name in files):
+                if path.suffix in suffixes:
+                    yield path.relative_to(folder).as_posix(), path
+    if kind == CHECKPOINTS and root.is_dir():
+        yield from ((path.name, path) for path in root.iterdir() if path.suffix in suffixes)
 
 
 def pickled_refused(path: Path) -> CheckpointUnavailable:
@@ -208,12 +220,20 @@ def _models_at_top(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _models_below(folder: Path, suffix: str) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder, onerror=_raise_unless_absent):
-        here = Path(parent)
+    for here, folders, files in _walk(folder):
         models = {name for name in folders if _is_model_folder(here / name)}
         folders[:] = [n for n in folders if n not in models and not n.endswith(CONFIG_SUFFIX)]
         yield from (here / name for name in models)
         yield from (here / name for name in files if _is_model_file(name, suffix))
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Like os.walk, but not below `_DEEPEST` folders, because os.walk may be recursive."""
+    for parent, folders, files in os.walk(folder, onerror=_raise_unless_absent):
+        here = Path(parent)
+        if len(here.parts) - len(folder.parts) >= _DEEPEST:
+            folders.clear()
+        yield here, folders, files
 
 
 def _raise_unless_absent(error: OSError) -> None:
@@ -227,3 +247,34 @@ def _is_model_file(name: str, suffix: str = MODEL_SUFFIX) -> bool:
 
 def _is_model_folder(path: Path) -> bool:
     return not path.name.endswith(CONFIG_SUFFIX) and (path / FOLDER_MARK).is_file()
+
+
+def require_file(path: Path) -> os.stat_result:
+    """Return the state of a regular file. Raises CheckpointUnavailable.
+
+    Reading a named pipe would wait forever, and some devices have no end.
+    """
+    try:
+        state = path.stat()
+    except FileNotFoundError as error:
+        raise CheckpointUnavailable(f"{path.name} does not exist any more") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointUnavailable(f"{path.name} cannot be read: {reason}") from error
+    if not S_ISREG(state.st_mode):
+        raise CheckpointUnavailable(f"{path.name} is not a file that a models folder may contain")
+    return state
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a configuration. Raises CheckpointUnavailable."""
+    name = "/".join(path.parts[-3:])
+    if require_file(path).st_size > _MOST_JSON_BYTES:
+        raise CheckpointUnavailable(f"{name} has more than {_MOST_JSON_BYTES} bytes")
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, RecursionError, ValueError) as error:
+        raise CheckpointUnavailable(f"{name} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointUnavailable(f"{name} is not a configuration, because it is not an object")
+    return found

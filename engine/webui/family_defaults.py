@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 
 from engine.families.family import Family, Traits
 from engine.families.recognition import family_at
@@ -67,4 +66,4 @@ def checkpoint_family(models: Models, checkpoint: str) -> Family | None:
     if isinstance(models, ServerModels):
         return None
     path = models.path(CHECKPOINTS, checkpoint)
-    return models.reads.read(("family", path), partial(family_at, CHECKPOINTS, path))
+    return family_at(models, CHECKPOINTS, path)

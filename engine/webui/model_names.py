@@ -19,6 +19,7 @@ from engine.graph.models_folder import (
     LORAS,
     UPSCALE_MODELS,
     ModelsFolder,
+    require_file,
 )
 from engine.graph.safetensors_header import read_header
 
@@ -227,11 +228,14 @@ def _hashes(
 
 
 def _file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file; empty for a folder, or without permission to read the file."""
+    """Return the SHA-256 of a file; empty without permission to read it.
+
+    Raises CheckpointUnavailable for a folder.
+    """
+    state = require_file(path)
     try:
-        state = path.stat()
         return _read_file_hash(path, state.st_size, state.st_mtime_ns)
-    except (IsADirectoryError, PermissionError):
+    except PermissionError:
         return ""
 
 

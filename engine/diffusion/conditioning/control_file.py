@@ -33,7 +33,7 @@ from engine.diffusion.loading.layers import use_one_dnn
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.loading.networks import configuration_checked, require_unet
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.weights import LoadTarget, Weights, first_line, read_json
+from engine.diffusion.loading.weights import LoadTarget, Weights, first_line
 from engine.errors import CheckpointUnavailable
 from engine.families.control_nets import (
     LDM_PREFIX,
@@ -43,7 +43,7 @@ from engine.families.control_nets import (
     control_traits,
     patch_traits,
 )
-from engine.graph.models_folder import CONFIG_SUFFIX, CONTROL_NETS
+from engine.graph.models_folder import CONFIG_SUFFIX, CONTROL_NETS, read_json
 
 _CELL_PIXELS = 8 * 8
 """The pixels in a cell of a latent. The first layer has a channel for each pixel and colour."""

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,6 +20,7 @@ from engine.batcher import Request, Work
 from engine.diffusion.device_error import memory_checked
 from engine.diffusion.images.compositing import ramp
 from engine.diffusion.images.latents import Images
+from engine.diffusion.loading.weights import read_tensors
 from engine.errors import CheckpointUnavailable, OutOfMemory
 from engine.graph.limits import Limits
 from engine.stages import Stage
@@ -137,22 +136,34 @@ def _compact(weights: Mapping[str, Tensor]) -> Compact:
     last = max(int(key.split(".")[1]) for key in weights)
     features = len(weights["body.0.weight"])
     scale = isqrt(len(weights[f"body.{last}.weight"]) // _COLOURS)
-    network = Compact(features=features, depth=(last - 2) // 2, scale=scale)
-    network.load_state_dict(weights, strict=True)
+    _require_layers(last + 1, weights)
+    with torch.device("meta"):
+        network = Compact(features=features, depth=(last - 2) // 2, scale=scale)
+    network.load_state_dict(weights, strict=True, assign=True)
     return network
 
 
 def _rrdb(weights: Mapping[str, Tensor]) -> Rrdb:
     features, seen = weights["first.weight"].shape[:2]
-    network = Rrdb(
-        features=features,
-        growth=len(weights["body.0.0.convolutions.0.weight"]),
-        blocks=1 + max(int(key.split(".")[1]) for key in weights if key.startswith("body.")),
-        doublings=sum(key.startswith("ends.") and key.endswith("weight") for key in weights) - 1,
-        unshuffle=isqrt(seen // _COLOURS),
-    )
-    network.load_state_dict(weights, strict=True)
+    blocks = 1 + max(int(key.split(".")[1]) for key in weights if key.startswith("body."))
+    _require_layers(blocks, weights)
+    with torch.device("meta"):
+        network = Rrdb(
+            features=features,
+            growth=len(weights["body.0.0.convolutions.0.weight"]),
+            blocks=blocks,
+            doublings=sum(each.startswith("ends.") and each.endswith("weight") for each in weights)
+            - 1,
+            unshuffle=isqrt(seen // _COLOURS),
+        )
+    network.load_state_dict(weights, strict=True, assign=True)
     return network
+
+
+def _require_layers(layers: int, weights: Mapping[str, Tensor]) -> None:
+    """Raise KeyError if a number in a name promises more layers than the file can have."""
+    if layers > len(weights):
+        raise KeyError(f"{layers} layers have only {len(weights)} weights")
 
 
 _BLOCK = re.compile(
@@ -210,8 +221,8 @@ _PIXELS_PER_ROW = 8192
 def read_upscale_model(path: Path, device: torch.device) -> UpscaleNetwork:
     """Return the network in float32. Raises CheckpointUnavailable."""
     try:
-        network = network_of(load_file(path))
-    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
+        network = network_of(read_tensors(path))
+    except (ValueError, RuntimeError, KeyError) as error:
         raise CheckpointUnavailable(f"The upscale model {path.name} is damaged: {error}") from error
     if network is None:
         raise CheckpointUnavailable(

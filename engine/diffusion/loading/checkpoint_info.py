@@ -16,13 +16,13 @@ from engine.diffusion.families.family_lookup import unet_families, unet_family
 from engine.diffusion.families.stable_diffusion import UNetFamily
 from engine.diffusion.loading import layout
 from engine.diffusion.loading.layout import KeyMap
-from engine.diffusion.loading.weights import Weights, component_files, read_json
+from engine.diffusion.loading.weights import Weights, component_files
 from engine.diffusion.model import Prediction
 from engine.diffusion.text.text_encoders import CLIP_H, TextEncoderSpec
 from engine.errors import CheckpointUnavailable
 from engine.families.family import UNET, VAE, Family
 from engine.families.recognition import EDM, checkpoint_family, input_channels, missing_parts
-from engine.graph.models_folder import CONFIG_SUFFIX
+from engine.graph.models_folder import CONFIG_SUFFIX, read_json
 from engine.graph.safetensors_header import read_header
 
 MapKeys: TypeAlias = Callable[[Iterable[str]], KeyMap]

@@ -227,18 +227,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return {key: read(key).clone() for key in weights.shapes}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a configuration. Raises CheckpointUnavailable."""
-    name = "/".join(path.parts[-3:])
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, RecursionError, ValueError) as error:
-        raise CheckpointUnavailable(f"{name} cannot be read: {first_line(error)}") from error
-    if not isinstance(found, dict):
-        raise CheckpointUnavailable(f"{name} is not a configuration, because it is not an object")
-    return found
-
-
 @contextmanager
 def damage_reported(name: str) -> Iterator[None]:
     """Raise CheckpointUnavailable instead of a library's error about a damaged file.

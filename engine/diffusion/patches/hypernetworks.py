@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
+from zipfile import ZIP_STORED, ZipFile, is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from engine.diffusion.loading.weights import first_line
 from engine.diffusion.model import Model
 from engine.diffusion.patches.variants import variant_of
 from engine.errors import CheckpointUnavailable, EngineError
+from engine.graph.models_folder import require_file
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -62,8 +64,16 @@ def read_hypernetwork(path: Path, device: torch.device) -> Hypernetwork:
 
 
 def _stored(path: Path) -> Mapping[Any, Any]:
+    require_file(path)
     try:
+        if is_zipfile(path):
+            with ZipFile(path) as archive:
+                if any(each.compress_type != ZIP_STORED for each in archive.infolist()):
+                    # PyTorch compresses nothing. A small file could need all memory.
+                    raise CheckpointUnavailable(f"{path.name} is compressed")
         stored = torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointUnavailable:
+        raise
     except Exception as error:  # torch raises many kinds of errors for a damaged file.
         raise CheckpointUnavailable(
             f"{path.name} cannot be read as a hypernetwork. It is damaged or incomplete: "
@@ -130,7 +140,8 @@ def _with(layer: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
 def _pairs(weights: object, where: str) -> Iterator[tuple[Tensor, Tensor]]:
     if not isinstance(weights, Mapping) or not all(map(_is_tensor, weights.values())):
         raise CheckpointUnavailable(
-            f"{where}: the weights of a network must be a dictionary of floating-point tensors"
+            f"{where}: the weights of a network must be a dictionary of contiguous floating-point "
+            "tensors"
         )
     names = [str(each) for each in weights if str(each).endswith(".weight")]
     if not 0 < len(names) <= _MOST_LAYERS:
@@ -145,7 +156,8 @@ def _pairs(weights: object, where: str) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+    # A view with strides may be far larger than what is stored.
+    return isinstance(value, Tensor) and value.is_floating_point() and value.is_contiguous()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ from engine.diffusion.loading.layers import use_one_dnn
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.loading.networks import configuration_checked, load_module
 from engine.diffusion.loading.store import ModelStore
-from engine.diffusion.loading.weights import LoadTarget, Weights, component_files, read_json
+from engine.diffusion.loading.weights import LoadTarget, Weights, component_files
 from engine.errors import CheckpointUnavailable
-from engine.graph.models_folder import CONFIG_SUFFIX
+from engine.graph.models_folder import CONFIG_SUFFIX, read_json
 
 ClipVision: TypeAlias = CLIPVisionModelWithProjection | SiglipVisionModel
 Colour: TypeAlias = tuple[float, float, float]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,48 @@ def test_a_damaged_file_cannot_be_used(folder: str, tmp_path: Path) -> None:
     assert "is damaged" in str(problems_of(models, folder, "html.safetensors").whole)
     assert problems_of(models, folder, "empty.safetensors").whole is None
     assert problems_of(models, folder, "missing.safetensors").whole is None
+
+
+def stored(**tensors: tuple[str, list[int], list[int]]) -> bytes:
+    keys = ("dtype", "shape", "data_offsets")
+    entries = {name: dict(zip(keys, each, strict=True)) for name, each in tensors.items()}
+    return with_length(json.dumps(entries).encode())
+
+
+def with_length(header: bytes, length: int | None = None) -> bytes:
+    return (len(header) if length is None else length).to_bytes(8, "little") + header
+
+
+HOSTILE_HEADERS = {
+    "length": with_length(b"{}", 2**64 - 1),
+    "long": with_length(b"{}" + b" " * 2**24),
+    "list": with_length(b"[]"),
+    "deep": with_length(b'{"a":' + b"[" * 10**6 + b"]" * 10**6 + b"}"),
+    "text": with_length(b'{"\xff":1}'),
+    "overlap": stored(a=("U8", [4], [0, 4]), b=("U8", [4], [0, 4])) + bytes(4),
+    "past-end": stored(a=("U8", [8], [0, 8])) + bytes(4),
+    "negative": stored(a=("U8", [-4], [0, 4])) + bytes(4),
+    "overflow": stored(a=("U8", [2**40, 2**40], [0, 4])) + bytes(4),
+    "type": stored(a=("X" * 10**6, [4], [0, 4])) + bytes(4),
+    "many": stored(**{f"t{number}": ("U8", [0], [0, 0]) for number in range(2**16 + 1)}),
+}
+
+
+@pytest.mark.parametrize("kind", ["checkpoints", "loras"])
+@pytest.mark.parametrize("content", HOSTILE_HEADERS.values(), ids=HOSTILE_HEADERS)
+def test_a_hostile_header_is_an_error_of_its_file_alone(
+    content: bytes, kind: str, tmp_path: Path
+) -> None:
+    write(tmp_path / kind / "good.safetensors", {key: [1] for key in WHOLE})
+    (tmp_path / kind / "bad.safetensors").write_bytes(content)
+    models = ModelsFolder(tmp_path, timeout_s=60)
+    problem = problems_of(models, kind, "bad.safetensors").whole
+    assert problem is not None
+    assert problem.startswith("bad.safetensors ")
+    assert len(problem) < 500
+    assert family_of(models, kind, "bad.safetensors") is None
+    assert models.names(kind) == ("bad.safetensors", "good.safetensors")
+    assert problems_of(models, kind, "good.safetensors").whole is None
 
 
 T5 = "encoder.block.0.layer.0.SelfAttention.q.weight"

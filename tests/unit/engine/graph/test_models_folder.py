@@ -8,7 +8,9 @@ import pytest
 
 from engine.errors import CheckpointUnavailable, ModelsUnavailable
 from engine.graph.models_folder import ModelsFolder
+from engine.graph.safetensors_header import read_header
 from tests.support.engine.hung_mount import HungMount, hung_mount
+from tests.support.engine.special_files import make_special_files
 
 
 def touch(path: Path) -> None:
@@ -55,7 +57,17 @@ def test_listing_is_read_anew_after_its_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../secret.safetensors", "/etc/passwd", "", ".", "checkpoints/../../secret.safetensors"],
+    [
+        "../secret.safetensors",
+        "/etc/passwd",
+        "",
+        ".",
+        "checkpoints/../../secret.safetensors",
+        "..\\secret.safetensors",
+        "C:a.safetensors",
+        "a\0b",
+        "a" * 10**6,
+    ],
 )
 def test_no_name_leads_out_of_the_folder(name: str, tmp_path: Path) -> None:
     touch(tmp_path / "secret.safetensors")
@@ -65,6 +77,24 @@ def test_no_name_leads_out_of_the_folder(name: str, tmp_path: Path) -> None:
         ModelsFolder(root).path("checkpoints", name)
     with pytest.raises(CheckpointUnavailable):
         ModelsFolder(root).path("..", "secret.safetensors")
+
+
+def test_links_and_deep_folders_end_no_listing(tmp_path: Path) -> None:
+    root, loras = tmp_path / "models", tmp_path / "models" / "loras"
+    for name in ("good.safetensors", "pickled.pt", f"{'a/' * 60}deep.safetensors"):
+        touch(loras / name)
+    touch(loras / f"{'a/' * 70}deepest.safetensors")
+    special = make_special_files(loras)
+    models = ModelsFolder(root)
+    assert set(models.names("loras")) == {
+        "good.safetensors",
+        f"{'a/' * 60}deep.safetensors",
+        *special,
+    }
+    assert models.pickled("loras").keys() == {"pickled", "pickled.pt"}
+    for name in special:
+        with pytest.raises(CheckpointUnavailable, match=name):
+            read_header(models.path("loras", name))
 
 
 def test_a_known_name_is_found_without_reading_the_folder_again(

@@ -110,6 +110,20 @@ def test_a_network_follows_from_its_weights(kind: str, rename: Rename, tmp_path:
         ({"conv_first.weight": torch.zeros(8, 3, 3, 3)}, "damaged"),
         ({"body.0.weight": torch.zeros(8, 3, 3, 3), "body.1.weight": torch.zeros(8)}, "damaged"),
         ({"conv_first.weight": torch.zeros(8, 3, 3, 3), "conv_last.x": torch.zeros(1)}, "damaged"),
+        *(
+            ({f"body.{n}.weight": torch.zeros(8) for n in (0, 1, last)}, "3 weights")
+            for last in (3, 10**12)
+        ),
+        (
+            {
+                "conv_first.weight": torch.zeros(8, 3, 3, 3),
+                "body.0.rdb1.conv1.weight": torch.zeros(8),
+                f"body.{10**12}.rdb1.conv1.weight": torch.zeros(8),
+                "conv_last.weight": torch.zeros(8),
+                "conv_last.bias": torch.zeros(8),
+            },
+            "have only 5 weights",
+        ),
     ],
 )
 def test_a_foreign_or_incomplete_file_is_refused(

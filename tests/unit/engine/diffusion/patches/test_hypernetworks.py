@@ -6,6 +6,7 @@ import pickle
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -83,7 +84,8 @@ class Hostile:
         ({16: [weights(8, 16)] * 2}, r"the shape \(16, 8\), but the layer before it returns 16"),
         ({16: [{}, {}]}, "a network has 0 layers"),
         ({16: [{"linear.0.weight": torch.ones(16, 16)}] * 2}, "linear.0.weight is not a layer"),
-        ({16: [{"linear.0.weight": 1.0}] * 2}, "must be a dictionary of floating-point tensors"),
+        ({16: [{"linear.0.weight": 1.0}] * 2}, "a dictionary of contiguous floating-point"),
+        ({16: [{"linear.0.weight": torch.ones(1).expand(9**4, 16)}] * 2}, "a dictionary of cont"),
         ({16: [weights(16, 16)] * 2, "activation_func": "magic"}, "the activation 'magic'"),
     ],
 )
@@ -91,6 +93,17 @@ def test_a_file_that_is_made_wrongly_says_so(tmp_path: Path, stored: object, why
     with pytest.raises(CheckpointUnavailable, match=why) as error:
         read(tmp_path, stored)
     assert str(error.value).startswith("marble.pt")
+
+
+def test_a_compressed_file_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = file_of(tmp_path, {16: [weights(16, 16)] * 2})
+    with ZipFile(path) as archive:
+        entries = {each: archive.read(each) for each in archive.namelist()}
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    with pytest.raises(CheckpointUnavailable, match=r"marble\.pt is compressed"):
+        read_hypernetwork(path, CPU)
 
 
 def test_a_damaged_file_and_one_with_code_are_refused(
