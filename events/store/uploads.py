@@ -23,7 +23,6 @@ _LONGEST_NAME, _LONGEST_SUFFIX = 240, 16
 """The lengths in characters. A longer name is cut before a number is added, and a longer suffix
 counts as a part of the name.
 """
-_NUMBERS = re.compile(r"(?: \([0-9]+\))+$")
 _MOST_NUMBERS = 2**32
 """A number that no file has."""
 _TRIED_AT_ONCE = 32
@@ -41,7 +40,7 @@ class Uploads:
         If the owner's files would have more than `max_bytes`, nothing is added, and the result is
         their present size in bytes. A `max_bytes` of 0 means no limit.
         """
-        async with self._database.write(lock=_lock_of(upload)) as connection:
+        async with self._database.write(lock=_lock_of(upload.owner)) as connection:
             if (used_bytes := await _without_room(connection, upload, max_bytes)) is not None:
                 return used_bytes
             mine = _labelled(upload.owner, [upload.name])
@@ -60,7 +59,7 @@ class Uploads:
         numbered = re.compile(rf"{re.escape(stem)} \([0-9]+\){re.escape(suffix)}")
         same = _labelled(upload.owner) & (UPLOADS.c.digest == upload.digest)
         query = sa.select(UPLOADS).where(same).order_by(UPLOADS.c.id)
-        async with self._database.write(lock=_lock_of(upload)) as connection:
+        async with self._database.write(lock=_lock_of(upload.owner)) as connection:
             for known in await connection.execute(query):
                 if known.name == upload.name or numbered.fullmatch(known.name):
                     found = sa.update(UPLOADS).where(UPLOADS.c.id == known.id)
@@ -186,10 +185,9 @@ def _stem_and_suffix(name: str) -> tuple[str, str]:
     return name.removesuffix(suffix)[: _LONGEST_NAME - len(suffix)], suffix
 
 
-def _lock_of(upload: Upload) -> int:
-    """Return the lock of changes of this name and of the same name with other numbers."""
-    stem, suffix = _stem_and_suffix(upload.name)
-    return lock_of(f"upload {_NUMBERS.sub('', stem)}{suffix} of {upload.owner}")
+def _lock_of(owner: str) -> int:
+    """Return the lock of changes of one owner's files. It keeps sizes and names exact."""
+    return lock_of(f"uploads of {owner}")
 
 
 def _labelled(owner: str, names: Collection[str] | None = None) -> sa.ColumnElement[bool]:
