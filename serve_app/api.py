@@ -73,6 +73,8 @@ _ROUTERS = (
 _PAGES = (pages.PATH, console.PATH)
 TITLE = "Darkroom"
 _COMPRESSED_FROM_BYTES = 1000
+_COMPRESSED_IN_THREAD_FROM_BYTES = 32 * 1024
+"""A smaller answer is compressed in less than a millisecond."""
 _COMPRESSION = 5
 """The compression level of zlib, 1 to 9."""
 _SENT_BY_PAGES = (
@@ -128,7 +130,7 @@ def create_api(
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=operation_id,
-        openapi_url="/openapi.json" if http.docs else None,
+        openapi_url=None,
     )
     app.state.replica = replica
     _add_middleware(app, cors_origins=http.cors_origins)
@@ -183,6 +185,7 @@ def _add_middleware(app: FastAPI, *, cors_origins: Sequence[str]) -> None:
         GZipMiddleware,
         minimum_size=_COMPRESSED_FROM_BYTES,
         compresslevel=_COMPRESSION,
+        thread_minimum_size=_COMPRESSED_IN_THREAD_FROM_BYTES,
         exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, SAFETENSORS),
     )
     if cors_origins:

@@ -66,6 +66,7 @@ from serve_app.access.api_keys import Authenticator
 from serve_app.access.owner_limits import OPEN_JOBS_PERIOD_S, OwnerLimits, Waits
 from serve_app.access.rates import Rates, TokenBuckets
 from serve_app.access.refusal_log import RefusalLog
+from serve_app.answers import PageCache, list_turns
 from serve_app.api import create_api
 from serve_app.bodies import Bodies
 from serve_app.endpoints.administration import EndpointAdministration
@@ -154,6 +155,7 @@ def build_asgi(settings: Settings, *, is_in_serve: bool = False) -> FastAPI:
             asyncio.create_task(answer_metrics(bus, replica.metrics.encoded)),
             asyncio.create_task(_prepare(database, settings)),
             asyncio.create_task(backends.progress.run()),
+            asyncio.create_task(replica.metrics.event_loop.run()),
         ]
         if exporter is not None:
             tasks.append(asyncio.create_task(exporter.run()))
@@ -390,6 +392,8 @@ def assemble(
             ),
             catalogue=backends.catalogue,
             bodies=bodies,
+            list_turns=list_turns(),
+            node_types=PageCache(),
             waits=Waits(_OWNER_MAX_WAITS),
         ),
         callback_access=CallbackAccess(

@@ -26,9 +26,11 @@ from serve_app.access.api_keys import Authenticator
 from serve_app.access.owner_limits import OwnerLimits, Waits
 from serve_app.access.rates import Rates, TokenBuckets
 from serve_app.access.refusal_log import RefusalLog
+from serve_app.answers import PageCache
 from serve_app.bodies import Bodies
 from serve_app.endpoints.administration import EndpointAdministration
 from serve_app.endpoints.cache import EndpointCache
+from serve_app.fair_threads import FairSemaphore
 from serve_app.jobs import Jobs
 from serve_app.live.progress import LatestPreviews, ProgressBoard
 from serve_app.live.projected import ProjectionWaiter
@@ -110,6 +112,9 @@ class JobAccess:
     live: Live
     catalogue: Catalogue
     bodies: Bodies
+    list_turns: FairSemaphore
+    """Limits how many large answers are built at a time (see `answers.py`)."""
+    node_types: PageCache
     waits: Waits
 
 

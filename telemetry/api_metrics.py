@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter
 
+from settings.constant import constant
+from telemetry.event_loop import EventLoopMonitor
 from telemetry.exposition import MetricsSnapshot, ProcessMetrics, page_of
 
 logger = logging.getLogger(__name__)
@@ -17,7 +19,7 @@ logger = logging.getLogger(__name__)
 QueryProcesses: TypeAlias = Callable[[], Awaitable[list[bytes]]]
 """A function that returns the encoded metrics of the other processes that answer in time."""
 
-_PERIOD_S = 1.0
+_PERIOD_S = constant("METRICS_PAGE_S", 1.0)
 """Seconds for which a page is reused, to limit how often the processes are queried."""
 
 
@@ -40,6 +42,7 @@ class ApiMetrics:
         )
         for reason in _ALERTS:
             self._refused.labels(reason)
+        self.event_loop = EventLoopMonitor(self._process.registry)
         self._making = asyncio.Lock()
         self._page = b""
         self._made_at = float("-inf")

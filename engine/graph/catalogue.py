@@ -86,6 +86,9 @@ class Catalogue:
         self.models = models
         self._node_types = {each.class_type: each for each in (*NODE_TYPES, *more_nodes)}
         self._names: Callable[[str], tuple[str, ...]] = models.names
+        self._folders = sorted(
+            {folder for each in self._node_types.values() for folder in each.model_inputs.values()}
+        )
 
     def snapshot(self) -> Catalogue:
         """Return a copy of the catalogue that reads each folder at most once."""
@@ -188,6 +191,12 @@ class Catalogue:
         `input_files` are the names that an `InputFile` may have.
         """
         return {name: self._info(each, input_files) for name, each in self._node_types.items()}
+
+    def choosable_models(self) -> tuple[tuple[str, ...], ...]:
+        """Return the names of all models in `object_info`, which depends only on these names and on
+        the names of the input files.
+        """
+        return tuple(map(self._names, self._folders))
 
     def declaration(self, class_type: str) -> dict[str, Any] | None:
         """Return a node type as in `object_info`, but without the names of models and files."""

@@ -9,6 +9,7 @@ The offset of the projection changes in the same transaction as the rows.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -52,6 +53,8 @@ from storage.file_names import HistoryName
 
 logger = logging.getLogger(__name__)
 
+_QUICK_CHARS = 16 * 1024
+"""The largest size of states that are decoded without a thread. This takes about a millisecond."""
 ERASED = -1
 """The status of the row of an erased job."""
 
@@ -130,6 +133,16 @@ def from_state(state: str) -> Job:
     if stored["end"] is None:
         return job
     return replace(job, end=_ENDS[stored["end"]].model_validate(stored["job"]["end"]))
+
+
+async def _decoded(states: Sequence[str]) -> list[Job]:
+    """Decode the states, in a thread if they are large, so that the event loop is not blocked."""
+
+    def decode() -> list[Job]:
+        return [from_state(each) for each in states]
+
+    is_quick = sum(map(len, states)) <= _QUICK_CHARS
+    return decode() if is_quick else await asyncio.to_thread(decode)
 
 
 _IS_PROJECTION = OFFSETS.c.name == PROJECTION_OFFSET
@@ -490,7 +503,7 @@ class ReadModel:
         Without `with_request`, the request and the graph are empty, because they may be large.
         """
         state = await (self._state(job_id) if with_request else self._summary(job_id))
-        return None if state is None else from_state(state)
+        return None if state is None else (await _decoded([state]))[0]
 
     async def jobs_of_ids(self, job_ids: Sequence[str]) -> list[Job]:
         """Return the jobs with these ids, in this order, with their requests.
@@ -499,7 +512,7 @@ class ReadModel:
         """
         query = sa.select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(job_ids))
         states = {row.id: row.state for row in await self._database.fetch(query)}
-        return [from_state(states[id]) for id in job_ids if id in states]
+        return await _decoded([states[id] for id in job_ids if id in states])
 
     async def jobs(
         self,
@@ -531,7 +544,7 @@ class ReadModel:
         if before is not None:
             query = query.where(_is_behind(before, of_owner=owner))
         rows = await self._database.fetch(query.limit(limit))
-        return [from_state(row.summary) for row in rows]
+        return await _decoded([row.summary for row in rows])
 
     async def count_ended(self, owner: str, flavour: Flavour, ends: Collection[type[End]]) -> int:
         """Return the number of the owner's jobs that have ended in one of these ways."""
@@ -563,7 +576,7 @@ class ReadModel:
         if before is not None:
             query = query.where(_is_behind(before))
         rows = await self._database.fetch(query.limit(limit))
-        return [from_state(row.summary) for row in rows]
+        return await _decoded([row.summary for row in rows])
 
 
 def _listing(wanted: Mapping[str, Any]) -> sa.Select[Any]:

@@ -5,12 +5,13 @@ The page is at `/console`, and also at `/` unless another page is at `/`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from fastapi import FastAPI, Request, Response
+
+from serve_app.answers import ConstantPage
 
 PATH = "/console"
 ROOT = "/"
@@ -40,8 +41,6 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # Browsers check each file at each use, so that the page never uses outdated files.
-    "Cache-Control": "no-cache",
 }
 
 
@@ -72,14 +71,9 @@ def _contents(folder: Traversable, prefix: str = "") -> Iterable[tuple[str, byte
 
 
 def _serve(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
-    # The ETag is weak, because the answer may be compressed.
-    etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = _HEADERS | {"ETag": etag}
+    page = ConstantPage(content, media_type, _HEADERS)
 
     async def serve(request: Request) -> Response:
-        known = request.headers.get("if-none-match", "")
-        if etag in {each.strip() for each in known.split(",")}:
-            return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=media_type)
+        return page.answer(request)
 
     app.add_api_route(path, serve, include_in_schema=False)

@@ -1,10 +1,17 @@
-"""The page for trying the API. All its files are served by Darkroom."""
+"""The OpenAPI document, and the page for trying the API. All files are served by Darkroom."""
 
 from __future__ import annotations
 
+import asyncio
+from functools import cache
 from importlib.resources import files
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
+from pydantic_core import to_json
+
+from serve_app.answers import JSON, ConstantPage
+
+DOCUMENT = "/openapi.json"
 
 PATH = "/docs"
 _ASSETS = {
@@ -42,7 +49,8 @@ _HEADERS = {
 
 
 def install(app: FastAPI) -> None:
-    """Add the page and its files, which come from the package `fastapi-offline`."""
+    """Add the document, the page, and the files of the page from the package `fastapi-offline`."""
+    _serve_document(app)
     folder = files("fastapi_offline") / "static"
     _serve(app, PATH, _PAGE.encode(), "text/html")
     app.add_api_route(f"{PATH}/", _redirect, include_in_schema=False)
@@ -56,8 +64,23 @@ async def _redirect() -> Response:
     return Response(status_code=307, headers={"Location": f"..{PATH}"})
 
 
+def _serve_document(app: FastAPI) -> None:
+    """Add the document, which is built at the first request, because this takes about a second."""
+
+    @cache
+    def page() -> ConstantPage:
+        return ConstantPage(to_json(app.openapi()), JSON)
+
+    async def serve(request: Request) -> Response:
+        return (await asyncio.to_thread(page)).answer(request)
+
+    app.add_api_route(DOCUMENT, serve, include_in_schema=False)
+
+
 def _serve(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
-    async def serve() -> Response:
-        return Response(content, headers=_HEADERS, media_type=media_type)
+    page = ConstantPage(content, media_type, _HEADERS)
+
+    async def serve(request: Request) -> Response:
+        return page.answer(request)
 
     app.add_api_route(path, serve, include_in_schema=False)

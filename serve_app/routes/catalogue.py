@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import to_json
 
+from comfyui.object_info import ObjectInfo
 from engine.interface import Catalogue, Family
 from events.store.records import DEFAULT_ENDPOINT, ApiKey
+from serve_app.answers import json_answer
 from serve_app.auth import READ, ReadKey
 from serve_app.error_responses import not_found
 from serve_app.openapi.document import documented
@@ -93,12 +95,19 @@ class SchedulerList(BaseModel):
     schedulers: list[SchedulerItem]
 
 
-@router.get("/models")
-async def list_models(key: ReadKey, submission: SubmissionDep) -> ModelList:
+@router.get("/models", response_model=ModelList)
+async def list_models(key: ReadKey, access: JobAccessDep, submission: SubmissionDep) -> Response:
     """List the available models."""
-    listed = await asyncio.to_thread(submission.catalogue.listed_models)
-    data = [ModelObject(**each) for each in await listed_models(submission, key)]
-    return ModelList(models=[ModelItem.model_validate(each) for each in listed], data=data)
+    async with access.list_turns.acquire(key.owner):
+        objects = await listed_models(submission, key)
+        return await json_answer(lambda: _models(submission.catalogue, objects))
+
+
+def _models(catalogue: Catalogue, objects: list[dict[str, Any]]) -> ModelList:
+    return ModelList(
+        models=[ModelItem.model_validate(each) for each in catalogue.listed_models()],
+        data=[ModelObject(**each) for each in objects],
+    )
 
 
 @router.get("/samplers")
@@ -130,6 +139,7 @@ async def list_schedulers() -> SchedulerList:
 
 @router.get("/object_info", response_model=dict[str, Any], responses=documented(404))
 async def object_info(
+    request: Request,
     key: ReadKey,
     access: JobAccessDep,
     submission: SubmissionDep,
@@ -140,15 +150,36 @@ async def object_info(
     `/object_info`. An endpoint with a fallback also has the node types of the fallback. Those of
     ComfyUI are as its server has last declared them.
     """
-    nodes = await node_types(key, access, submission, endpoint)
-    content = await asyncio.to_thread(to_json, nodes)
-    return Response(content, media_type="application/json")
+    async with access.list_turns.acquire(key.owner):
+        nodes = await node_types(key, access, submission, endpoint)
+        models = await asyncio.to_thread(access.catalogue.choosable_models) if nodes.own else ()
+        page = await access.node_types.get((nodes, models), nodes.build)
+    return page.answer(request)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTypes:
+    """The node types of an endpoint for one caller."""
+
+    own: Catalogue | None
+    declared: ObjectInfo | None
+    """The node types that a ComfyUI server has declared."""
+    files: tuple[str, ...]
+    """The names of the caller's uploads."""
+    images: tuple[str, ...]
+
+    def build(self) -> dict[str, Any]:
+        """Return the declaration of each node type by its name. Raises ModelsUnavailable."""
+        if self.own is None:
+            return {} if self.declared is None else self.declared.with_files(self.files)
+        own = self.own.object_info(self.images)
+        return own if self.declared is None else self.declared.added_to(own, self.files)
 
 
 async def node_types(
     key: ApiKey, access: JobAccess, submission: Submission, endpoint_id: str
-) -> dict[str, Any]:
-    """Return the declaration of each node type of an endpoint by its name.
+) -> NodeTypes:
+    """Return the node types of an endpoint.
 
     Raises ApiError 404 if the endpoint does not exist, or if its server has declared nothing yet.
     """
@@ -157,8 +188,8 @@ async def node_types(
     if endpoint is None and endpoint_id != DEFAULT_ENDPOINT:
         raise not_found("There is no such endpoint.")
     newest = await access.uploads.page(key.owner, limit=_LISTED_UPLOADS)
-    files = [upload.name for upload in newest]
-    images = [upload.name for upload in newest if upload.width]
+    files = tuple(upload.name for upload in newest)
+    images = tuple(upload.name for upload in newest if upload.width)
     if endpoint is not None and endpoint.engine == "comfyui":
         declared = await endpoints.object_info(endpoint)
         if declared is None:
@@ -166,12 +197,9 @@ async def node_types(
                 "The node types of this endpoint are not known yet, because none of its servers "
                 "has been ready."
             )
-        return await asyncio.to_thread(declared.with_files, files)
-    own = await asyncio.to_thread(access.catalogue.object_info, images)
-    if endpoint is None or endpoint.fallback is None:
-        return own
-    fallback = await endpoints.visible(endpoint.fallback, key)
+        return NodeTypes(None, declared, files, images)
+    fallback = None
+    if endpoint is not None and endpoint.fallback is not None:
+        fallback = await endpoints.visible(endpoint.fallback, key)
     declared = None if fallback is None else await endpoints.object_info(fallback)
-    if declared is None:
-        return own
-    return await asyncio.to_thread(declared.added_to, own, files)
+    return NodeTypes(access.catalogue, declared, files, images)

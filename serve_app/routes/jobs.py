@@ -27,6 +27,7 @@ from events.result import (
     ResultResponse,
     State,
     Status,
+    UrlFor,
     error_of,
     image_count,
     images_of,
@@ -37,6 +38,7 @@ from events.result import (
 )
 from events.store.records import ApiKey
 from events.types import Cancelled, ComfyUIServer, Completed, End, Flavour, ImageStored, JobCost
+from serve_app.answers import json_answer
 from serve_app.auth import CancelKey, ReadKey, caller
 from serve_app.error_responses import ApiError
 from serve_app.openapi.document import documented, operation_id
@@ -182,7 +184,7 @@ Inline = Annotated[
 ]
 
 
-@router.get("", response_model_exclude_none=True)
+@router.get("", response_model=JobPage)
 async def list_jobs(
     key: ReadKey,
     access: JobAccessDep,
@@ -195,7 +197,7 @@ async def list_jobs(
     ] = False,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(description="`next_cursor` of the previous page")] = None,
-) -> JobPage:
+) -> Response:
     """List the caller's jobs, newest first. A new job appears shortly after its acceptance."""
     if cursor is not None and not is_job_id(cursor):
         raise ApiError(
@@ -203,38 +205,49 @@ async def list_jobs(
             "invalid_request",
             "The cursor is not valid. Use the `next_cursor` of an earlier answer.",
         )
-    found = await access.read_model.jobs(
-        key.owner,
-        status=status,
-        flavour=flavour,
-        endpoint=endpoint,
-        limit=limit + 1,
-        before=cursor,
-    )
+    async with access.list_turns.acquire(key.owner):
+        found = await access.read_model.jobs(
+            key.owner,
+            status=status,
+            flavour=flavour,
+            endpoint=endpoint,
+            limit=limit + 1,
+            before=cursor,
+        )
+        url_for = access.files.url_for if results else None
+        return await json_answer(lambda: _page(found, limit, url_for), exclude_none=True)
+
+
+def _page(found: Sequence[Job], limit: int, url_for: UrlFor | None) -> JobPage:
+    """Return a page of the first `limit` jobs. The jobs have results if `url_for` is given."""
     page = found[:limit]
-    next_cursor = page[-1].id if len(found) > limit else None
-    url_for = access.files.url_for
     jobs = [
         ListedJob(
             **summary(job).model_dump(),
-            results=images_of(job, url_for, most=_SHOWN_IMAGES) if results else None,
-            result_count=image_count(job) if results else None,
+            results=images_of(job, url_for, most=_SHOWN_IMAGES) if url_for else None,
+            result_count=image_count(job) if url_for else None,
         )
         for job in page
     ]
-    return JobPage(jobs=jobs, next_cursor=next_cursor)
+    return JobPage(jobs=jobs, next_cursor=page[-1].id if len(found) > limit else None)
 
 
-@router.get("/{id}", response_model_exclude_none=True, responses=documented(404))
-async def show_job(id: str, key: ReadKey, access: JobAccessDep) -> JobDetail:
+@router.get("/{id}", response_model=JobDetail, responses=documented(404))
+async def show_job(id: str, key: ReadKey, access: JobAccessDep) -> Response:
     """Show the request, result, attempts and timings of a job."""
-    job = await access.jobs.owned(id, key)
+    async with access.list_turns.acquire(key.owner):
+        job = await access.jobs.owned(id, key)
+        result = await shown_result(access, job)
+        return await json_answer(lambda: _detail(job, result), exclude_none=True)
+
+
+def _detail(job: Job, result: ResultResponse) -> JobDetail:
     submitted = job.submitted
     files = submitted.input_files or {}
     return JobDetail(
         **summary(job).model_dump(),
         request=submitted.request,
-        result=await shown_result(access, job),
+        result=result,
         attempts=job.attempts,
         last_failure=job.last_failure,
         cancel_requested=job.cancel_requested,

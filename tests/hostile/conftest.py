@@ -13,7 +13,9 @@ from tests.support.service import Service
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("hostile") / "data") as service:
+    folder = tmp_path_factory.mktemp("hostile") / "data"
+    # Each page of metrics is new, so that a long tick is found in the test that caused it.
+    with Service(folder, DARKROOM_TEST_METRICS_PAGE_S="0") as service:
         yield service
 
 

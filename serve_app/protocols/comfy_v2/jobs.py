@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
 from fastapi.sse import format_sse_event
 
 from engine.interface import GraphInvalid, is_of_editor
@@ -25,6 +26,7 @@ from events.result import failure_code
 from events.store.records import DEFAULT_ENDPOINT, ApiKey
 from events.types import Cancelled, Completed, Failed, Flavour, ImageStored
 from serve_app.acceptance.acceptance import GenerateRequest
+from serve_app.answers import json_answer
 from serve_app.auth import key_check
 from serve_app.error_responses import ApiError
 from serve_app.live.listener import Listener
@@ -334,7 +336,7 @@ async def list_jobs(
     *,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query()] = None,
-) -> dict[str, Any]:
+) -> Response:
     """List the caller's jobs, newest first.
 
     Jobs have no labels, so a filter by a label finds no job.
@@ -344,8 +346,13 @@ async def list_jobs(
             400, "invalid_cursor", "The cursor is not valid. Use the cursor of an earlier answer."
         )
     if any(name.startswith("metadata[") for name in request.query_params):
-        return {"jobs": []}
-    found = await access.read_model.jobs(key.owner, limit=limit + 1, before=cursor)
+        return JSONResponse({"jobs": []})
+    async with access.list_turns.acquire(key.owner):
+        found = await access.read_model.jobs(key.owner, limit=limit + 1, before=cursor)
+        return await json_answer(lambda: _page(found, limit))
+
+
+def _page(found: list[Job], limit: int) -> dict[str, Any]:
     page = found[:limit]
     jobs = [
         {
@@ -366,10 +373,11 @@ async def get_job(id: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[s
 
 
 @router.get("/{id}/workflow")
-async def get_job_workflow(id: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
+async def get_job_workflow(id: str, key: ReadProtocolKey, access: JobAccessDep) -> Response:
     """Return the recorded graph, with drawn seeds and the names of uploads."""
-    job = await access.jobs.owned(id, key)
-    return {"workflow": workflow_of(job), "format": "api"}
+    async with access.list_turns.acquire(key.owner):
+        job = await access.jobs.owned(id, key)
+        return await json_answer(lambda: {"workflow": workflow_of(job), "format": "api"})
 
 
 @router.get("/{id}/events")

@@ -42,13 +42,14 @@ router = APIRouter(include_in_schema=False, dependencies=[Depends(READ)])
 
 @router.get(twin("/object_info"))
 async def every_node(
+    request: Request,
     key: ReadProtocolKey,
     access: JobAccessDep,
     submission: SubmissionDep,
     *,
     endpoint: EndpointId = DEFAULT_ENDPOINT,
 ) -> Response:
-    return await object_info(key, access, submission, endpoint=endpoint)
+    return await object_info(request, key, access, submission, endpoint=endpoint)
 
 
 @router.get(twin("/object_info/{node}"))
@@ -61,7 +62,9 @@ async def one_node(
     endpoint: EndpointId = DEFAULT_ENDPOINT,
 ) -> dict[str, Any]:
     """Return an empty object for an unknown node type."""
-    nodes = await node_types(key, access, submission, endpoint)
+    async with access.list_turns.acquire(key.owner):
+        found = await node_types(key, access, submission, endpoint)
+        nodes = await asyncio.to_thread(found.build)
     return {node: nodes[node]} if node in nodes else {}
 
 

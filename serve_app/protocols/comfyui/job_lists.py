@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
 
 from events.decisions import Cancel
 from events.job import Job
 from events.result import State, Status, state_of
 from events.store.records import ApiKey
 from events.types import Cancelled, Completed, End, Failed, Flavour
+from serve_app.answers import json_answer
 from serve_app.protocols.comfyui.bodies import ids_in, invalid, members, twin
 from serve_app.protocols.comfyui.records import (
     STATUSES,
@@ -129,12 +129,18 @@ async def remaining(access: JobAccess, owner: str) -> int:
 
 @router.get(twin("/queue"))
 async def read_queue(key: ReadProtocolKey, access: JobAccessDep) -> Response:
-    await wait_for_read_model(access)
-    found = await open_jobs(access, key.owner)
-    async with with_requests(access, key.owner, found) as jobs:
-        running = [queue_item(job) for job in jobs if _is(job, State.RUNNING)]
-        pending = [queue_item(job) for job in jobs if _is(job, State.QUEUED)]
-        return JSONResponse({"queue_running": running, "queue_pending": pending})
+    async with access.list_turns.acquire(key.owner):
+        await wait_for_read_model(access)
+        found = await open_jobs(access, key.owner)
+        async with with_requests(access, key.owner, found) as jobs:
+            return await json_answer(lambda: _queue(jobs))
+
+
+def _queue(jobs: list[Job]) -> dict[str, Any]:
+    return {
+        "queue_running": [queue_item(job) for job in jobs if _is(job, State.RUNNING)],
+        "queue_pending": [queue_item(job) for job in jobs if _is(job, State.QUEUED)],
+    }
 
 
 @router.post(twin("/queue"))
@@ -218,10 +224,11 @@ async def _history(
 ) -> AsyncGenerator[list[Job]]:
     """Yield the newest ended jobs with their requests. The newest `offset` jobs are skipped."""
     limit = MOST_IN_HISTORY if max_items < 0 else min(max_items, MOST_IN_HISTORY)
-    await wait_for_read_model(access)
-    found = await ended_jobs(access, owner, limit=limit, offset=max(offset, 0))
-    async with with_requests(access, owner, found) as jobs:
-        yield jobs
+    async with access.list_turns.acquire(owner):
+        await wait_for_read_model(access)
+        found = await ended_jobs(access, owner, limit=limit, offset=max(offset, 0))
+        async with with_requests(access, owner, found) as jobs:
+            yield jobs
 
 
 @router.get(twin("/history"))
@@ -234,7 +241,7 @@ async def read_history(
 ) -> Response:
     """List the newest ended jobs, oldest first."""
     async with _history(access, key.owner, max_items=max_items, offset=offset) as jobs:
-        return JSONResponse({job.id: history_item(job) for job in reversed(jobs)})
+        return await json_answer(lambda: {job.id: history_item(job) for job in reversed(jobs)})
 
 
 @router.get(twin("/history_v2"))
@@ -247,41 +254,47 @@ async def read_history_v2(
 ) -> Response:
     """List the newest ended jobs, newest first, in the format of Comfy Cloud."""
     async with _history(access, key.owner, max_items=max_items, offset=offset) as jobs:
-        return JSONResponse({"history": [history_v2_item(job) for job in jobs]})
+        return await json_answer(lambda: {"history": [history_v2_item(job) for job in jobs]})
 
 
 @router.get(twin("/internal/files/{folder}"))
 async def list_files(
     folder: Literal["output", "temp", "input"], key: ReadProtocolKey, access: JobAccessDep
-) -> list[str]:
+) -> Response:
     """List the names of uploads, or of the results of the jobs in `/history`, newest first."""
     if folder == "input":
         uploads = await access.uploads.page(key.owner, limit=MOST_LISTED)
-        return [upload.name for upload in uploads]
+        return await json_answer(lambda: [upload.name for upload in uploads])
     async with _history(access, key.owner) as jobs:
-        return [
-            file["filename"]
-            for job in jobs
-            for output in outputs_of(job).values()
-            for files in output.values()
-            for file in files
-            if isinstance(file, dict) and file["type"] == folder
-        ]
+        return await json_answer(lambda: _file_names(jobs, folder))
+
+
+def _file_names(jobs: list[Job], folder: str) -> list[str]:
+    return [
+        file["filename"]
+        for job in jobs
+        for output in outputs_of(job).values()
+        for files in output.values()
+        for file in files
+        if isinstance(file, dict) and file["type"] == folder
+    ]
 
 
 @router.get(twin("/history/{id}"))
-async def read_job_history(id: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
+async def read_job_history(id: str, key: ReadProtocolKey, access: JobAccessDep) -> Response:
     """Return the history of a job; empty if the job is open or does not belong to the caller."""
-    job = await _ended(access, key, id)
-    return {} if job is None else {job.id: history_item(job)}
+    async with access.list_turns.acquire(key.owner):
+        job = await _ended(access, key, id)
+        return await json_answer(lambda: {} if job is None else {job.id: history_item(job)})
 
 
 @router.get(twin("/history_v2/{id}"))
-async def read_job_history_v2(
-    id: str, key: ReadProtocolKey, access: JobAccessDep
-) -> dict[str, Any]:
-    job = await _ended(access, key, id)
-    return {} if job is None else {job.id: history_v2_item(job, with_graph=True)}
+async def read_job_history_v2(id: str, key: ReadProtocolKey, access: JobAccessDep) -> Response:
+    async with access.list_turns.acquire(key.owner):
+        job = await _ended(access, key, id)
+        return await json_answer(
+            lambda: {} if job is None else {job.id: history_v2_item(job, with_graph=True)}
+        )
 
 
 async def _ended(access: JobAccess, key: ApiKey, id: str) -> Job | None:
@@ -326,7 +339,7 @@ async def list_jobs(
     status: str = "",
     limit: Annotated[int, Query(ge=1)] = MOST_LISTED,
     offset: Offset = 0,
-) -> dict[str, Any]:
+) -> Response:
     """List jobs, newest first. Open jobs precede jobs that have ended."""
     wanted = {*STATUSES.values()} if not status else set(status.split(","))
     if unknown := wanted.difference(STATUSES.values()):
@@ -334,35 +347,37 @@ async def list_jobs(
     states = [state for state, name in STATUSES.items() if name in wanted]
     ends = [end for state, end in _ENDS.items() if state in states]
     limit = min(limit, MOST_LISTED)
-    await wait_for_read_model(access)
-    still_open: list[Job] = []
-    if not _ENDS.keys() >= set(states):
-        every = await _all_jobs(access, key.owner, is_ended=False)
-        still_open = [job for job in every if state_of(job) in states]
-    page = still_open[offset : offset + limit]
-    total = len(still_open)
-    if ends:
-        passed = max(offset - total, 0)
-        total += await access.read_model.count_ended(key.owner, Flavour.WORKFLOW, ends)
-        page += await access.read_model.jobs(
-            key.owner,
-            flavour=Flavour.WORKFLOW,
-            ends=ends,
-            limit=limit - len(page),
-            offset=passed,
-        )
-    return {
-        "jobs": [job_item(job) for job in page],
-        "pagination": {
+    async with access.list_turns.acquire(key.owner):
+        await wait_for_read_model(access)
+        still_open: list[Job] = []
+        if not _ENDS.keys() >= set(states):
+            every = await _all_jobs(access, key.owner, is_ended=False)
+            still_open = [job for job in every if state_of(job) in states]
+        page = still_open[offset : offset + limit]
+        total = len(still_open)
+        if ends:
+            passed = max(offset - total, 0)
+            total += await access.read_model.count_ended(key.owner, Flavour.WORKFLOW, ends)
+            page += await access.read_model.jobs(
+                key.owner,
+                flavour=Flavour.WORKFLOW,
+                ends=ends,
+                limit=limit - len(page),
+                offset=passed,
+            )
+        pagination = {
             "offset": offset,
             "limit": limit,
             "total": total,
             "has_more": offset + len(page) < total,
-        },
-    }
+        }
+        return await json_answer(
+            lambda: {"jobs": [job_item(job) for job in page], "pagination": pagination}
+        )
 
 
 @router.get(twin("/jobs/{id}"))
-async def show_job(id: str, key: ReadProtocolKey, access: JobAccessDep) -> dict[str, Any]:
-    job = await access.jobs.owned(id, key, flavour=Flavour.WORKFLOW)
-    return job_item(job, with_request=True)
+async def show_job(id: str, key: ReadProtocolKey, access: JobAccessDep) -> Response:
+    async with access.list_turns.acquire(key.owner):
+        job = await access.jobs.owned(id, key, flavour=Flavour.WORKFLOW)
+        return await json_answer(lambda: job_item(job, with_request=True))

@@ -25,6 +25,7 @@ from events.store.records import ApiKey, Scope
 from events.types import Cancelled, Completed, Erased, Event, Failed, Started, Submitted
 from serve_app.access.api_keys import require_scope
 from serve_app.auth import key_check
+from serve_app.fair_threads import QUICK_BYTES
 from serve_app.live.listener import Filter, Listener, UnstoredKind
 from serve_app.protocols.comfyui.bodies import twin
 from serve_app.protocols.comfyui.catalogue import server_features
@@ -274,7 +275,12 @@ class Session:
                 await self._process(text)
 
     async def _process(self, text: str) -> None:
-        """Process a message of the client. All messages except `feature_flags` are ignored."""
+        """Process a message of the client. All messages except `feature_flags` are ignored.
+
+        Longer messages are not parsed, because a client may send many of them at once.
+        """
+        if len(text) > QUICK_BYTES:
+            return
         try:
             received = json.loads(text)
         except (ValueError, RecursionError):

@@ -1,0 +1,71 @@
+"""Large answers are built in a thread, one at a time for each owner, and constant pages once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+
+import pytest
+from fastapi import Request
+
+from serve_app.answers import ConstantPage, PageCache, json_answer
+from tests.support.edge import Client, Edge
+
+CONTENT = b"a constant page, " * 100
+
+
+def request(**headers: str) -> Request:
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "headers": raw})
+
+
+def test_a_constant_page_is_sent_as_the_client_takes_it_and_only_if_it_has_changed() -> None:
+    page = ConstantPage(CONTENT, "text/plain")
+    plain, packed = page.answer(request()), page.answer(request(accept_encoding="br, gzip"))
+    assert plain.body == gzip.decompress(packed.body) == CONTENT
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert "Content-Encoding" not in plain.headers
+    known = page.answer(request(if_none_match=f'"other", {plain.headers["ETag"]}'))
+    assert (known.status_code, known.body) == (304, b"")
+    assert known.headers["ETag"] == packed.headers["ETag"]
+    changed = ConstantPage(CONTENT + b".", "text/plain")
+    assert changed.answer(request(if_none_match=plain.headers["ETag"])).body == CONTENT + b"."
+
+
+async def test_a_page_cache_builds_each_page_once_and_drops_the_one_not_used_longest() -> None:
+    built: list[str] = []
+    cache = PageCache(most=2)
+    for name in ("a", "b", "a", "c", "a", "b"):
+        page = await cache.get(name, lambda name=name: built.append(name) or [name])  # type: ignore[func-returns-value]
+        assert json.loads(page.answer(request()).body) == [name]
+    assert built == ["a", "b", "c", "b"]
+
+
+async def test_json_is_built_outside_the_event_loop() -> None:
+    answer = await json_answer(threading.get_ident)
+    assert json.loads(answer.body) != threading.get_ident()
+
+
+@pytest.mark.edge(body_wait_s=0.05)
+async def test_one_owner_builds_one_large_answer_at_a_time(
+    edge: Edge, client: Client, bob: Client
+) -> None:
+    paths = (
+        "/v1/jobs",
+        "/v1/models",
+        "/v1/object_info",
+        "/object_info",
+        "/object_info/KSampler",
+        "/history",
+        "/history_v2",
+        "/queue",
+        "/api/jobs",
+        "/api/v2/jobs",
+    )
+    async with edge.app.state.replica.job_access.list_turns.acquire("alice"):
+        for path in paths:
+            assert (await client.get(path)).status_code == 503, path
+            assert (await bob.get(path)).status_code == 200, path
+    for path in paths:
+        assert (await client.get(path)).status_code == 200, path
