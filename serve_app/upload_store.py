@@ -44,6 +44,9 @@ _PIXELS_PER_CELL = 8
 _MAX_PIXELS = constant("MAX_UPLOAD_PIXELS", 2**25)
 _MAX_SIDE = 2**17
 """The largest side of an image. Decoding takes long for many rows, whatever their length."""
+_JPEG_START, _JPEG_SCAN = b"\xff\xd8", b"\xff\xda"
+_MAX_SCANS = 500
+"""The most scans of a JPEG. A scan can be very short, but decoding it visits the whole image."""
 _MAX_LATENT_HEADER_BYTES = 2**21
 """The largest header of a latent file, which grows with the number of tensors. ComfyUI also stores
 the graph there.
@@ -106,6 +109,8 @@ def read_input_file(data: bytes, name: str, *, max_pixels: int) -> SanitizedFile
 
 def read_input_image(data: bytes, *, max_pixels: int) -> SanitizedFile:
     """Decode an image, and encode it as a plain PNG. Blocks the thread. Raises InvalidImage."""
+    if data.startswith(_JPEG_START) and data.count(_JPEG_SCAN) > _MAX_SCANS:
+        raise InvalidImage(f"The JPEG has more than {_MAX_SCANS} scans.")
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _require_size(image, max_pixels)

@@ -181,6 +181,16 @@ def test_a_side_that_is_too_long_is_refused(size: tuple[int, int]) -> None:
         read_input_image(png_of(*size, b""), max_pixels=2**25)
 
 
+def test_a_jpeg_with_too_many_scans_is_refused_before_it_is_decoded() -> None:
+    jpeg = encoded(picture(), "JPEG", progressive=True)
+    last = jpeg[jpeg.rindex(b"\xff\xda") : -2]
+    scans = jpeg.count(b"\xff\xda")
+    most = jpeg[:-2] + last * (500 - scans)
+    assert read(most + jpeg[-2:]).size == (6, 4)
+    with pytest.raises(UploadRefused, match="more than 500 scans"):
+        read(most + last + jpeg[-2:])
+
+
 def test_the_largest_picture_is_taken() -> None:
     assert read(png_of(100, 100, bytes(100 * 14))).size == (100, 100)
 
