@@ -323,6 +323,12 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
 }
 
 
+def error_of(error: Exception) -> ApiError:
+    """Return the error response to an exception, by the nearest of its classes in ANSWERS."""
+    kinds = (kind for kind in type(error).__mro__ if kind in ANSWERS)
+    return ANSWERS[next(kinds)](error)
+
+
 def install(
     app: FastAPI,
     *,

@@ -108,6 +108,8 @@ class ProtocolSettings(Group):
     """Whether the WebUI's API is served below `/sdapi/v1`."""
     openai: bool = True
     """Whether OpenAI's images API is served below `/v1/images`."""
+    mcp: bool = True
+    """Whether the Model Context Protocol is served at `/mcp`."""
     root_page: Annotated[
         RootPage, Field(validation_alias="DARKROOM_ROOT_PAGE"), AfterValidator(_served)
     ] = "console"

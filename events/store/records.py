@@ -280,6 +280,7 @@ class WorkflowVersion:
     owner: str
     name: str
     version: int
+    size_bytes: int
     created_at: datetime
     is_marked: bool
     """Whether the name without a version means this version. If no version is marked, the name

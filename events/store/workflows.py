@@ -6,6 +6,7 @@ Every change of the content of a workflow is a new version. A version never chan
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import fields
 from datetime import datetime
 
@@ -46,11 +47,13 @@ class Workflows:
         """Return the versions of the owner's workflow, oldest first; empty if there is none."""
         return await self._versions(_is(owner, name))
 
-    async def content(self, version: WorkflowVersion) -> str | None:
-        """Return the content of a version, or None if the version was removed."""
-        of_version = _is(version.owner, version.name) & (WORKFLOWS.c.version == version.version)
-        rows = await self._database.fetch(sa.select(WORKFLOWS.c.content).where(of_version))
-        return rows[0].content if rows else None
+    async def contents(self, versions: Collection[WorkflowVersion]) -> dict[WorkflowVersion, str]:
+        """Return the contents of these versions. A removed version is left out."""
+        columns = (WORKFLOWS.c.owner, WORKFLOWS.c.name, WORKFLOWS.c.version)
+        wanted = {(each.owner, each.name, each.version): each for each in versions}
+        query = sa.select(*columns, WORKFLOWS.c.content)
+        rows = await self._database.fetch(query.where(sa.tuple_(*columns).in_(list(wanted))))
+        return {wanted[row.owner, row.name, row.version]: row.content for row in rows}
 
     async def add(
         self, owner: str, name: str, content: str, *, after: int, at: datetime

@@ -22,6 +22,7 @@ from serve_app.protocols.comfyui import (
     user_files,
     websocket,
 )
+from serve_app.protocols.mcp import endpoint as mcp
 from serve_app.protocols.openai import errors as openai_errors
 from serve_app.protocols.openai import images as openai_images
 from serve_app.protocols.webui import errors as webui_errors
@@ -81,6 +82,7 @@ PROTOCOLS = (
         prefixes=(comfy_v2_assets.PREFIX,),
         error_form=comfy_v2_errors.error_response,
     ),
+    HttpProtocol(name="mcp", routers=(mcp.router,)),
     HttpProtocol(
         name="openai",
         routers=(openai_images.router,),

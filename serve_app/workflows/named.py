@@ -45,12 +45,15 @@ from serve_app.workflows.proposals import (
     proposed_inputs,
     proposed_outputs,
 )
+from settings.constant import constant
 
 if TYPE_CHECKING:
     from events.store.workflows import Workflows
 
 _REFERENCE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})(?:@([1-9]\d{0,8}))?")
 """A name, or a name with a version: `portrait`, `portrait@3`."""
+_LISTED_BYTES = constant("WORKFLOWS_LISTED_BYTES", 4 * 1024**2)
+"""The largest size of the definitions in one list in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,29 @@ class NamedWorkflows:
         for each in await self._store.all(key.owner):
             names.setdefault(each.name, []).append(each)
         return names
+
+    async def definitions(self, key: ApiKey) -> dict[str, Definition]:
+        """Return the definitions of the workflows that the key may run, by name.
+
+        They are left out from the one with which they have more than `_LISTED_BYTES`.
+        """
+        wanted, left_bytes = [], _LISTED_BYTES
+        for versions in (await self.all(key)).values():
+            version = _chosen(versions, None)
+            left_bytes -= version.size_bytes
+            if left_bytes < 0:
+                break
+            wanted.append(version)
+        contents = await self._store.contents(wanted)
+
+        def parse() -> dict[str, Definition]:
+            return {
+                each.name: Definition.model_validate_json(contents[each])
+                for each in wanted
+                if each in contents
+            }
+
+        return await self._threads.run(key.owner, parse, is_quick=not wanted)
 
     async def find(self, key: ApiKey, reference: str, *, shared: bool = False) -> FoundWorkflow:
         """Return the version that `name` or `name@version` means.
@@ -211,10 +237,10 @@ class NamedWorkflows:
         )
 
     async def _definition(self, version: WorkflowVersion) -> Definition:
-        content = await self._store.content(version)
-        if content is None:  # It was removed meanwhile.
+        contents = await self._store.contents([version])
+        if not contents:  # It was removed in the meantime.
             raise WorkflowNotFound
-        return Definition.model_validate_json(content)
+        return Definition.model_validate_json(contents[version])
 
     async def _checked(
         self,
