@@ -263,6 +263,7 @@ VARIABLES: Mapping[str, tuple[object, object]] = {
     "DARKROOM_ADAPTER_COMFYUI": (True, False),
     "DARKROOM_ADAPTER_COMFY_V2": (True, False),
     "DARKROOM_ADAPTER_WEBUI": (True, False),
+    "DARKROOM_ADAPTER_MCP": (True, False),
     "DARKROOM_ADAPTER_OPENAI": (True, False),
     "DARKROOM_ROOT_PAGE": ("console", "comfyui"),
     "DARKROOM_CORS_ORIGINS": ((), ("https://app.example", "https://b.example")),

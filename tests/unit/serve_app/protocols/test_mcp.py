@@ -19,8 +19,9 @@ from mcp.shared.exceptions import MCPError
 from events.job_progress import JobProgress
 from events.store.records import Scope
 from serve_app.protocols.mcp import tools
-from tests.support.edge import URL, Edge
 from tests.support.edge import Client as HttpClient
+from tests.support.edge import Edge
+from tests.support.edge_services import URL
 from tests.support.generate_bodies import workflow_body
 from tests.support.polling import eventually
 from tests.support.uploads import png
