@@ -368,6 +368,8 @@ class _Calls:
             more=[sized(third_conditioning.conditioning, negative=True)]
             if third_conditioning
             else (),
+            # As in ComfyUI, the third conditioning of a model shares nothing.
+            more_share=guidance.third_conditioning is not None,
         )
         model_at = patched_by_sigma(model, self.generator)
         made = partial(

@@ -104,7 +104,7 @@ class Control:
     vae: Vae | None = None
     """The VAE that encodes the hint, if the network needs latents."""
     applies_to_uncond: bool = False
-    """Whether `with_shared_controls` applies the control to the negative conditioning too."""
+    """Whether `with_shared_controls` applies the control to the other conditionings too."""
     on_tiled: Callable[[], None] = _ignore
     """It is called for each picture that is encoded in tiles."""
     _resized: dict[_Size, Tensor] = field(default_factory=dict)

@@ -63,15 +63,21 @@ def fitted_conditionings(
     levels: NoiseLevels,
     *,
     more: Sequence[Conditioning] = (),
+    more_share: bool = True,
 ) -> tuple[FittedConditioning, ...]:
     """Fit conditionings to latents of the shape of `like` (batch, channels, h, w).
 
     For each area of a conditioning, the other conditionings get a condition with the same area,
-    because guidance compares estimates of the same window. Raises ValueError for an area outside
-    the latent.
+    because guidance compares estimates of the same window. The negative conditioning and, if
+    `more_share`, those in `more` get the ControlNets and the boxes of the positive conditioning
+    that apply to all. Raises ValueError for an area outside the latent.
     """
-    negative = with_shared_controls(positive, negative)
-    others = [with_shared_grounding(positive, each) for each in (negative, *more)]
+    sharing = (negative, *more) if more_share else (negative,)
+    others: list[Conditioning] = [
+        with_shared_grounding(positive, with_shared_controls(positive, each)) for each in sharing
+    ]
+    if not more_share:
+        others += more
     found = [[_fitted(each, like, levels) for each in one] for one in (positive, *others)]
     found[1] = [replace(each, is_negative=True) for each in found[1]]
     for ones, targets in permutations(found, 2):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.diffusion.conditioning.condition import Condition
+from engine.diffusion.conditioning.condition import Condition, controlled
+from engine.diffusion.conditioning.control_net import Control
+from engine.diffusion.conditioning.guidance import PerpNeg, ThirdConditioning
+from engine.diffusion.denoise import Denoise
 from engine.diffusion.families.stable_diffusion import SD1
 from engine.diffusion.images.latents import Latent
 from engine.diffusion.model import Model
@@ -23,6 +27,7 @@ from engine.diffusion.samplers.noise_sources import (
 from engine.diffusion.samplers.philox import Philox
 from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, trajectory
 from engine.graph.names import SAMPLER_OF
+from tests.support.engine.control_nets import picture, tiny_control_net
 
 SHAPE = (1, 4, 8, 8)
 SIGMAS = torch.tensor([8.0, 2.0, 0.0])
@@ -83,3 +88,27 @@ def test_noise_is_drawn_from_its_source(
     config = NoiseConfig(SEED, step_seed_offset=offset, sources=sources, scale="sigma")
     for found, draw in zip(noises_of(config), expected, strict=True):
         assert torch.allclose(found, draw, atol=1e-5)
+
+
+def test_a_third_conditioning_of_a_guider_gets_the_shared_control_net() -> None:
+    """That of a model does not."""
+    text = (Condition(torch.zeros(1, 77, 8)),)
+    control = Control(tiny_control_net(1), picture(0), 1.0, applies_to_uncond=True)
+    positive, third = controlled(text, control), ThirdConditioning(text, PerpNeg(1.0))
+    model = Model(Unused(), SD1(), latent_scale=1.0)
+    guidance = Guidance(positive, text, 7.0)
+    for given, guided, expected in (
+        (model, replace(guidance, third_conditioning=third), [(control,)] * 3),
+        (replace(model, third_conditioning=third), guidance, [(control,), (control,), ()]),
+    ):
+        work = trajectory(
+            given,
+            Latent(torch.zeros(SHAPE)),
+            SamplerSchedule("euler", SIGMAS),
+            guidance=guided,
+            noise_config=NoiseConfig(SEED),
+            on_sigmas_passed=lambda _: None,
+        )
+        request = next(work)
+        assert isinstance(request, Denoise)
+        assert [one[0].condition.controls for one in request.conditionings] == expected

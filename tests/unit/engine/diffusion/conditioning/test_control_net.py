@@ -33,7 +33,7 @@ from engine.diffusion.samplers.schedules import sigmas_for
 from engine.errors import EngineError
 from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
-from engine.nodes.control import control_net_apply, control_net_apply_advanced
+from tests.support.engine.bodies import outputs_of
 from tests.support.engine.control_nets import (
     noise,
     picture,
@@ -256,8 +256,8 @@ def test_latents_are_those_of_diffusers(
     for network, hint, strength in zip(used, hints, strengths, strict=True):
         given = {"control_net": ControlNet(network), "image": hint, "strength": strength}
         ends = dict(zip(("start_percent", "end_percent"), percents, strict=True))
-        positive, negative = control_net_apply_advanced.body(
-            None, positive=positive, negative=negative, **given, **ends
+        positive, negative = outputs_of(
+            "ControlNetApplyAdvanced", positive=positive, negative=negative, **given, **ends
         )
     found = sampled(checkpoint.model, positive, negative)
     expected = by_diffusers(checkpoint, used, hints, strengths, percents=percents)
@@ -268,7 +268,7 @@ def test_latents_are_those_of_diffusers(
 
 def test_the_old_node_guides_uncond_too(checkpoint: Checkpoint, networks: Networks) -> None:
     apply = {"control_net": ControlNet(networks[0]), "image": picture(0), "strength": 1.0}
-    (positive,) = control_net_apply.body(None, conditioning=text(1), **apply)
+    (positive,) = outputs_of("ControlNetApply", conditioning=text(1), **apply)
     found = sampled(checkpoint.model, positive, text(2))
     expected = by_diffusers(checkpoint, networks[:1], [picture(0)], [1.0])
     assert psnr_db_of(found.numpy(), expected.numpy()) > 100
