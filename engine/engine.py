@@ -38,7 +38,9 @@ from engine.reports import (
     ImageReady,
     LatentReady,
     Progress,
+    ResultReady,
     SavedLatent,
+    TextReady,
 )
 from engine.stages import MOST_SHARED_RUNS, StageClock
 
@@ -412,7 +414,9 @@ class Run:
         )
 
     def report_images(self, node_id: str, images: Sequence[Any]) -> None:
-        """Report the images of an output node, (height, width, 3 or 4) uint8, or its latents."""
+        """Report the images of an output node, (height, width, 3 or 4) uint8, or its latents or
+        texts.
+        """
         for ready in self._images.add(node_id, images):
             self._images_reported += 1
             self.untaken += 1
@@ -474,12 +478,12 @@ class _ImageOrder:
         if first_index is not None and (missing := set(self._expected) - set(first_index)):
             raise ValueError(f"first_index lacks {sorted(missing)}")
 
-    def add(self, node_id: str, images: Sequence[Any]) -> list[ImageReady | LatentReady]:
+    def add(self, node_id: str, images: Sequence[Any]) -> list[ResultReady]:
         """Add the images of a node. Returns the events that can be reported now."""
         if self._first_index is not None:
             return self._numbered(node_id, images, self._first_index[node_id])
         self._unreported[node_id] = images
-        ready: list[ImageReady | LatentReady] = []
+        ready: list[ResultReady] = []
         while self._expected and self._expected[0] in self._unreported:
             next_id = self._expected.pop(0)
             ready += self._numbered(
@@ -488,13 +492,16 @@ class _ImageOrder:
         self._next_index += len(ready)
         return ready
 
-    def _numbered(
-        self, node_id: str, images: Sequence[Any], first: int
-    ) -> list[ImageReady | LatentReady]:
+    def _numbered(self, node_id: str, images: Sequence[Any], first: int) -> list[ResultReady]:
         seed = self._graph.seed_of(node_id)
-        return [
-            LatentReady(index, node_id, each.samples, seed)
-            if isinstance(each, SavedLatent)
-            else ImageReady(index, node_id, each, seed)
-            for index, each in enumerate(images, first)
-        ]
+        return [_ready(each, index, node_id, seed=seed) for index, each in enumerate(images, first)]
+
+
+def _ready(result: Any, index: int, node_id: str, *, seed: int | None) -> ResultReady:
+    match result:
+        case SavedLatent(samples=samples):
+            return LatentReady(index, node_id, samples, seed)
+        case str():
+            return TextReady(index, node_id, result, seed)
+        case _:
+            return ImageReady(index, node_id, result, seed)

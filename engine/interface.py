@@ -41,6 +41,8 @@ from engine.reports import (
     ImageReady,
     LatentReady,
     Progress,
+    ResultReady,
+    TextReady,
 )
 from engine.timed_reads import without_waiting
 from engine.webui.diffusion_request import (
@@ -92,9 +94,11 @@ __all__ = [
     "OverrideSettings",
     "ParametersInvalid",
     "Progress",
+    "ResultReady",
     "Run",
     "RunOptions",
     "ServerModels",
+    "TextReady",
     "Upscaler",
     "compile_diffusion",
     "compile_with_core_nodes",

@@ -57,6 +57,18 @@ class LatentReady:
     """The notes of the run so far."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TextReady:
+    """A text is ready."""
+
+    index: int
+    node_id: str
+    text: str
+    seed: int | None
+    notes: tuple[str, ...] = ()
+    """The notes of the run so far."""
+
+
 class Note(StrEnum):
     """The kind of a deviation from the request in a run that succeeded."""
 
@@ -79,7 +91,7 @@ class Note(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run has succeeded. `images` counts its images and its batches of latents."""
+    """The run has succeeded. `images` counts its images, batches of latents and texts."""
 
     images: int
     stage_s: Mapping[str, float] = field(default_factory=dict, compare=False)
@@ -117,7 +129,8 @@ class SavedLatent:
     samples: NDArray[np.float32]
 
 
-EngineEvent: TypeAlias = Progress | ImageReady | LatentReady | Finished | Errored
+ResultReady: TypeAlias = ImageReady | LatentReady | TextReady
+EngineEvent: TypeAlias = Progress | ResultReady | Finished | Errored
 
 
 @dataclass(slots=True)

@@ -60,7 +60,9 @@ from engine.interface import (
     ModelsUnavailable,
     ParametersInvalid,
     Progress,
+    ResultReady,
     RunOptions,
+    TextReady,
     is_machine_error,
     pnginfo_of,
 )
@@ -335,7 +337,7 @@ class Attempt:
         match event:
             case Progress():
                 await self._report_progress(self._job.id, job_progress(event))
-            case ImageReady() | LatentReady() | FileReady():
+            case ImageReady() | LatentReady() | TextReady() | FileReady():
                 began = time.perf_counter()
                 await self._store(event, plan)
                 self._store_s += time.perf_counter() - began
@@ -357,7 +359,7 @@ class Attempt:
             node = failed_node(event)
             await self._fail(str(error), final=True, code=code_of(error), node=node)
 
-    async def _store(self, result: ImageReady | LatentReady | FileReady, plan: Plan) -> None:
+    async def _store(self, result: ResultReady | FileReady, plan: Plan) -> None:
         if self._job.image(result.index) is not None:
             return
         text = plan_text(plan, result)
@@ -575,7 +577,7 @@ def _limits_of(job: Job, limits: Limits) -> Limits:
     )
 
 
-def plan_text(plan: Plan, result: ImageReady | LatentReady | FileReady) -> dict[str, str]:
+def plan_text(plan: Plan, result: ResultReady | FileReady) -> dict[str, str]:
     """Return the metadata of a file: the graph and additional data of the front end, as in ComfyUI,
     and the WebUI's `parameters` in the diffusion flavour. The metadata of a bare plan is empty.
     """

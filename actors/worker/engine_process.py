@@ -49,6 +49,7 @@ from engine.interface import (
     ModelUse,
     Run,
     RunOptions,
+    TextReady,
     installed_nodes,
     validate,
 )
@@ -397,7 +398,7 @@ class EngineHost:
                     event = await events.get()
                     self._note_end(event, request)
                     yield event
-                    if isinstance(event, ImageReady | LatentReady):
+                    if isinstance(event, ImageReady | LatentReady | TextReady):
                         self._engine.take_result(run)
                     if isinstance(event, Finished | Errored):
                         return

@@ -23,7 +23,7 @@ from PIL.ExifTags import IFD, Base
 from PIL.PngImagePlugin import PngInfo
 from safetensors.numpy import save
 
-from engine.interface import ImageReady, LatentReady
+from engine.interface import ImageReady, LatentReady, ResultReady, TextReady
 from storage.file_names import JPEG, PNG, SAFETENSORS, TEXT, WEBP
 
 LOSSLESS = 100
@@ -86,13 +86,13 @@ class ResultFile:
 
 
 def encode_result(
-    result: ImageReady | LatentReady | FileReady,
+    result: ResultReady | FileReady,
     text: Mapping[str, str],
     encoding: ImageEncoding = AS_PNG,
 ) -> ResultFile:
     """Encode a result with the metadata `text`. `encoding` applies to images only.
 
-    A finished file stays as it is.
+    A text has no metadata. A finished file stays as it is.
     """
     match result:
         case ImageReady(pixels=pixels):
@@ -102,6 +102,9 @@ def encode_result(
         case LatentReady(samples=samples):
             height, width = (side * _PIXELS_PER_CELL for side in samples.shape[-2:])
             return ResultFile(_encode_latent(samples, text), width, height, SAFETENSORS)
+        case TextReady(text=found):
+            content = found.encode()
+            return ResultFile(content, 0, 0, TEXT, _text_of(content))
         case FileReady(content=content, media_type=media_type):
             width, height = _size_of(content) if media_type.startswith("image/") else (0, 0)
             return ResultFile(

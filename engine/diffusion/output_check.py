@@ -46,14 +46,16 @@ def require_numbers(maker: str, values: Tensor) -> None:
 
 
 def require_results(results: Any) -> None:
-    """Raise ValueError unless `results` is a list of uint8 images and saved latents."""
+    """Raise ValueError unless `results` is a list of uint8 images, saved latents and texts."""
     if not isinstance(results, list):
         raise ValueError(f"an output node must return a list, not {_name(results)}")
     for each in results:
-        if isinstance(each, SavedLatent):
+        if isinstance(each, SavedLatent | str):
             continue
         if not isinstance(each, np.ndarray) or each.dtype != np.uint8 or each.ndim != 3:
-            raise ValueError("results must be what context.pixels or context.saved returns")
+            raise ValueError(
+                "results must be texts, or what context.pixels or context.saved returns"
+            )
 
 
 def _require_latent(value: Any) -> None:

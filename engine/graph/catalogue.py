@@ -17,6 +17,7 @@ from engine.families.recognition import (
     traits_of,
 )
 from engine.graph.declarations import (
+    AnyValue,
     Boolean,
     Choice,
     DynamicChoice,
@@ -272,6 +273,6 @@ def _options(declared: Input) -> dict[str, Any]:
             options = {"image_upload": True}
         case Choice(default=str() as default):
             options = {"default": default}
-        case Choice() | Link() | InputFile():
+        case AnyValue() | Choice() | Link() | InputFile():
             pass
     return {**options, "tooltip": declared.tooltip} if declared.tooltip else options

@@ -45,6 +45,13 @@ class AnyNumber(Float):
 
 
 @dataclass(frozen=True, slots=True)
+class AnyValue:
+    """A number, a text or a truth value, which keeps its type."""
+
+    tooltip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class String:
     default: str = ""
     multiline: bool = False
@@ -97,7 +104,7 @@ class DynamicChoice(Choice):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An output of another node. `type` is the type of that output, or several with commas."""
+    """An output of another node. `type` is its type, or several with commas, or * for any type."""
 
     type: str
     tooltip: str = ""
@@ -113,12 +120,12 @@ class InputFile:
     tooltip: str = ""
 
 
-Input: TypeAlias = Int | Float | String | Boolean | Choice | Link | InputFile
+Input: TypeAlias = Int | Float | AnyValue | String | Boolean | Choice | Link | InputFile
 Body: TypeAlias = Callable[..., Any]
 """`body(context, **inputs)` returns the outputs of the node as a tuple.
 
-The body of an output node returns a list of images or latents. A body that needs the device is a
-generator function: it yields `Request`s, receives their results and then returns the outputs.
+The body of an output node returns a list of images, latents or texts. A body that needs the device
+is a generator function: it yields `Request`s, receives their results and then returns the outputs.
 """
 
 
@@ -282,6 +289,8 @@ def type_name(declared: Input) -> str:
             return "FLOAT,INT,BOOLEAN"
         case Float():
             return "FLOAT"
+        case AnyValue():
+            return "INT,FLOAT,STRING,BOOLEAN"
         case String():
             return "STRING"
         case Boolean():

@@ -16,6 +16,7 @@ from engine.errors import EngineError
 from engine.graph.catalogue import Catalogue
 from engine.graph.declarations import (
     AnyNumber,
+    AnyValue,
     Boolean,
     Choice,
     Float,
@@ -35,6 +36,7 @@ INPUT_SUFFIX = " [input]"
 """ComfyUI's suffix for the name of an upload. ComfyUI's names may also have a folder."""
 _LISTED_CHOICES = 20
 _SHOWN_CHARS = 100
+_ANY = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,9 @@ def literal_of(given: GivenInput, limits: Limits, input_files: Collection[str] |
             return _integer(given, declared, limits)
         case Float() as declared:
             return _float(given, declared)
-        case String():
+        case AnyValue() if isinstance(given.value, bool | int | float):
+            return _any_number(given)
+        case AnyValue() | String():
             return _text(given, limits)
         case Boolean():
             return _boolean(given)
@@ -225,6 +229,13 @@ def _float(given: GivenInput, declared: Float) -> float:
     if number is None:
         raise given.wrong_type()
     _require_range(given, number, least=declared.min, most=declared.max)
+    return number
+
+
+def _any_number(given: GivenInput) -> bool | int | float:
+    if not isinstance(given.value, bool) and finite_number(given.value) is None:
+        raise given.wrong_type()
+    number: bool | int | float = given.value
     return number
 
 
@@ -387,7 +398,9 @@ def _check_link(given: GivenInput, types: Mapping[str, NodeType], checked: Check
     # A link of the wrong type is kept too, so that the linked node is also checked.
     checked.links[given.name] = source
     received_type = types[source.node_id].outputs[source.output]
-    if received_type not in type_name(given.declared).split(","):
+    allowed = type_name(given.declared).split(",")
+    # An output of any type is that of a switch whose choice is not known.
+    if received_type == _ANY or (received_type not in allowed and allowed != [_ANY]):
         raise given.wrong_link_type(source, received_type)
 
 

@@ -1193,6 +1193,20 @@ def load_image(context: Context, image: str) -> tuple[Images, Mask]:
 
 
 @node(
+    "LoadImageOutput",
+    inputs={"image": InputFile(tooltip="An image of an earlier job: its name and ` [output]`.")},
+    outputs=load_image.outputs,
+    category="image",
+    display_name="Load Image (from Outputs)",
+    estimate=_load_image_estimate,
+)
+def load_image_output(context: Context, image: str) -> tuple[Images, Mask]:
+    """Loads an image of an earlier job, like LoadImage."""
+    found: tuple[Images, Mask] = load_image.body(context, image)
+    return found
+
+
+@node(
     "LoadImageMask",
     inputs={
         "image": InputFile(tooltip="An uploaded image."),

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError
-from engine.graph.declarations import Boolean, Choice, Float, Int, Link, String, node
+from engine.graph.cost import Estimate, Scalar
+from engine.graph.declarations import (
+    AnyValue,
+    Boolean,
+    Choice,
+    Float,
+    Int,
+    Link,
+    String,
+    node,
+)
 
 if TYPE_CHECKING:
     from engine.diffusion.context import Context
 
 _MOST = 2**63 - 1
 _MOST_CHARS = 2**17
+_SHOWN_CHARS = 100
 _TEXT = String(multiline=True)
 _ANY = Link("*")
 _WHOLE = Int(0, min=-_MOST, max=_MOST)
@@ -90,6 +102,56 @@ def primitive_string_multiline(context: Context, value: str) -> tuple[str]:
 def primitive_boolean(context: Context, value: bool) -> tuple[bool]:
     """Provides a truth value."""
     return (value,)
+
+
+@node(
+    "ComfyNumberConvert",
+    inputs={"value": AnyValue(tooltip="A number, a truth value, or a text that is a number.")},
+    outputs=("FLOAT", "INT"),
+    category="utils",
+    display_name="Number Convert",
+    is_pure=True,
+)
+def number_convert(context: Context, value: bool | int | float | str) -> tuple[float, int]:
+    """Converts a value to a number, and to a whole number, which is rounded towards zero."""
+    try:
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError
+    except (ValueError, OverflowError) as error:
+        raise EngineError(f"{str(value)[:_SHOWN_CHARS]!r} is not a number") from error
+    try:
+        return number, int(value)
+    except ValueError:  # The text is a fraction.
+        return number, int(number)
+
+
+def _text_of(value: Any) -> str:
+    if value is None or isinstance(value, bool | int | float | str):
+        return str(value)
+    return f"a value of the type {type(value).__name__}"
+
+
+def _preview_estimate(inputs: Mapping[str, Any]) -> Estimate:
+    source = inputs["source"]
+    text = _text_of(source.value if isinstance(source, Scalar) else source)
+    return Estimate(results=1, result_bytes=len(text.encode()))
+
+
+@node(
+    "PreviewAny",
+    inputs={"source": _ANY},
+    category="utils",
+    display_name="Preview as Text",
+    passed_input="source",
+    is_output=True,
+    estimate=_preview_estimate,
+)
+def preview_any(context: Context, source: Any) -> list[str]:
+    """Saves a text, a number or a truth value as a text result of the job. Of other values, the
+    result is the type.
+    """
+    return [_text_of(source)]
 
 
 _RATIOS = {

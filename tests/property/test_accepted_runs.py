@@ -26,7 +26,7 @@ from engine.graph.graph import Graph
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
 from engine.options import RunOptions
-from engine.reports import Errored, Finished, ImageReady, LatentReady
+from engine.reports import Errored, Finished, ImageReady, LatentReady, TextReady
 from events.job import Job
 from events.types import Flavour
 from serve_app.acceptance.compilation import RequestCompiler
@@ -85,7 +85,9 @@ def test_what_is_accepted_runs_or_fails_with_a_reason(
         input_files={name: picture() for name in graph.input_files},
     )
     watched = run(engine, graph, options)
-    results = [each for each in watched.events if isinstance(each, ImageReady | LatentReady)]
+    results = [
+        each for each in watched.events if isinstance(each, ImageReady | LatentReady | TextReady)
+    ]
     for result in results:
         assert encode_result(result, plan_text(plan, result)).content
     match watched.events[-1]:

@@ -40,7 +40,7 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.limits import Limits
 from engine.graph.models_folder import ModelsFolder
 from engine.graph.validation import validate
-from engine.reports import EngineEvent, Errored, ErroredNode, Finished, ImageReady
+from engine.reports import EngineEvent, Errored, ErroredNode, Finished, ImageReady, TextReady
 from engine.webui.generation_texts import user_comment
 from events.decisions import Cancel
 from events.job import Job
@@ -357,13 +357,16 @@ async def test_a_video_is_stored_with_its_poster_and_a_short_text_in_its_event(
         FileReady(4, "5", long_text.encode(), "text/plain"),
         FileReady(5, "6", b"\xff", "text/plain"),
         FileReady(6, "7", b"a,b", "text/csv"),
+        TextReady(7, "8", "grün", 5),
     ]
-    assert await bench.run(ScriptedEngine([*files, Finished(7)])) is RunOutcome.COMPLETED
+    assert await bench.run(ScriptedEngine([*files, Finished(8)])) is RunOutcome.COMPLETED
     images = (await bench.job(job_id)).images
-    assert [each.duration_s for each in images] == [2, 2, None, None, None, None, None]
-    assert [each.text for each in images] == [None, None, None, "größe\0", None, None, None]
+    assert [each.duration_s for each in images] == [2, 2, *[None] * 6]
+    texts = [None, None, None, "größe\0", None, None, None, "grün"]
+    assert [each.text for each in images] == texts
+    assert (images[7].media_type, images[7].seed) == ("text/plain", 5)
     assert (images[0].width, images[0].height, images[1].width) == (64, 48, 0)
-    assert [each.poster is None for each in images] == [False] + [True] * 6
+    assert [each.poster is None for each in images] == [False] + [True] * 7
     assert images[0].poster is not None
     for file in images[0].files:
         stored = await bench.images.get(file.key)

@@ -199,11 +199,11 @@ def test_each_type_of_output_is_known(kind: str, value: Any) -> None:
         require_output(kind, value)
 
 
-def test_an_output_node_returns_images_or_latents(packages: Packages) -> None:
+def test_an_output_node_returns_images_latents_or_texts(packages: Packages) -> None:
     prompt = {"1": node("Own")}
     saves = {"outputs": (), "is_output": True, "estimate": lambda _: Estimate(results=1)}
     assert "must return a list, not Tensor" in packages.message(returning(GREY), prompt, **saves)
-    assert "results must be what context.pixels" in packages.message(
+    assert "results must be texts, or what context.pixels" in packages.message(
         returning([GREY]), prompt, **saves
     )
 
