@@ -82,8 +82,9 @@ def generate(  # noqa: PLR0917 - typer makes the options from the arguments
     )
     with open_client(url, key) as client:
         store_files(client, image or ())
-        query = _query(endpoint, callback_url, image_format, image_quality)
-        _show(_run(client, flavour, body, query, is_kept=keep), client, out)
+        query = query_of(endpoint, callback_url, image_format, image_quality)
+        path = f"/{flavour}/v1/generate"
+        show(submit(client, path, body, query, is_kept=keep), client, out)
 
 
 def _sampling(
@@ -107,9 +108,13 @@ def _request(workflow: Path | None, **parameters: Any) -> tuple[str, dict[str, A
     return "workflow", _read_graph(workflow)
 
 
-def _query(
-    endpoint: str, callback_url: str | None, image_format: ImageFormat | None, quality: int | None
+def query_of(
+    endpoint: str | None,
+    callback_url: str | None,
+    image_format: ImageFormat | None,
+    quality: int | None,
 ) -> dict[str, str]:
+    """Return the query of a generate call."""
     asked = {
         "endpoint": endpoint,
         "callback_url": callback_url,
@@ -119,18 +124,19 @@ def _query(
     return {name: str(value) for name, value in asked.items() if value is not None}
 
 
-def _run(
+def submit(
     client: Darkroom,
-    flavour: str,
+    path: str,
     body: dict[str, Any],
     query: dict[str, str],
     *,
     is_kept: bool,
 ) -> dict[str, Any]:
+    """Submit a job and return its result. After Ctrl-C the job is cancelled, unless it is kept."""
     try:
         return run_job(
             client,
-            flavour,
+            path,
             body,
             console=progress_console(),
             with_previews=not wants_json(),
@@ -156,7 +162,7 @@ def result(
 ) -> None:
     """Show the state of a job and save its finished pictures."""
     with open_client(url, key) as client:
-        _show(client.call("GET", f"{job_path(request_id)}/result"), client, out)
+        show(client.call("GET", f"{job_path(request_id)}/result"), client, out)
 
 
 def _read_graph(path: Path) -> dict[str, Any]:
@@ -167,7 +173,7 @@ def _read_graph(path: Path) -> dict[str, Any]:
     return graph if "prompt" in graph else {"prompt": graph}
 
 
-def _show(result: dict[str, Any], client: Darkroom, out: Path) -> None:
+def show(result: dict[str, Any], client: Darkroom, out: Path) -> None:
     """Save the images and print the result. With `--json`, its member `files` has their paths."""
     if wants_json():
         show_json(result | {"files": [str(path) for path in save_images(client, result, out)]})

@@ -18,6 +18,8 @@ COMMANDS = {
     "up": "Start everything on this machine and keep it running until Ctrl-C.",
     "doctor": "Check the installation, and suggest how to fix problems.",
     "generate": "Run a job, show its progress and save its pictures.",
+    "run": "Run a named workflow, show its progress and save its pictures.",
+    "workflows": "List, show, store, mark and delete named workflows.",
     "watch": "Show the events of a job, or of all jobs of the key's owner, as they happen.",
     "result": "Show the state of a job and save its finished pictures.",
     "jobs": "List, show, cancel, quarantine and resubmit jobs.",
@@ -37,6 +39,8 @@ COMMANDS = {
 """The first sentence of the help of each command."""
 _MEMBERS = {
     "generate": "generate:generate",
+    "run": "workflows:run",
+    "workflows": "workflows:app",
     "watch": "watch:watch",
     "result": "generate:result",
     "jobs": "jobs:app",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from io import BytesIO
 from types import TracebackType
 from typing import Any
+from urllib.parse import unquote
 
 from darkroom_client import Darkroom, Event, Refused
 from PIL import Image, ImageOps
@@ -33,31 +34,37 @@ class Interrupted(Exception):
 
 def run_job(
     client: Darkroom,
-    flavour: str,
+    path: str,
     body: dict[str, Any],
     *,
     console: Console,
     with_previews: bool = True,
     **query: str,
 ) -> dict[str, Any]:
-    """Submit a job, show its progress and return its final result.
+    """Submit a job by a POST to `path`, show its progress and return its final result.
 
     With `with_previews`, previews of the image are shown if the terminal has enough colours. Raises
     DarkroomError, Interrupted.
     """
     if with_previews and can_show(console):
         query["preview"] = "true"
-    submitted = client.call("POST", f"/{flavour}/v1/generate", json=body, query=query)
+    submitted = client.call("POST", path, json=body, query=query)
     request_id = str(submitted["request_id"])
     try:
-        with JobView(console, f"{flavour} {request_id}") as view:
+        with JobView(console, f"{_kind(path)} {request_id}") as view:
             _follow(client, request_id, view)
-            path, waiting = f"{job_path(request_id)}/result", {"wait": _WAIT_S}
-            while not (result := client.call("GET", path, query=waiting))["status"]:
+            ended, waiting = f"{job_path(request_id)}/result", {"wait": _WAIT_S}
+            while not (result := client.call("GET", ended, query=waiting))["status"]:
                 pass
             return dict(result)
     except KeyboardInterrupt:
         raise Interrupted(request_id) from None
+
+
+def _kind(path: str) -> str:
+    """Return what is submitted: `workflow`, `diffusion`, or the name of a workflow."""
+    first, *parts = path.strip("/").split("/")
+    return first if first != "v1" else unquote(parts[1])
 
 
 def _follow(client: Darkroom, request_id: str, view: JobView) -> None:

@@ -68,7 +68,9 @@ def main() -> None:
 
 
 def run(client: Darkroom, receiver: Receiver, flavour: str, body: dict[str, Any]) -> None:
-    result = run_job(client, flavour, body, console=console, callback_url=receiver.url)
+    result = run_job(
+        client, f"/{flavour}/v1/generate", body, console=console, callback_url=receiver.url
+    )
     console.print("result:")
     console.print_json(data=result)
     called_back = json.loads(receiver.bodies.get(timeout=CALLBACK_TIMEOUT_S))

@@ -59,7 +59,7 @@ class AsyncDarkroom:
         """
         body = graph if "prompt" in graph else {"prompt": graph}
         return await self._run(
-            core.submitted("workflow", body, options or Options(), idempotency_key)
+            core.submitted(core.WORKFLOW_PATH, body, options or Options(), idempotency_key)
         )
 
     async def diffusion(
@@ -71,8 +71,23 @@ class AsyncDarkroom:
     ) -> Result:
         """Submit parameters with the names of the WebUI. See `workflow` for the other arguments."""
         return await self._run(
-            core.submitted("diffusion", parameters, options or Options(), idempotency_key)
+            core.submitted(core.DIFFUSION_PATH, parameters, options or Options(), idempotency_key)
         )
+
+    async def run(
+        self,
+        name: str,
+        inputs: Mapping[str, Any],
+        *,
+        options: Options | None = None,
+        idempotency_key: str | None = None,
+    ) -> Result:
+        """Run a named workflow, such as `portrait` or `portrait@3`, with values for its inputs.
+
+        See `workflow` for the other arguments.
+        """
+        path, body = core.run_path(name), {"inputs": dict(inputs)}
+        return await self._run(core.submitted(path, body, options or Options(), idempotency_key))
 
     async def result(self, job: Result | str, *, inline: bool = False) -> Result:
         """Return the current state of a job.

@@ -13,15 +13,16 @@ import re
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from darkroom_client.errors import AnswerInvalid, NotEnded, Refused, Unreachable
 from darkroom_client.values import Image, Options, Result, Upload
 
 T = TypeVar("T")
 
-Flavour = Literal["workflow", "diffusion"]
-
+DIFFUSION_PATH = "/diffusion/v1/generate"
+WORKFLOW_PATH = "/workflow/v1/generate"
 TIMEOUT_S = 30.0
 LONG_TIMEOUT_S = 120.0
 _LONGEST_WAIT_S = 60.0
@@ -145,11 +146,10 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def submitted(
-    flavour: Flavour, body: Mapping[str, Any], options: Options, idempotency_key: str | None
+    path: str, body: Mapping[str, Any], options: Options, idempotency_key: str | None
 ) -> Flow[Result]:
     """Submit a job. Because of the idempotency key, repeated requests create only one job."""
-    key = idempotency_key or str(uuid.uuid4())
-    path, headers = f"/{flavour}/v1/generate", {"Idempotency-Key": key}
+    headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
     call = Call("POST", path, options.query(), headers, json=options.body(body))
     return (yield from called(call)).read(Result.of)
 
@@ -200,6 +200,10 @@ def downloaded(image: Image) -> Flow[bytes]:
     if image.data is not None:
         return image.data
     return (yield from called(Call("GET", image.url, timeout_s=LONG_TIMEOUT_S))).body
+
+
+def run_path(name: str) -> str:
+    return f"/v1/workflows/{quote(name, safe='@')}/generate"
 
 
 def _now() -> Flow[float]:

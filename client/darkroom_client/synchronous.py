@@ -53,7 +53,9 @@ class Darkroom:
         only one job.
         """
         body = graph if "prompt" in graph else {"prompt": graph}
-        return self._run(core.submitted("workflow", body, options or Options(), idempotency_key))
+        return self._run(
+            core.submitted(core.WORKFLOW_PATH, body, options or Options(), idempotency_key)
+        )
 
     def diffusion(
         self,
@@ -64,8 +66,23 @@ class Darkroom:
     ) -> Result:
         """Submit parameters with the names of the WebUI. See `workflow` for the other arguments."""
         return self._run(
-            core.submitted("diffusion", parameters, options or Options(), idempotency_key)
+            core.submitted(core.DIFFUSION_PATH, parameters, options or Options(), idempotency_key)
         )
+
+    def run(
+        self,
+        name: str,
+        inputs: Mapping[str, Any],
+        *,
+        options: Options | None = None,
+        idempotency_key: str | None = None,
+    ) -> Result:
+        """Run a named workflow, such as `portrait` or `portrait@3`, with values for its inputs.
+
+        See `workflow` for the other arguments.
+        """
+        path, body = core.run_path(name), {"inputs": dict(inputs)}
+        return self._run(core.submitted(path, body, options or Options(), idempotency_key))
 
     def result(self, job: Result | str, *, inline: bool = False) -> Result:
         """Return the current state of a job.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -94,6 +95,9 @@ class WorkflowCall(Protocol):
 
     def of_graph(self, prompt: Any) -> NamedWorkflow:
         """Return what is recorded with the job. `prompt` is the graph to run."""
+
+    def told_by_name(self, error: GraphInvalid) -> EngineError:
+        """Return an error of the graph with the names of the inputs instead of node ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +209,11 @@ class Acceptance:
         self._appends: set[asyncio.Task[Job]] = set()
 
     async def accept(self, request: GenerateRequest, *, began: datetime | None = None) -> Job:
+        """Return the job of a request, as `_accept` does."""
+        with _told_by_name(request):
+            return await self._accept(request, began=began)
+
+    async def _accept(self, request: GenerateRequest, *, began: datetime | None) -> Job:
         """Return the job of a request: a new job, or the earlier job if the request is a repeat.
 
         A repeat gets the earlier job even if the repeat would be refused now. Normally `_append`
@@ -249,8 +258,9 @@ class Acceptance:
         the job.
         """
         fingerprint = await fingerprint_of(request)
-        body = await self._check_body(request)
-        return (await self._build_event(request, body, fingerprint)).submitted
+        with _told_by_name(request):
+            body = await self._check_body(request)
+            return (await self._build_event(request, body, fingerprint)).submitted
 
     def _job_id(self, request: GenerateRequest) -> str:
         if request.job_id is not None:
@@ -565,6 +575,17 @@ class Acceptance:
         for append in appends:
             append.cancel()
         await asyncio.gather(*appends, return_exceptions=True)
+
+
+@contextmanager
+def _told_by_name(request: GenerateRequest) -> Generator[None]:
+    """Let errors of the graph of a named workflow name its inputs."""
+    try:
+        yield
+    except GraphInvalid as error:
+        if request.workflow is None:
+            raise
+        raise request.workflow.told_by_name(error) from error
 
 
 async def fingerprint_of(request: GenerateRequest) -> str:

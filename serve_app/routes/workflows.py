@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, Field
@@ -15,8 +15,9 @@ from events.store.records import EVERY_OWNER, ApiKey, WorkflowVersion
 from events.types import Flavour
 from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.auth import GenerateKey, ReadKey
+from serve_app.bodies import too_large, validated
 from serve_app.openapi.document import WORKFLOW_EXAMPLE, callback_routes, documented, model_body
-from serve_app.replica import JobAccessDep, SubmissionDep
+from serve_app.replica import JobAccessDep, Submission, SubmissionDep
 from serve_app.routes.generate import (
     Alone,
     CallbackEvents,
@@ -39,6 +40,8 @@ from serve_app.workflows.definition import (
 from serve_app.workflows.named import FoundWorkflow
 
 logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=BaseModel)
 
 router = APIRouter(
     prefix="/v1/workflows",
@@ -170,7 +173,7 @@ async def create_workflow(
     """Store a graph by a name. The graph is checked like that of a job. Inputs and outputs that the
     body does not name are proposed from the graph.
     """
-    body = await submission.bodies.model(request, key.owner, NewWorkflow)
+    body = await _definition(request, key, submission, NewWorkflow)
     found = await submission.workflows.create(key, body)
     _note("create", body.name, key)
     response.headers["Location"] = f"{router.prefix}/{body.name}"
@@ -202,7 +205,7 @@ async def change_workflow(
     """Store a new version of a workflow, or mark the version that its name means. Members that the
     body does not have are those of the newest version. Earlier versions never change.
     """
-    body = await submission.bodies.model(request, key.owner, WorkflowChanges)
+    body = await _definition(request, key, submission, WorkflowChanges)
     found = await submission.workflows.change(key, name, body, shared=shared)
     _note("change", name, key)
     return WorkflowDetail.of(found)
@@ -281,7 +284,7 @@ async def run_workflow(
             ),
             asked=name,
         )
-        job = await submission.workflows.accept(found, wanted, began=began)
+        job = await submission.acceptance.accept(wanted, began=began)
     headers = {"Location": f"/workflow/v1/result?request_id={job.id}"}
     answer = result_of(job, access.files.url_for).body()
     return Response(answer, 202, headers, media_type="application/json")
@@ -318,10 +321,20 @@ async def check_workflow_run(
             ),
             asked=name,
         )
-        would_be = await submission.workflows.check(found, wanted)
+        would_be = await submission.acceptance.check(wanted)
     assert would_be.cost is not None  # Every new job has a cost.
     answer = CheckAnswer(images=would_be.images, cost=would_be.cost)
     return Response(answer.model_dump_json(), media_type="application/json")
+
+
+async def _definition(request: Request, key: ApiKey, submission: Submission, model: type[M]) -> M:
+    """Read a body with a definition. Only an image may exceed the usual size of a body."""
+    bodies = submission.bodies
+    async with bodies.json_with_images(request, key.owner) as (body, content):
+        has_image = isinstance(content, dict) and isinstance(content.get("prompt"), str)
+        if len(body) > bodies.max_bytes and not has_image:
+            raise too_large(bodies.max_bytes)
+        return validated(model, content)
 
 
 def _note(change: str, name: str, key: ApiKey) -> None:

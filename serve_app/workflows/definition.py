@@ -258,7 +258,8 @@ class NewWorkflow(Members):
 
     name: WorkflowName
     prompt: Any = Field(
-        description="A graph in ComfyUI's API format, or a file of ComfyUI's editor"
+        description="A graph in ComfyUI's API format, a file of ComfyUI's editor, or an image that "
+        "contains one of them, as a data URL or base64"
     )
     inputs: Inputs | None = None
     outputs: Outputs | None = None

@@ -6,11 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from engine.interface import FieldError, GraphInvalid, ParametersInvalid
-from events.job import Job
+from engine.interface import EngineError, FieldError, GraphInvalid, ParametersInvalid
 from events.log import utc_now
 from events.store.records import (
     EVERY_OWNER,
@@ -19,7 +17,7 @@ from events.store.records import (
     WorkflowOutcome,
     WorkflowVersion,
 )
-from events.types import Flavour, NamedWorkflow, Submitted
+from events.types import Flavour, NamedWorkflow
 from serve_app.acceptance.acceptance import Acceptance, GenerateRequest
 from serve_app.acceptance.addresses import MEMBER
 from serve_app.access.api_keys import require_scope
@@ -41,6 +39,7 @@ from serve_app.workflows.definition import (
 )
 from serve_app.workflows.proposals import (
     completed,
+    graph_in_image,
     needed_for,
     proposed_inputs,
     proposed_outputs,
@@ -85,6 +84,9 @@ class Call:
             inputs={name: value_in(prompt, each) for name, each in definition.inputs.items()},
             outputs={node: name for name, node in definition.outputs.items()},
         )
+
+    def told_by_name(self, error: GraphInvalid) -> EngineError:
+        return self.found.definition.told_by_name(error)
 
 
 class NamedWorkflows:
@@ -195,22 +197,6 @@ class NamedWorkflows:
         if not await self._store.remove(_owner_of(key, shared=shared), name):
             raise WorkflowNotFound
 
-    async def accept(
-        self, found: FoundWorkflow, request: GenerateRequest, *, began: datetime | None = None
-    ) -> Job:
-        """Accept the job of a call. Raises the errors of `Acceptance.accept`."""
-        try:
-            return await self._acceptance.accept(request, began=began)
-        except GraphInvalid as error:
-            raise found.definition.told_by_name(error) from error
-
-    async def check(self, found: FoundWorkflow, request: GenerateRequest) -> Submitted:
-        """Check a call without submitting a job. Raises the errors of `Acceptance.check`."""
-        try:
-            return await self._acceptance.check(request)
-        except GraphInvalid as error:
-            raise found.definition.told_by_name(error) from error
-
     def request_of(
         self,
         found: FoundWorkflow,
@@ -253,6 +239,8 @@ class NamedWorkflows:
         description: str,
     ) -> Definition:
         """Check that the graph can run on the endpoint, and return the whole definition."""
+        if isinstance(prompt, str):
+            prompt = await self._threads.run(key.owner, graph_in_image, prompt, is_quick=False)
         content = {"prompt": prompt}
         request = GenerateRequest(
             flavour=Flavour.WORKFLOW,

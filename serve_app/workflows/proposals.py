@@ -13,6 +13,10 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from engine.interface import FieldError, ParametersInvalid
+from serve_app.acceptance.inline_images import decoded
+from serve_app.bodies import parse_json
+from serve_app.image_texts import texts_of
+from serve_app.refusals import InvalidImage
 from serve_app.workflows.definition import InputDefinition, InputType, is_link, is_number
 
 Declared: TypeAlias = Callable[[str], Mapping[str, Any] | None]
@@ -44,6 +48,7 @@ _SIZES = ("width", "height", "batch_size")
 """These inputs are proposed for nodes without links, which make empty latents."""
 _MASK_LOADER = "LoadImageMask"
 _RANDOM_SEED = -1
+_MAX_IMAGE_BYTES = 16 * 1024**2
 
 
 def proposed_inputs(prompt: Prompt, declared: Declared) -> dict[str, InputDefinition]:
@@ -124,6 +129,18 @@ def needed_for(prompt: Prompt, outputs: Mapping[str, str]) -> dict[str, Any]:
             needed.add(node_id)
             open_nodes += _sources(prompt[node_id])
     return {node_id: node for node_id, node in prompt.items() if node_id in needed}
+
+
+def graph_in_image(text: str) -> Any:
+    """Return the graph in an image, which is a data URL or base64.
+
+    Raises InvalidImage, and ApiError 400 if the graph is not valid JSON.
+    """
+    texts, _ = texts_of(decoded(text, max_bytes=_MAX_IMAGE_BYTES))
+    for name in ("prompt", "workflow"):
+        if name in texts:
+            return parse_json(texts[name].encode("utf-8", "surrogatepass"))
+    raise InvalidImage("The image contains no graph.")
 
 
 def _in_order(prompt: Prompt) -> Iterator[tuple[str, Any]]:

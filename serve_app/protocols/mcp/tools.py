@@ -189,7 +189,7 @@ async def _run_workflow(
     request = _wanted(caller, Flavour.WORKFLOW, {"inputs": dict(arguments)}, "")
     wanted = workflows.request_of(found, request.content, request, asked=name)
     require_scope(caller.key, Scope.GENERATE)
-    job = await workflows.accept(found, wanted, began=utc_now())
+    job = await caller.replica.submission.acceptance.accept(wanted, began=utc_now())
     return await _at_end(caller, job, report, wait_s=MAX_WAIT_S)
 
 

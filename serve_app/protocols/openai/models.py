@@ -1,16 +1,20 @@
-"""Resolves `model`, the name of an endpoint or of a checkpoint of the default endpoint."""
+"""Resolves `model`: the name of an endpoint, of a checkpoint of the default endpoint, or of a named
+workflow.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from engine.interface import Catalogue
 from events.store.records import DEFAULT_ENDPOINT, ApiKey, Endpoint
 from serve_app.error_responses import ApiError
-from serve_app.refusals import EndpointForbidden, EndpointNotFound
+from serve_app.refusals import EndpointForbidden, EndpointNotFound, WorkflowNotFound
 from serve_app.replica import Submission
+from serve_app.workflows.named import FoundWorkflow
 
 _OPENAI_PREFIXES = ("dall-e-", "gpt-image-", "chatgpt-image-")
 """Prefixes of OpenAI's model names, the only ones that some clients send. They select the default
@@ -44,11 +48,24 @@ async def target_of(submission: Submission, key: ApiKey, model: str) -> Target:
     return Target(await endpoints.for_job(DEFAULT_ENDPOINT, key), checkpoint)
 
 
+async def workflow_of(submission: Submission, key: ApiKey, model: str) -> FoundWorkflow | None:
+    """Return the named workflow that `model` names; None if it names something else or nothing."""
+    try:
+        await target_of(submission, key, model)
+    except ApiError:
+        with suppress(WorkflowNotFound):
+            return await submission.workflows.find(key, model)
+    return None
+
+
 async def listed_models(submission: Submission, key: ApiKey) -> list[dict[str, Any]]:
-    """List the endpoints that the key may use, then the checkpoints, in OpenAI's format."""
+    """List the endpoints that the key may use, the checkpoints and the named workflows, in OpenAI's
+    format.
+    """
     endpoints = await submission.acceptance.endpoints.usable(key)
     checkpoints = await asyncio.to_thread(submission.catalogue.checkpoints)
-    return [model_object(id) for id in dict.fromkeys((*endpoints, *checkpoints))]
+    workflows = await submission.workflows.all(key)
+    return [model_object(id) for id in dict.fromkeys((*endpoints, *checkpoints, *workflows))]
 
 
 async def one_model(submission: Submission, key: ApiKey, model: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -28,10 +28,11 @@ from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.bodies import files_in, read_files
 from serve_app.error_responses import ApiError
 from serve_app.protocols.graphs import node, whole_cells
-from serve_app.protocols.openai.models import Target, target_of
+from serve_app.protocols.openai.models import target_of, workflow_of
 from serve_app.replica import Submission
 from serve_app.routes.generate import traceparent_of
 from serve_app.upload_store import has_transparency
+from serve_app.workflows.named import FoundWorkflow
 
 _QUALITY_STEPS = {
     "low": 12,
@@ -52,6 +53,14 @@ OutputFormat = Literal["png", "webp", "jpeg"]
 _SAMPLER = "Euler"
 _CFG = 7.0
 _IMAGE_FIELDS = ("image", "image[]")
+_PARAMETER_OF = {
+    "batch_size": "n",
+    "width": "size",
+    "height": "size",
+    "cfg": "cfg_scale",
+    "negative_prompt": "negative_prompt",
+}
+"""The parameters of a request by the names of the inputs that they set."""
 _MASK_FIELD = "mask"
 _MAX_IMAGES = 16
 _MAX_FILES = _MAX_IMAGES + 1
@@ -294,6 +303,8 @@ async def generation(
     Raises the errors of reading the body, `target_of` and checking the parameters.
     """
     asked = await submission.bodies.model(request, key.owner, GenerationParameters)
+    if (found := await workflow_of(submission, key, asked.model)) is not None:
+        return _of_workflow(submission, request, key, found, asked=asked, once=idempotency_key)
     target = await target_of(submission, key, asked.model)
     body: dict[str, Any] = {
         "prompt": asked.prompt,
@@ -312,7 +323,7 @@ async def generation(
         request,
         key,
         asked,
-        target=target,
+        endpoint=target.endpoint.id,
         flavour=Flavour.DIFFUSION,
         content=body,
         idempotency_key=idempotency_key,
@@ -343,6 +354,23 @@ async def edit(
         texts = {name: each for name, each in form.items() if isinstance(each, str)}
         asked = _parsed(texts, model)
         images, mask_file = _files(form)
+        found = await workflow_of(submission, key, asked.model)
+        if found is not None:
+            stored = [
+                await submission.uploads.add_content(key.owner, await each.read())
+                for each in [*images, *([mask_file] if mask_file else [])]
+            ]
+            names = [each.name for each in stored]
+            return _of_workflow(
+                submission,
+                request,
+                key,
+                found,
+                asked=asked,
+                once=idempotency_key,
+                images=names[: len(images)],
+                mask=names[len(images)] if mask_file else None,
+            )
         image_file = await images[0].read()
         target = await target_of(submission, key, asked.model)
         image = await submission.uploads.add_content(key.owner, image_file)
@@ -365,7 +393,7 @@ async def edit(
         request,
         key,
         asked,
-        target=target,
+        endpoint=target.endpoint.id,
         flavour=Flavour.WORKFLOW,
         content=body,
         idempotency_key=idempotency_key,
@@ -379,12 +407,68 @@ async def edit(
     return replace(image_request, notes=(note,))
 
 
+def _of_workflow(
+    submission: Submission,
+    request: Request,
+    key: ApiKey,
+    found: FoundWorkflow,
+    *,
+    asked: ImageParameters,
+    once: str | None,
+    images: Sequence[str] = (),
+    mask: str | None = None,
+) -> ImageRequest:
+    """Return the request of a named workflow, whose inputs get the parameters of their names.
+
+    Raises ApiError 400 for a parameter without an input. A prompt without an input is noted.
+    """
+    sides = asked.sides or (None, None)
+    given = {
+        "prompt": asked.prompt or None,
+        "negative_prompt": asked.negative_prompt or None,
+        "batch_size": asked.n if asked.n > 1 else None,
+        "width": sides[0],
+        "height": sides[1],
+        "seed": asked.seed if asked.seed >= 0 else None,
+        "steps": asked.steps,
+        "cfg": asked.cfg_scale,
+        "mask": mask,
+        **{_numbered("image", at): name for at, name in enumerate(images, start=1)},
+    }
+    inputs = {name: value for name, value in given.items() if value is not None}
+    known = found.definition.inputs
+    notes: tuple[str, ...] = ()
+    if "prompt" in inputs and "prompt" not in known:
+        del inputs["prompt"]
+        notes = (f"The prompt was not used, because {found.title} has no input `prompt`.",)
+    for name in inputs.keys() - known.keys():
+        message = f"The workflow {found.title} has no input {name!r}."
+        raise _refused(_PARAMETER_OF.get(name, name.partition("_")[0]), message)
+    content = {"inputs": inputs}
+    image_request = _image_request(
+        request,
+        key,
+        asked,
+        endpoint="",
+        flavour=Flavour.WORKFLOW,
+        content=content,
+        idempotency_key=once,
+    )
+    job = submission.workflows.request_of(found, content, image_request.job, asked=asked.model)
+    return replace(image_request, job=job, notes=notes)
+
+
+def _numbered(name: str, number: int) -> str:
+    """Return the name that a named workflow proposes for the input with this number."""
+    return name if number == 1 else f"{name}_{number}"
+
+
 def _image_request(
     request: Request,
     key: ApiKey,
     asked: ImageParameters,
     *,
-    target: Target,
+    endpoint: str,
     flavour: Flavour,
     content: dict[str, Any],
     idempotency_key: str | None,
@@ -392,7 +476,7 @@ def _image_request(
     job = GenerateRequest(
         flavour=flavour,
         key=key,
-        endpoint=target.endpoint.id,
+        endpoint=endpoint,
         body=json.dumps(content, sort_keys=True).encode(),
         content=content,
         preview=asked.stream and asked.partial_images > 0,

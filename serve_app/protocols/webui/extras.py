@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import re
 from abc import ABC, abstractmethod
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from PIL import Image, UnidentifiedImageError
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -29,7 +27,6 @@ from engine.interface import (
     GenerationText,
     Upscaler,
     generation_text,
-    image_texts,
     read_infotext,
     requests_nothing,
     split_infotext,
@@ -38,12 +35,14 @@ from events.store.records import ApiKey, Upload
 from events.types import Completed, Flavour, ImageStored
 from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.bodies import validated
+from serve_app.image_texts import texts_of
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.protocols.graphs import node, whole_cells
 from serve_app.protocols.waiting import ended_job
 from serve_app.protocols.webui.errors import MAX_BODY_BYTES, V1, failure, refused
 from serve_app.protocols.webui.generation import decoded, stored
 from serve_app.protocols.webui.options import endpoint_of
+from serve_app.refusals import InvalidImage
 from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.routes.generate import traceparent_of
 from serve_app.stored_file import base64_of, json_in_parts
@@ -52,9 +51,6 @@ from storage.images import ImageStore
 _MIN_SIDE = 8
 _NO_UPSCALER = "None"
 _MOST_IMAGES = 16
-_MOST_CHUNKS = 256
-"""The largest number of chunks that a PNG may have before its pixels. Each chunk may be a text."""
-_LONGEST_TEXTS = 2**20
 _SIZE = re.compile(r"([0-9]+)x([0-9]+)")
 
 router = APIRouter(prefix=V1, include_in_schema=False)
@@ -362,36 +358,15 @@ async def _several(store: ImageStore, images: Sequence[ImageStored]) -> AsyncGen
 
 
 def _texts(data: bytes) -> tuple[dict[str, str], GenerationText]:
-    """Return the texts of an image, and the generation text among them. Raises ApiError 400.
-
-    Pixels are not decoded, and Pillow limits the size of the texts.
-    """
-    _require_few_chunks(data)
+    """Return the texts of an image, and the generation text among them. Raises ApiError 400."""
     try:
-        with Image.open(io.BytesIO(data), formats=["PNG", "JPEG", "WEBP"]) as image:
-            texts, size = image_texts(image), image.size
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise refused("image is not a PNG, JPEG or WebP image, or is damaged.") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise refused("image has too many pixels.") from error
-    if sum(map(len, texts.values())) > _LONGEST_TEXTS:
-        raise refused(f"image has texts of more than {_LONGEST_TEXTS} characters.")
+        texts, size = texts_of(data)
+    except InvalidImage as error:
+        raise refused(str(error)) from error
     try:
         return texts, generation_text(texts, size)
     except ValueError as error:
         raise refused(f"image has a generation text that cannot be read: {error}.") from error
-
-
-def _require_few_chunks(data: bytes) -> None:
-    """Raise ApiError 400 for a PNG with too many chunks. Pillow would read any number of chunks."""
-    if not data.startswith(b"\x89PNG"):
-        return
-    at = 8
-    for _ in range(_MOST_CHUNKS):
-        if data[at + 4 : at + 8] in (b"", b"IDAT"):
-            return
-        at += int.from_bytes(data[at : at + 4], "big") + 12
-    raise refused(f"image has more than {_MOST_CHUNKS} parts before its pixels.")
 
 
 _NUMBER = TypeAdapter(int)

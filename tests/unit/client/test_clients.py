@@ -53,6 +53,14 @@ async def test_a_job_from_its_submission_to_its_files(
     assert refused.value.status == 404
 
 
+async def test_a_named_workflow_is_run_with_its_inputs(edge: Edge, darkroom: AsyncDarkroom) -> None:
+    await darkroom.call("POST", "/v1/workflows", json={"name": "portrait"} | workflow_body())
+    job = await darkroom.run("portrait@1", {"prompt": "a dog"})
+    named = (await edge.job(job.request_id)).submitted.workflow
+    assert named is not None
+    assert (named.version, named.inputs["prompt"]) == (1, "a dog")
+
+
 async def test_a_failed_job_says_why(edge: Edge, darkroom: AsyncDarkroom) -> None:
     job = await darkroom.workflow(workflow_body()["prompt"])
     await edge.start(job.request_id)

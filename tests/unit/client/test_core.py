@@ -52,7 +52,7 @@ def driven(
 
 def test_a_submission_has_a_key_of_its_own_that_tries_keep() -> None:
     options = Options(image_format="webp", preview=True, callback_events=["image", "completed"])
-    flow = core.submitted("diffusion", {"prompt": "x"}, options, None)
+    flow = core.submitted(core.DIFFUSION_PATH, {"prompt": "x"}, options, None)
     calls, pauses, result = driven(flow, Lost("reset"), answer(503, {}), job())
     assert result.state is State.QUEUED
     assert len({call.headers["Idempotency-Key"] for call in calls}) == 1
@@ -63,7 +63,7 @@ def test_a_submission_has_a_key_of_its_own_that_tries_keep() -> None:
     }
     assert len(pauses) == 2
     assert calls[0].json == {"prompt": "x"}
-    [first, *_], _, _ = driven(core.submitted("workflow", {}, Options(), "mine"), job())
+    [first, *_], _, _ = driven(core.submitted(core.WORKFLOW_PATH, {}, Options(), "mine"), job())
     assert first.headers["Idempotency-Key"] == "mine"
 
 
@@ -71,7 +71,9 @@ def test_images_are_put_where_the_options_say_and_tell_of_it() -> None:
     options = Options(image_put_urls=["https://bucket.example.com/0.png?signature=x"])
     item = {"status": 1, "url": "u/0.png", "put": {"status": 2, "message": "it answered 403"}}
     ended = answer(body={"request_id": ID, "status": 1, "state": "completed", "results": [item]})
-    calls, _, result = driven(core.submitted("diffusion", {"prompt": "x"}, options, None), ended)
+    calls, _, result = driven(
+        core.submitted(core.DIFFUSION_PATH, {"prompt": "x"}, options, None), ended
+    )
     assert calls[0].json == {"prompt": "x", "image_put_urls": options.image_put_urls}
     assert "image_put_urls" not in calls[0].query
     assert result.images[0].put == Put(PutState.FAILED, "it answered 403")
@@ -108,7 +110,7 @@ def test_an_error_of_something_else_is_one_too(body: Any) -> None:
     "flow",
     [
         lambda: core.result(ID),
-        lambda: core.submitted("diffusion", {}, Options(), None),
+        lambda: core.submitted(core.DIFFUSION_PATH, {}, Options(), None),
         lambda: core.cancelled(ID),
         lambda: core.uploaded("cat.png", b""),
     ],
