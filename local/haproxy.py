@@ -16,7 +16,12 @@ import sys
 from pathlib import Path
 
 from settings.constant import constant
-from settings.http import MAX_REPLICA_REQUESTS, SILENCE_TIMEOUT_S, HttpSettings
+from settings.http import (
+    MAX_REPLICA_REQUESTS,
+    REPLICA_BUFFER_BYTES,
+    SILENCE_TIMEOUT_S,
+    HttpSettings,
+)
 
 _GLOBAL_LOG = re.compile(r"^(global\n)(?: +#.*\n)* +log \S+ local0 info\n", re.MULTILINE)
 _FRONTEND = re.compile(r"^(frontend http_frontend\n) +bind .*\n", re.MULTILINE)
@@ -52,12 +57,14 @@ _HEADER_TIMEOUT_S = constant("HEADER_TIMEOUT_S", 10.0)
 """Seconds within which a caller must send the head of a request."""
 _IDLE_TIMEOUT_S = constant("IDLE_TIMEOUT_S", 30.0)
 """Seconds for which a connection may stay open between two requests."""
-_SOCKET_BYTES = 131_072
-"""The size of the kernel's buffers: one for answers that a caller has not yet read, and one for
-answers that HAProxy has not yet read from a replica. Linux doubles it. Without these limits, each
-caller that does not read holds some megabytes.
+_CALLER_BUFFER_BYTES = 131_072
+"""The size of the kernel's buffer for answers that a caller has not yet read. Linux doubles it.
+Without this limit and that of the replicas, each caller that does not read holds some megabytes.
 """
-_BUFFERS = f"    tune.sndbuf.client {_SOCKET_BYTES}\n    tune.rcvbuf.server {_SOCKET_BYTES}\n"
+_BUFFERS = (
+    f"    tune.sndbuf.client {_CALLER_BUFFER_BYTES}\n"
+    f"    tune.rcvbuf.server {REPLICA_BUFFER_BYTES}\n"
+)
 _OTHER_CONNECTIONS = 128
 """Connections for health checks, metrics and the administration socket."""
 _OTHER_FILES = 256

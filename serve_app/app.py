@@ -24,7 +24,7 @@ from actors.scheduler.worker_reaper import CPU_NODE
 from serve_app.assembly import build_asgi
 from serve_app.endpoints.declared import read_declarations
 from serve_app.middleware import RequestIdFilter
-from serve_app.replica_port import limit_websockets, listen_on_node_address
+from serve_app.replica_port import limit_connections, listen_on_node_address
 from serve_app.role_holder import Roles
 from serve_app.setup_warnings import variable_warnings
 from settings.http import MAX_REPLICA_REQUESTS
@@ -93,7 +93,7 @@ def build_replica(settings: Settings) -> FastAPI:
     """Set up the process of a replica, and build its ASGI application."""
     set_up_logging(log_format=settings.telemetry.log_format, filters=[RequestIdFilter()])
     listen_on_node_address()
-    limit_websockets()
+    limit_connections()
     for warning in variable_warnings(Settings.unknown_variables(os.environ)):
         logger.warning(
             "an environment variable is not a setting",

@@ -1,4 +1,4 @@
-"""Restricts the address of a replica's gRPC port and what clients send on websockets.
+"""Restricts the address of a replica's gRPC port and what a connection can hold and send.
 
 Ray Serve has no settings for these restrictions.
 
@@ -7,22 +7,29 @@ Anyone who can reach the server can therefore run code in the replica. By defaul
 listens on every address of the machine (`ray/serve/_private/replica.py`). Here it listens only on
 the address of its node.
 
+The kernel buffers up to 4 MiB of the answers on each connection that are not read. Here this buffer
+is small.
+
 The application receives only whole messages of a websocket. So the HTTP server of the replica has
 to count control frames and fragments.
 """
 
 from __future__ import annotations
 
+import socket
+from asyncio import Transport
 from typing import Any
 
 import ray
 import ray.serve._private.replica as replica_module
 from ray._common.tls_utils import add_port_to_grpc_server
 from ray.serve._private.http_util import start_asgi_http_server
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
 from settings.constant import constant
+from settings.http import REPLICA_BUFFER_BYTES
 
 _MAX_MESSAGE_BYTES = 64 * 1024
 _MAX_FRAMES = constant("MAX_WEBSOCKET_FRAMES", 200)
@@ -43,8 +50,8 @@ def listen_on_node_address() -> None:
     setattr(replica_module, add_port_to_grpc_server.__name__, _on_node_address)
 
 
-def limit_websockets() -> None:
-    """Make the HTTP server of this process's replica use `LimitedWebSocket`.
+def limit_connections() -> None:
+    """Limit the buffers and the websockets of the HTTP server of this process's replica.
 
     A message of more than 64 KiB closes a websocket with the code 1009. Messages are not
     compressed, because a short message could otherwise be decompressed to the largest size.
@@ -55,7 +62,8 @@ def limit_websockets() -> None:
     async def start(*args: Any, **kwargs: Any) -> Any:
         task, server = await start_asgi_http_server(*args, **kwargs)
         # The server reads its configuration when the task begins.
-        server.config.ws = LimitedWebSocket
+        server.config.http = _Http
+        server.config.ws = _WebSocket
         server.config.ws_max_size = _MAX_MESSAGE_BYTES
         server.config.ws_per_message_deflate = False
         return task, server
@@ -63,7 +71,16 @@ def limit_websockets() -> None:
     setattr(replica_module, start_asgi_http_server.__name__, start)
 
 
-class LimitedWebSocket(WebSocketsSansIOProtocol):
+class _Http(HttpToolsProtocol):
+    """An HTTP connection with a small buffer for answers in the kernel."""
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REPLICA_BUFFER_BYTES)
+        super().connection_made(transport)
+
+
+class _WebSocket(WebSocketsSansIOProtocol):
     """A websocket that is closed with the code 1008 if the client sends too much in a short time.
 
     All frames are counted, also pings, pongs and fragments of messages.

@@ -31,6 +31,11 @@ request that waits for a result counts. A replica has at most 2000 streams and w
 least half of the requests may be others.
 """
 
+REPLICA_BUFFER_BYTES = 65_536
+"""The size of the kernel's buffers between HAProxy and a replica for answers that wait for a slow
+caller: one of the replica and one of HAProxy. Linux doubles it.
+"""
+
 
 class HttpSettings(Group):
     model_config = SettingsConfigDict(env_prefix="DARKROOM_")

@@ -97,7 +97,7 @@ def test_what_a_caller_does_not_read_is_held_in_small_buffers(configuration: Pat
     text = limited(configuration.read_text(), limits(HttpSettings()))
     settings = [line.strip() for line in text.partition("\ndefaults\n")[0].splitlines()]
     assert "tune.sndbuf.client 131072" in settings
-    assert "tune.rcvbuf.server 131072" in settings
+    assert "tune.rcvbuf.server 65536" in settings
 
 
 @pytest.mark.parametrize(

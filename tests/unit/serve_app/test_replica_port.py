@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 import ray.serve._private.replica as replica_module
+import uvicorn
 from ray.serve.config import HTTPOptions
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
 from examples.service import free_port
-from serve_app.replica_port import limit_websockets
+from serve_app.replica_port import limit_connections
 from tests.support.patience import FACTOR
 from tests.support.polling import eventually
 
@@ -33,20 +35,31 @@ async def _echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.fixture
-async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[int]:
-    port = free_port()
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(autouse=True)
+async def server(monkeypatch: pytest.MonkeyPatch, port: int) -> AsyncGenerator[uvicorn.Server]:
     start = replica_module.start_asgi_http_server
     monkeypatch.setattr(replica_module, "start_asgi_http_server", start)  # it is put back
-    limit_websockets()
+    limit_connections()
     task, server = await replica_module.start_asgi_http_server(
         _echo,
         HTTPOptions(host="127.0.0.1", port=port),
         event_loop=asyncio.get_running_loop(),
     )
     await eventually(lambda: server.started)
-    yield port
+    yield server
     server.should_exit = True
     await asyncio.wait_for(task, 10 * FACTOR)
+
+
+async def test_the_kernel_holds_little_of_an_answer(server: uvicorn.Server, port: int) -> None:
+    async with connect(f"ws://127.0.0.1:{port}/ws", proxy=None):
+        [connection] = server.server_state.connections
+        held = connection.transport.get_extra_info("socket")
+        assert held.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * 65_536
 
 
 async def test_a_long_message_on_a_websocket_closes_it(port: int) -> None:
