@@ -189,6 +189,9 @@ class Database:
         sa.event.listen(self._engine.sync_engine, "before_cursor_execute", _require_storable)
         if self._is_sqlite:
             sa.event.listen(self._engine.sync_engine, "connect", _make_durable)
+        # On SQLite, transactions of this process wait here for each other. A waiting transaction
+        # then holds none of the connections, which reads need.
+        self._writers = asyncio.Semaphore(1 if self._is_sqlite else connections)
         self._point_reads: PointReads | None = None
         if self._is_sqlite and parsed.database is not None:
             self._point_reads = PointReads(parsed.database, busy_timeout_s=busy_timeout_s)
@@ -283,7 +286,7 @@ class Database:
         transactions run at the same time.
         """
         with _reached():
-            async with self._engine.begin() as connection:
+            async with self._turn_to_write(), self._engine.begin() as connection:
                 if self._is_sqlite:
                     # On SQLite, a transaction that reads before it writes does not wait for another
                     # writer, but fails with "database is locked". BEGIN IMMEDIATE waits.
@@ -291,6 +294,16 @@ class Database:
                 elif lock is not None:
                     await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock})")
                 yield connection
+
+    @asynccontextmanager
+    async def _turn_to_write(self) -> AsyncGenerator[None]:
+        """Wait for the earlier transactions of this process. Raises TimeoutError."""
+        async with asyncio.timeout(self._busy_timeout_s):
+            await self._writers.acquire()
+        try:
+            yield
+        finally:
+            self._writers.release()
 
     def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
         """Return an INSERT that supports ON CONFLICT, in the syntax of both databases."""

@@ -150,6 +150,27 @@ async def test_many_reads_by_key_of_a_locked_file_give_up_together(tmp_path: Pat
     await database.close()
 
 
+async def test_writers_that_wait_for_another_process_leave_connections_to_readers(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "darkroom.sqlite3"
+    database = Database(f"sqlite+aiosqlite:///{path}", connections=2, busy_timeout_s=10 * FACTOR)
+    await database.prepare()
+    leases = Leases(database)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        writers = [
+            asyncio.create_task(leases.acquire(name, "me", ttl_s=60)) for name in ("a", "b", "c")
+        ]
+        async with asyncio.timeout(5 * FACTOR):
+            for _ in range(20):
+                assert await database.fetch(sa.select(JOBS.c.id)) == []
+        assert not any(writer.done() for writer in writers)
+        other.execute("ROLLBACK")
+    assert await asyncio.gather(*writers) == [True] * 3
+    await database.close()
+
+
 async def test_a_writer_that_waits_too_long_gives_up(
     database: Database, database_url: str, history: History
 ) -> None:
