@@ -139,7 +139,8 @@ class Dispatcher:
     async def _has_lease(self) -> bool:
         """Acquire or renew the lease. Returns whether this process holds the lease.
 
-        While the database is unavailable, this is so until the lease ends.
+        While the database is unavailable, the last holder keeps the lease, so that jobs are still
+        dispatched. No other process can acquire the lease from the same database.
         """
         began_at = time.monotonic()
         query = self._leases.acquire(_LEASE_NAME, self._holder, ttl_s=self._lease_s)
@@ -147,7 +148,7 @@ class Dispatcher:
             lasts_s = self._lease_until - began_at
             mine = await answered(query, within_s=max(lasts_s, self._lease_s / 3))
         except DatabaseUnavailable:
-            return time.monotonic() < self._lease_until
+            return self._lease_until > 0.0
         self._lease_until = began_at + self._lease_s if mine else 0.0
         return mine
 
