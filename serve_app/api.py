@@ -30,6 +30,7 @@ from serve_app.openapi.document import finish, operation_id
 from serve_app.protocols.comfyui import page as comfyui
 from serve_app.protocols.notes import NOTES_HEADER
 from serve_app.protocols.registry import HttpProtocol, error_forms, protocols_of
+from serve_app.protocols.waiting import JOB_ID_HEADER
 from serve_app.replica import Replica
 from serve_app.routes import (
     admin_jobs,
@@ -88,6 +89,7 @@ _SENT_BY_PAGES = (
 )
 _READ_BY_PAGES = (
     "Content-Range",
+    JOB_ID_HEADER,
     NOTES_HEADER,
     "ETag",
     "Location",

@@ -122,6 +122,10 @@ class GenerateRequest:
     """The largest size in bytes of the body without its inline images. None means that the size was
     limited while the body was read.
     """
+    sent: bytes | None = None
+    """What the caller sent, or its hash, if `body` was made from it. A repeated request has the
+    same `sent`. Its `body` may differ, because it depends on defaults and stored options.
+    """
     idempotency_key: str | None = None
     job_id: str | None = None
     """The job id that the caller chose. An existing job with this id must have the same request."""
@@ -592,6 +596,7 @@ async def fingerprint_of(request: GenerateRequest) -> str:
     """Return a hash of the body and the parameters as the caller sent them. A repeated request has
     the same fingerprint.
     """
+    body = request.body if request.sent is None else request.sent
     callback = "" if request.callback_url is None else f"={request.callback_url}"
     asked = [name for name in ("alone", "preview") if getattr(request, name)]
     asked += request.callback_events or ()
@@ -601,10 +606,10 @@ async def fingerprint_of(request: GenerateRequest) -> str:
     text = "\0".join((request.flavour, place, callback, *asked))
 
     def digest() -> str:
-        content = text.encode("utf-8", "surrogatepass") + b"\0" + request.body
+        content = text.encode("utf-8", "surrogatepass") + b"\0" + body
         return hashlib.sha256(content).hexdigest()
 
-    return digest() if len(request.body) <= _LONG_BYTES else await asyncio.to_thread(digest)
+    return digest() if len(body) <= _LONG_BYTES else await asyncio.to_thread(digest)
 
 
 def job_timeout_s(endpoint: Endpoint, longest_s: float) -> float:

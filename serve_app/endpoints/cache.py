@@ -59,8 +59,19 @@ class EndpointCache:
 
         Raises EndpointForbidden, EndpointNotFound, EndpointDraining, DatabaseUnavailable.
         """
+        return require_open(await self.named(id, key))
+
+    async def named(self, id: str, key: ApiKey) -> Endpoint:
+        """Return the endpoint that a request names, also if it is drained.
+
+        A repeated request must get its earlier job, so only `Acceptance` refuses drained endpoints.
+        Raises EndpointForbidden, EndpointNotFound, DatabaseUnavailable.
+        """
         require_endpoint(key, id)
-        return require_open(await self.visible(id, key))
+        endpoint = await self.visible(id, key)
+        if endpoint is None or endpoint.ends_at is not None:
+            raise EndpointNotFound
+        return endpoint
 
     async def visible(self, id: str, key: ApiKey) -> Endpoint | None:
         """Return the endpoint if the key may use it, also if it accepts no jobs now.

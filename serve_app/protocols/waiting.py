@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from fastapi import Request
 
 from events.job import Job
@@ -16,6 +18,8 @@ from settings.constant import constant
 
 MAX_WAIT_S = constant("ADAPTER_MAX_WAIT_S", 600.0)
 """Seconds that a request waits for its images. The answer then has the job's id instead."""
+JOB_ID_HEADER = "Darkroom-Job-Id"
+"""The header of a stream of a new job. An answer that is no stream has the id in its body."""
 _OF_CALLER = {
     FailureCode.INVALID_INPUT,
     FailureCode.OUT_OF_MEMORY,
@@ -27,6 +31,16 @@ _OF_CALLER = {
 def failure_status(code: str) -> int:
     """Return the HTTP status of the answer for a job that failed with this code."""
     return 400 if code in _OF_CALLER else 500
+
+
+def digest_of_sent(request: Request, body: bytes) -> bytes:
+    """Return a hash of the path and of the body that the caller sent, for `GenerateRequest.sent`.
+
+    A form has another boundary in each request, so `body` has its members in a fixed order.
+    """
+    digest = hashlib.sha256(request.scope["path"].encode() + b"\0")
+    digest.update(body)
+    return digest.digest()
 
 
 async def ended_job(

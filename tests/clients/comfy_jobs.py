@@ -102,9 +102,11 @@ def cancels(client: Comfy) -> None:
 
 def is_refused(client: Comfy) -> None:
     key = "a-key-of-the-test"
-    client.submit(client.workflows.from_json(graph(steps=1)), idempotency_key=key).wait(120)
     repeat = client.workflows.from_json(graph(steps=1))
-    assert refusal(lambda: client.submit(repeat, idempotency_key=key)) == "idempotency_key_reuse"
+    first = client.submit(repeat, idempotency_key=key).wait(120)
+    assert client.submit(repeat, idempotency_key=key).id == first.id
+    other = client.workflows.from_json(graph(steps=2))
+    assert refusal(lambda: client.submit(other, idempotency_key=key)) == "idempotency_key_reuse"
     broken = client.workflows.from_json({"1": {"class_type": "Nothing", "inputs": {}}})
     assert refusal(lambda: client.submit(broken)) == "invalid_workflow"
     wrong = Comfy(api_key="wrong")

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.sse import format_sse_event
 
 from engine.interface import GraphInvalid, is_of_editor
 from events.decisions import Cancel
 from events.errors import ServiceError
-from events.ids import is_job_id, new_id
+from events.ids import is_job_id
 from events.job import Job
 from events.job_progress import JobProgress
 from events.log import utc_now
@@ -46,14 +46,11 @@ from serve_app.protocols.comfy_v2.errors import invalid_workflow
 from serve_app.protocols.credentials import CancelProtocolKey, GenerateProtocolKey, ReadProtocolKey
 from serve_app.protocols.notes import note_members
 from serve_app.replica import JobAccess, JobAccessDep, SubmissionDep
-from serve_app.routes.generate import EndpointId, traceparent_of
+from serve_app.routes.generate import EndpointId, IdempotencyKey, traceparent_of
 from storage.file_names import PNG, SAFETENSORS, kind_of
 
 _OUTPUT_NODES = ("Save", "Preview")
 _MEMBERS = {"workflow", "extra_data"}
-_LONGEST_KEY = 255
-_KEY_PREFIX = "comfy-api-v2 "
-"""The prefix of this API's idempotency keys. Unlike in `/v1`, a repeated request is refused."""
 
 router = APIRouter(prefix=f"{PREFIX}/jobs", include_in_schema=False)
 
@@ -301,9 +298,9 @@ async def post_job(
     access: JobAccessDep,
     *,
     endpoint: EndpointId = DEFAULT_ENDPOINT,
-    idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key")] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
-    """Submit a workflow. A second request with the same idempotency key is refused."""
+    """Submit a workflow. Unlike in the contract, a repeated request gets the same job."""
     began = utc_now()
     async with access.bodies.json(request, key.owner) as (body, content):
         workflow = _workflow(content)
@@ -314,11 +311,10 @@ async def post_job(
                     flavour=Flavour.WORKFLOW,
                     key=key,
                     endpoint=endpoint,
-                    # The new id makes each body unique, so a repeated idempotency key conflicts.
-                    body=body + new_id().encode(),
+                    body=body,
                     content={"prompt": workflow, "extra_data": content.get("extra_data")},
                     preview=True,
-                    idempotency_key=_checked_key(idempotency_key),
+                    idempotency_key=idempotency_key,
                     traceparent=traceparent_of(request),
                 ),
                 began=began,
@@ -411,13 +407,3 @@ def _workflow(content: Any) -> dict[str, Any]:
     if unknown := content.keys() - _MEMBERS:
         raise ApiError(422, "invalid_request", f"{min(unknown)[:100]!r} is not supported.")
     return workflow
-
-
-def _checked_key(key: str | None) -> str | None:
-    """Return an idempotency key with the prefix of this API. Raises ApiError 422."""
-    if key is None:
-        return None
-    if not (key.isascii() and key.isprintable() and 0 < len(key) <= _LONGEST_KEY):
-        message = f"An Idempotency-Key must have 1 to {_LONGEST_KEY} printable ASCII characters."
-        raise ApiError(422, "invalid_request", message)
-    return _KEY_PREFIX + key

@@ -23,7 +23,7 @@ from serve_app.protocols.comfyui.records import number_of
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.refusals import JobNotFound
 from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
-from serve_app.routes.generate import EndpointId
+from serve_app.routes.generate import EndpointId, IdempotencyKey
 from serve_app.upload_store import is_upload_name
 from storage.file_names import without_folder
 from storage.images import ImageNotFound
@@ -45,6 +45,7 @@ async def queue_prompt(
     access: JobAccessDep,
     *,
     endpoint: EndpointId = DEFAULT_ENDPOINT,
+    idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Accept a workflow. The answer has status 200 and a `prompt_id`, unlike in `/v1`."""
     began = utc_now()
@@ -56,6 +57,7 @@ async def queue_prompt(
                 body,
                 _cleared(content, submission.catalogue, names),
                 endpoint=endpoint,
+                idempotency_key=idempotency_key,
                 is_of_page=request.scope["path"].startswith("/comfy/"),
             ),
             began=began,
@@ -74,7 +76,13 @@ def status(count: int) -> dict[str, Any]:
 
 
 def _asked(
-    key: ApiKey, body: bytes, content: Any, *, endpoint: str, is_of_page: bool
+    key: ApiKey,
+    body: bytes,
+    content: Any,
+    *,
+    endpoint: str,
+    idempotency_key: str | None,
+    is_of_page: bool,
 ) -> GenerateRequest:
     """Build the generate request for a body. Raises ApiError 400."""
     said = content if isinstance(content, dict) else {}
@@ -92,6 +100,8 @@ def _asked(
             "prompt_id must be a UUID in lower case with hyphens. Without prompt_id, a new id is "
             "chosen."
         )
+    if job_id is not None and idempotency_key is not None:
+        raise invalid("Send either prompt_id or the header Idempotency-Key, but not both.")
     extra = said.get("extra_data")
     method = extra.get("preview_method") if isinstance(extra, dict) else None
     return GenerateRequest(
@@ -101,6 +111,7 @@ def _asked(
         body=body,
         content=content,
         preview=method in _PREVIEW_METHODS if isinstance(method, str) else is_of_page,
+        idempotency_key=idempotency_key,
         job_id=job_id,
         client_id=client_id,
     )

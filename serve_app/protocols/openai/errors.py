@@ -23,6 +23,8 @@ _PARAMETERS = {
 
 
 def error_response(error: ApiError) -> Response:
+    if error.status == 409:  # The same request would get the same answer.
+        error.headers.setdefault(RETRY, "false")
     return error.response_with({"error": error_object(error)})
 
 

@@ -36,7 +36,7 @@ from serve_app.protocols.openai.requests import (
     edit,
     generation,
 )
-from serve_app.protocols.waiting import MAX_WAIT_S, ended_job, failure_status
+from serve_app.protocols.waiting import JOB_ID_HEADER, MAX_WAIT_S, ended_job, failure_status
 from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.routes.generate import IdempotencyKey
 from serve_app.stored_file import base64_of, json_in_parts
@@ -148,6 +148,8 @@ def image_stream(
         with access.live.streams.count_stream(key.owner, request.scope.get("server")):
             began = utc_now()
             job = await submission.acceptance.accept(image_request.job, began=began)
+            # A caller that loses the connection finds the job by this header.
+            stream.headers[JOB_ID_HEADER] = job.id
             told = _Stream(access, request, key, job, image_request, event)
             try:
                 async with access.live.streams.watch(job) as (listener, _):
@@ -157,7 +159,8 @@ def image_stream(
                     submission.acceptance.cancel_abandoned(job.id)
 
     timeout_s = access.live.streams.send_timeout_s
-    return EventStream(open_stream, send_timeout_s=timeout_s)
+    stream = EventStream(open_stream, send_timeout_s=timeout_s)
+    return stream
 
 
 @dataclass

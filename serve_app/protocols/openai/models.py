@@ -32,12 +32,12 @@ class Target:
 async def target_of(submission: Submission, key: ApiKey, model: str) -> Target:
     """Find the endpoint and checkpoint that `model` names.
 
-    Raises ApiError 404, EndpointForbidden, EndpointDraining, ModelsUnavailable.
+    Raises ApiError 404, EndpointForbidden, ModelsUnavailable.
     """
     endpoints = submission.acceptance.endpoints
     if model:
         try:
-            return Target(await endpoints.for_job(model, key), None)
+            return Target(await endpoints.named(model, key), None)
         except (EndpointNotFound, EndpointForbidden):
             pass  # `model` may be a checkpoint
     checkpoint = (
@@ -45,7 +45,7 @@ async def target_of(submission: Submission, key: ApiKey, model: str) -> Target:
     )
     if checkpoint is None and model and not model.startswith(_OPENAI_PREFIXES):
         raise model_not_found(model)
-    return Target(await endpoints.for_job(DEFAULT_ENDPOINT, key), checkpoint)
+    return Target(await endpoints.named(DEFAULT_ENDPOINT, key), checkpoint)
 
 
 async def workflow_of(submission: Submission, key: ApiKey, model: str) -> FoundWorkflow | None:

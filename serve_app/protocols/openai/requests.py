@@ -29,6 +29,7 @@ from serve_app.bodies import files_in, read_files
 from serve_app.error_responses import ApiError
 from serve_app.protocols.graphs import node, whole_cells
 from serve_app.protocols.openai.models import target_of, workflow_of
+from serve_app.protocols.waiting import digest_of_sent
 from serve_app.replica import Submission
 from serve_app.routes.generate import traceparent_of
 from serve_app.upload_store import has_transparency
@@ -326,6 +327,7 @@ async def generation(
         endpoint=target.endpoint.id,
         flavour=Flavour.DIFFUSION,
         content=body,
+        sent={},
         idempotency_key=idempotency_key,
     )
 
@@ -396,6 +398,7 @@ async def edit(
         endpoint=target.endpoint.id,
         flavour=Flavour.WORKFLOW,
         content=body,
+        sent={"image": image.name, "mask": None if mask is None else mask.name},
         idempotency_key=idempotency_key,
     )
     if len(images) == 1:
@@ -452,6 +455,7 @@ def _of_workflow(
         endpoint="",
         flavour=Flavour.WORKFLOW,
         content=content,
+        sent={"images": list(images), "mask": mask},
         idempotency_key=once,
     )
     job = submission.workflows.request_of(found, content, image_request.job, asked=asked.model)
@@ -471,8 +475,11 @@ def _image_request(
     endpoint: str,
     flavour: Flavour,
     content: dict[str, Any],
+    sent: dict[str, Any],
     idempotency_key: str | None,
 ) -> ImageRequest:
+    """Build the job of a request. `sent` has the names of its files, which are their hashes."""
+    members = asked.model_dump(mode="json", exclude_defaults=True) | sent
     job = GenerateRequest(
         flavour=flavour,
         key=key,
@@ -482,6 +489,7 @@ def _image_request(
         preview=asked.stream and asked.partial_images > 0,
         image_format=asked.output_format,
         image_quality=asked.quality_of_file,
+        sent=digest_of_sent(request, json.dumps(members, sort_keys=True).encode()),
         idempotency_key=idempotency_key,
         traceparent=traceparent_of(request),
     )

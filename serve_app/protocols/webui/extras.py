@@ -38,13 +38,13 @@ from serve_app.bodies import validated
 from serve_app.image_texts import texts_of
 from serve_app.protocols.credentials import GenerateProtocolKey, ReadProtocolKey
 from serve_app.protocols.graphs import node, whole_cells
-from serve_app.protocols.waiting import ended_job
+from serve_app.protocols.waiting import digest_of_sent, ended_job
 from serve_app.protocols.webui.errors import MAX_BODY_BYTES, V1, failure, refused
 from serve_app.protocols.webui.generation import decoded, stored
 from serve_app.protocols.webui.options import endpoint_of
 from serve_app.refusals import InvalidImage
 from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
-from serve_app.routes.generate import traceparent_of
+from serve_app.routes.generate import IdempotencyKey, traceparent_of
 from serve_app.stored_file import base64_of, json_in_parts
 from storage.images import ImageStore
 
@@ -246,18 +246,28 @@ class PngInfo(BaseModel):
 
 @router.post("/extra-single-image")
 async def extra_single_image(
-    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, access: JobAccessDep
+    request: Request,
+    key: GenerateProtocolKey,
+    *,
+    submission: SubmissionDep,
+    access: JobAccessDep,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    wanted = await _wanted(submission, request, key, SingleImage)
+    wanted = await _wanted(submission, request, key, idempotency_key, model=SingleImage)
     [image] = await _enlarged(submission, access, request, key, wanted=wanted)
     return await json_in_parts(_single(access.files.images, image))
 
 
 @router.post("/extra-batch-images")
 async def extra_batch_images(
-    request: Request, key: GenerateProtocolKey, submission: SubmissionDep, access: JobAccessDep
+    request: Request,
+    key: GenerateProtocolKey,
+    *,
+    submission: SubmissionDep,
+    access: JobAccessDep,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    wanted = await _wanted(submission, request, key, ImageBatch)
+    wanted = await _wanted(submission, request, key, idempotency_key, model=ImageBatch)
     images = await _enlarged(submission, access, request, key, wanted=wanted)
     return await json_in_parts(_several(access.files.images, images))
 
@@ -300,15 +310,24 @@ def _sized(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _wanted(
-    submission: Submission, request: Request, key: ApiKey, model: type[Extras]
+    submission: Submission,
+    request: Request,
+    key: ApiKey,
+    idempotency_key: str | None,
+    *,
+    model: type[Extras],
 ) -> GenerateRequest:
     """Build the job of a request, and release the memory for the sent images.
 
     Raises ApiError, RequestRefused, RequestValidationError, and the errors of `UploadStore.add`.
     """
     endpoint = await endpoint_of(request, submission, key)
-    async with submission.bodies.json(request, key.owner, max_bytes=MAX_BODY_BYTES) as (_, content):
+    async with submission.bodies.json(request, key.owner, max_bytes=MAX_BODY_BYTES) as (
+        sent,
+        content,
+    ):
         asked = validated(model, content)
+        digest = await asyncio.to_thread(digest_of_sent, request, sent)
         uploads = [await stored(submission, key, "image", each) for each in asked.sent]
     catalogue = submission.catalogue
     body = {"prompt": await asyncio.to_thread(upscale_graph, asked.enlarging, uploads, catalogue)}
@@ -319,6 +338,8 @@ async def _wanted(
         body=json.dumps(body, sort_keys=True).encode(),
         content=body,
         image_format="png",
+        sent=digest,
+        idempotency_key=idempotency_key,
         traceparent=traceparent_of(request),
     )
 

@@ -26,12 +26,12 @@ from serve_app.acceptance.inline_images import InlineForm, inline_form
 from serve_app.error_responses import ApiError
 from serve_app.protocols.credentials import GenerateProtocolKey
 from serve_app.protocols.notes import note_headers, note_members
-from serve_app.protocols.waiting import ended_job
+from serve_app.protocols.waiting import digest_of_sent, ended_job
 from serve_app.protocols.webui.errors import MAX_BODY_BYTES, V1, failure, refused
 from serve_app.protocols.webui.options import endpoint_of, with_options
 from serve_app.refusals import BodyTooLarge, InvalidImage
 from serve_app.replica import JobAccess, JobAccessDep, KeyOptionsDep, Submission, SubmissionDep
-from serve_app.routes.generate import traceparent_of
+from serve_app.routes.generate import IdempotencyKey, traceparent_of
 from serve_app.stored_file import base64_of, json_in_parts, parts_of
 from settings.version import VERSION
 from storage.images import ImageStore
@@ -259,10 +259,17 @@ async def text_to_image(
     submission: SubmissionDep,
     access: JobAccessDep,
     key_options: KeyOptionsDep,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    return await _answer(
-        submission, access, request, key, key_options=key_options, from_images=False
+    wanted = await _wanted(
+        submission,
+        request,
+        key,
+        key_options=key_options,
+        idempotency_key=idempotency_key,
+        from_images=False,
     )
+    return await _answer(submission, access, request, key, wanted=wanted)
 
 
 @router.post("/img2img")
@@ -273,10 +280,17 @@ async def image_to_image(
     submission: SubmissionDep,
     access: JobAccessDep,
     key_options: KeyOptionsDep,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    return await _answer(
-        submission, access, request, key, key_options=key_options, from_images=True
+    wanted = await _wanted(
+        submission,
+        request,
+        key,
+        key_options=key_options,
+        idempotency_key=idempotency_key,
+        from_images=True,
     )
+    return await _answer(submission, access, request, key, wanted=wanted)
 
 
 async def _answer(
@@ -285,12 +299,8 @@ async def _answer(
     request: Request,
     key: ApiKey,
     *,
-    key_options: KeyOptions,
-    from_images: bool,
+    wanted: GenerateRequest,
 ) -> Response:
-    wanted = await _wanted(
-        submission, request, key, key_options=key_options, from_images=from_images
-    )
     job = await ended_job(submission, access, request, key, wanted=wanted)
     if not isinstance(job.end, Completed | Cancelled):
         raise failure(job)
@@ -305,22 +315,27 @@ async def _wanted(
     key: ApiKey,
     *,
     key_options: KeyOptions,
+    idempotency_key: str | None,
     from_images: bool,
 ) -> GenerateRequest:
     """Build the job of a request, and release the memory for the sent images.
 
     Raises ApiError, BodyTooLarge, and the errors of `UploadStore.add`.
     """
-    async with submission.bodies.json(request, key.owner, max_bytes=MAX_BODY_BYTES) as (_, content):
+    async with submission.bodies.json(request, key.owner, max_bytes=MAX_BODY_BYTES) as (
+        body,
+        content,
+    ):
         given = _object(content)
         own = {k: each for k, each in given.items() if k not in (*_SENT, *_OF_SENDERS)}
         asked = await with_options(key_options, key, own)
-        sent = await _stored_images(submission, key, given) if from_images else {}
+        images = await _stored_images(submission, key, given) if from_images else {}
         endpoint = await endpoint_of(request, submission, key)
         # A ComfyUI server has only its own compatibility, which is the default there.
         usual = {} if endpoint.engine == "comfyui" else {"compatibility": "webui"}
-        members = {**usual, **asked, **sent}
+        members = {**usual, **asked, **images}
         written = await asyncio.to_thread(_written, members)
+        sent = await asyncio.to_thread(digest_of_sent, request, body)
     if len(written) > (most := submission.bodies.max_bytes):
         raise BodyTooLarge(len(written) - most)
     return GenerateRequest(
@@ -331,6 +346,8 @@ async def _wanted(
         content=members,
         preview=True,
         image_format="png",
+        sent=sent,
+        idempotency_key=idempotency_key,
         traceparent=traceparent_of(request),
     )
 

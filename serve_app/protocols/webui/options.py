@@ -137,7 +137,7 @@ def _holds(name: str, value: Any, now: dict[str, Any]) -> bool:
 async def endpoint_of(request: Request, submission: Submission, key: ApiKey) -> Endpoint:
     """Return the endpoint that the query names, or the default endpoint. Raises RequestRefused."""
     id = request.query_params.get("endpoint", DEFAULT_ENDPOINT)
-    return await submission.acceptance.endpoints.for_job(id, key)
+    return await submission.acceptance.endpoints.named(id, key)
 
 
 async def _options(

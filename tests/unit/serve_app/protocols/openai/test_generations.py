@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
 from typing import Any
 
@@ -151,15 +150,6 @@ async def test_a_job_that_fails_is_an_error_that_names_it(
     assert (answer.status_code, error["code"], error["message"]) == (status, code, "It is too odd.")
     assert answer.headers["x-should-retry"] == "false"
     assert error["request_id"] in edge.log.job_ids()
-
-
-async def test_a_repeat_with_an_idempotency_key_is_one_job(
-    edge: Edge, client: Client, answered: Answered
-) -> None:
-    post = functools.partial(client.post, GENERATIONS, headers={"Idempotency-Key": "once"})
-    first = await answered(post(json=body()), edge.run)
-    assert (await post(json=body())).json()["request_id"] == first.json()["request_id"]
-    assert (await post(json=body(n=2))).status_code == 409
 
 
 async def test_a_caller_who_hangs_up_has_the_job_cancelled(edge: Edge) -> None:
