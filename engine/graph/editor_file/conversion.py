@@ -291,6 +291,8 @@ class _Conversion:
                 unknown.setdefault(node.type, node_id)
             else:
                 prompt[node_id] = {"class_type": node.type, "inputs": self._inputs(scope, node)}
+                if node.title:
+                    prompt[node_id]["_meta"] = {"title": node.title}
         if unknown:
             raise missing_node_types(unknown)
         for inputs in [each["inputs"] for each in prompt.values()]:

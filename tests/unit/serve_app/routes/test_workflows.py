@@ -92,6 +92,27 @@ class TestStore:
         assert "prompt" not in shown["inputs"]
         assert shown["outputs"] == {"final": "9"}
 
+    async def test_titles_of_an_editor_file_are_kept(self, client: Client) -> None:
+        load = {
+            "id": 1,
+            "type": "LoadImage",
+            "title": "input:face",
+            "inputs": [],
+            "outputs": [{"type": "IMAGE"}, {"type": "MASK"}],
+            "widgets_values": ["cat.png", "image"],
+        }
+        preview = {
+            "id": 2,
+            "type": "PreviewImage",
+            "inputs": [{"name": "images", "type": "IMAGE", "link": 1}],
+            "outputs": [],
+            "widgets_values": [],
+        }
+        file = {"nodes": [load, preview], "links": [[1, 1, 0, 2, 0, "IMAGE"]], "version": 0.4}
+        shown = await stored(client, prompt=file)
+        assert {name: each["type"] for name, each in shown["inputs"].items()} == {"face": "image"}
+        assert shown["outputs"] == {"output": "2"}
+
     async def test_given_inputs_get_the_types_of_their_nodes(self, client: Client) -> None:
         inputs = PROMPT_INPUT | {"sampler": {"node": "3", "input": "sampler_name"}}
         shown = await stored(client, inputs=inputs, description="People")
