@@ -21,6 +21,8 @@ from engine.graph.models_folder import EMBEDDINGS, pickled_refused
 
 _log = logging.getLogger(__name__)
 _ENCODERS = {"clip_l", "clip_g", "clip_h"}
+_MOST_VECTORS = 1024
+"""Each vector takes a token of the prompt. Embeddings have at most some hundred."""
 
 
 class Embeddings:
@@ -99,6 +101,10 @@ def read_embedding(path: Path, device: torch.device) -> Embedding:
     if not vectors or (len(vectors) > 1 and not set(vectors) <= _ENCODERS):
         raise CheckpointUnavailable(
             f"{path.name} is not an embedding: it has no emb_params or clip_*"
+        )
+    if not all(0 < len(rows) <= _MOST_VECTORS for rows in vectors.values()):
+        raise CheckpointUnavailable(
+            f"{path.name} is not an embedding: it must have 1 to {_MOST_VECTORS} vectors"
         )
     return Embedding(vectors)
 

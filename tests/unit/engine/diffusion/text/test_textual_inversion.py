@@ -149,6 +149,13 @@ def test_a_pickled_or_foreign_one_is_refused(store: ModelStore) -> None:
         tokens("embedding:two", store)
 
 
+@pytest.mark.parametrize("count", [0, 1025])
+def test_one_without_vectors_or_with_very_many_is_refused(store: ModelStore, count: int) -> None:
+    put(store, "word", count)
+    with pytest.raises(CheckpointUnavailable, match="must have 1 to 1024 vectors"):
+        tokens("embedding:word", store)
+
+
 def test_in_the_webuis_syntax_the_bare_name_is_enough(store: ModelStore) -> None:
     put(store, "sub/my-word", 2)
     put(store, "my-word-2", 3)
