@@ -88,7 +88,6 @@ async def _run(report: Report, names: list[str], time_s: float) -> None:
         for name in names:
             beside = await _beside(parts, neighbour, other, name, time_s=time_s)
             rows.append(_row(name, beside, alone))
-            print(rows[-1], flush=True)
             await parts.settle(timeout_s=10 * END_TIMEOUT_S)
     report.table(
         f"A neighbour's small request beside {CONNECTIONS} requests of another owner: ms; "
@@ -130,10 +129,9 @@ def _attack(port: int, key: str, name: str, *, time_s: float, begun: Any) -> Non
     message = request(method, path, key=key, body=body)
     message = message.replace(b"\r\n", b"\r\nAccept-Encoding: gzip\r\n", 1)
     begun.set()
-    done = asyncio.run(
+    asyncio.run(
         burst(port, message, status=status, connections=CONNECTIONS, time_s=time_s, most=1_000_000)
     )
-    print(f"{name}: {done.per_s:.0f} per second", flush=True)
 
 
 async def _latencies_ms(port: int, message: bytes, time_s: float) -> list[float]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 from importlib.resources import files
 
 from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
+from starlette.routing import Route
 
 from serve_app.answers import JSON, ConstantPage
 
@@ -66,15 +66,18 @@ async def _redirect() -> Response:
 
 def _serve_document(app: FastAPI) -> None:
     """Add the document, which is built at the first request, because this takes about a second."""
-
-    @cache
-    def page() -> ConstantPage:
-        return ConstantPage(to_json(app.openapi()), JSON)
+    page: ConstantPage | None = None
+    building = asyncio.Lock()
 
     async def serve(request: Request) -> Response:
-        return (await asyncio.to_thread(page)).answer(request)
+        nonlocal page
+        async with building:
+            if page is None:
+                page = await asyncio.to_thread(lambda: ConstantPage(to_json(app.openapi()), JSON))
+        return page.answer(request)
 
-    app.add_api_route(DOCUMENT, serve, include_in_schema=False)
+    # A plain route costs less than one of FastAPI, and this page needs no key.
+    app.router.routes.append(Route(DOCUMENT, serve, include_in_schema=False))
 
 
 def _serve(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
