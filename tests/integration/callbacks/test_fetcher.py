@@ -84,7 +84,7 @@ async def test_redirects_are_followed_up_to_a_number(receiver: Receiver) -> None
     [
         ("http://receiver.test/a.png", "must be https"),
         ("https://169.254.169.254/latest/meta-data", "not a public address"),
-        ("https://inside.test/a.png", "10.0.0.1"),
+        ("https://inside.test/a.png", "inside.test resolves to an address that is not public"),
         ("https://user:password@receiver.test/", "user name"),
         ("file:///etc/passwd", "scheme"),
         ("//[::1]/a.png", "not a public address"),
@@ -152,7 +152,7 @@ async def test_a_name_that_turns_to_another_address_is_looked_up_once(receiver: 
     url = f"https://receiver.test:{receiver.port}/"
     changing = fetcher(["127.0.0.1"], ["10.0.0.1"])
     assert await changing.fetch(url, timeout_s=20) == PICTURE
-    with pytest.raises(FetchFailed, match=r"10\.0\.0\.1"):
+    with pytest.raises(FetchFailed, match="resolves to an address that is not"):
         await changing.fetch(url, timeout_s=20)
     assert len(receiver.received) == 1
 
