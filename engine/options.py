@@ -34,7 +34,7 @@ class DeviceOptions(UnetOptions):
     """Options for the device of an engine, for the memory of its models and for its UNets."""
 
     device: str = "cpu"
-    """torch's name of the device; `auto` is the first GPU, or the CPU if there is no GPU."""
+    """torch's name of the device, `cpu` or `cuda`. An engine does not start without its device."""
     threads: int | None = None
     """The number of threads that torch uses on a CPU; None means torch's default."""
     cache_bytes: int | None = None

@@ -86,6 +86,9 @@ ENGINE_ENVIRONMENT = {
     # With this setting torch detects a GPU with the driver's management library and allocates no
     # GPU memory. The standby imports torch and must not allocate GPU memory.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Calls have many numbers of rows and sizes. With segments that grow, the freed memory of one
+    # size serves another. Without, torch frees all cached memory and waits for the GPU.
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
 
 
@@ -182,7 +185,7 @@ class RayCluster:
         }
 
     def _device(self, worker: str) -> str:
-        return "auto" if self._gpus(worker) else "cpu"
+        return "cuda" if self._gpus(worker) else "cpu"
 
     def _gpus(self, worker: str) -> float:
         return float(self._bundles[worker].get("GPU", 0.0))

@@ -36,6 +36,7 @@ from engine.interface import (
     Activity,
     ActivityKind,
     Catalogue,
+    DeviceFailed,
     DeviceOptions,
     Engine,
     EngineError,
@@ -340,11 +341,15 @@ class EngineProcess:
         """Return the engine after its start. Raises EngineStandsBy if this process is the standby.
 
         A caller may have looked up this process before the process was restarted as the standby.
-        Without the error, this caller would wait until the other process ends.
+        Without the error, this caller would wait until the other process ends. Raises EngineDied if
+        the device of the engine is missing.
         """
         if not self._device_lock.is_held:
             raise EngineStandsBy("The process is the standby since it was restarted.")
-        return await asyncio.shield(asyncio.wrap_future(self._starting))
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self._starting))
+        except DeviceFailed as error:
+            raise EngineDied(str(error)) from error
 
 
 EngineProcessActor = ray.remote(EngineProcess)
@@ -508,13 +513,20 @@ def _is_device_failure(event: EngineEvent) -> bool:
 
 
 def _start_engine(config: EngineConfig, *, device: str, lock: DeviceLock) -> EngineHost:
-    """Start the engine when this process holds the lock. A failed start ends the process."""
+    """Start the engine when this process holds the lock. A failed start ends the process.
+
+    Raises DeviceFailed if the device is missing. The process then lives for a while, because only a
+    living process can say why the engine is not ready.
+    """
     try:
         if not lock.acquire():
             stand_by(lock)
         exit_later(MODEL_LOAD_TIMEOUT_S)  # This call ends the process if the start hangs.
         host = build_engine_host(config, device=device)
         Watchdog(lambda: host.activity, host.time_limits).start()
+    except DeviceFailed:
+        logger.exception("the engine has no device", extra={"action": "engine_start"})
+        raise
     except BaseException:
         logger.exception("the engine did not start", extra={"action": "engine_exit"})
         os._exit(1)

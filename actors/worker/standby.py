@@ -42,11 +42,12 @@ class Devices:
     """The devices of an engine process, for its standby. Ray assigns no devices to a standby."""
 
     node: str
-    visible: str
+    visible: str | None
+    """The value of `CUDA_VISIBLE_DEVICES`, or None if it is not set."""
 
     @classmethod
     def of_this_process(cls) -> Devices:
-        visible = os.environ.get(_VISIBLE_DEVICES, "")
+        visible = os.environ.get(_VISIBLE_DEVICES)
         return cls(ray.get_runtime_context().get_node_id(), visible)
 
     def adopt(self) -> None:
@@ -57,7 +58,10 @@ class Devices:
         """
         if self.visible and self.node != ray.get_runtime_context().get_node_id():
             raise RuntimeError("The devices of this process belong to another node.")
-        os.environ[_VISIBLE_DEVICES] = self.visible
+        if self.visible is None:
+            os.environ.pop(_VISIBLE_DEVICES, None)
+        else:
+            os.environ[_VISIBLE_DEVICES] = self.visible
 
 
 class DeviceLock:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -39,7 +41,7 @@ def cache_bytes(options: DeviceOptions, device: torch.device) -> int:
 class Device:
     def __init__(self, models: ModelsFolder, options: DeviceOptions) -> None:
         self._options = options
-        self._device = device = _find(options.device)
+        self._device = device = _opened(options.device)
         self.memory_probe = memory_probe_of(device)
         self._previewer = Previewer()
         self._store = ModelStore(
@@ -108,7 +110,27 @@ class Device:
         )
 
 
-def _find(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+def _opened(name: str) -> torch.device:
+    """Return the device. Raises DeviceFailed if torch sees no GPU but the device is one."""
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        built_for = torch.version.cuda or torch.version.hip
+        why = (
+            f"this torch was built for {built_for}, and CUDA_VISIBLE_DEVICES is {visible!r}: check "
+            "the driver with nvidia-smi"
+            if built_for
+            else "this torch was built without GPUs: install a build of torch for them"
+        )
+        raise DeviceFailed(f"The worker has a GPU, but torch sees none; {why}", True)
+    # TF32 has the precision of float16 and the range of float32. The convolutions of a VAE, which
+    # is in float32, are several times faster with it.
+    cudnn: Any = torch.backends.cudnn  # The types of torch lack `conv`.
+    cudnn.conv.fp32_precision = "tf32"
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    # With a benchmark of each shape, the same job could run with other kernels, which round
+    # differently, and each new number of rows would wait for a benchmark.
+    cudnn.benchmark = False
+    return device

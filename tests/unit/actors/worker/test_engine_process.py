@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from ray.core.generated.common_pb2 import ActorDiedErrorContext, NodeDeathInfo
 from ray.exceptions import (
     ActorDiedError,
@@ -21,6 +23,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from actors.worker.config import worker_config
 from actors.worker.engine_process import (
     EngineDied,
     EngineHost,
@@ -28,6 +31,7 @@ from actors.worker.engine_process import (
     EngineState,
     RemoteEngine,
     RunRequest,
+    _start_engine,
     ended_by_itself,
     was_taken_away,
 )
@@ -41,6 +45,8 @@ from engine.graph.catalogue import Catalogue
 from engine.graph.models_folder import ModelsFolder
 from engine.options import RunOptions
 from engine.reports import EngineEvent, Errored, Finished, Progress
+from events.store.records import Endpoint
+from settings.settings import Settings
 from tests.support.engine.workflows import node
 from tests.support.polling import eventually
 from tests.support.ray_handles import EngineHandle
@@ -96,6 +102,23 @@ async def test_a_process_that_stands_by_takes_no_run_and_keeps_nobody_waiting() 
         with pytest.raises(EngineDied):
             await process.check()
         assert await process.cancel("a-job", 1) is None
+
+
+async def test_an_engine_without_its_gpu_says_why_it_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    settings = Settings.load(models_dir=tmp_path)
+    config = worker_config(settings, Endpoint("default")).for_engine()
+    process = EngineProcess.__new__(EngineProcess)  # without what its constructor starts
+    process._device_lock = lock = DeviceLock(f"a worker of {tmp_path.name}")
+    assert lock.acquire()
+    with ThreadPoolExecutor(1) as threads:
+        process._starting = threads.submit(_start_engine, config, device="cuda", lock=lock)
+        with pytest.raises(EngineDied, match="The worker has a GPU, but torch sees none"):
+            await process.check()
+    faulthandler.cancel_dump_traceback_later()
+    lock.release()
 
 
 @pytest.fixture

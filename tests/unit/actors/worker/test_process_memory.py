@@ -46,7 +46,7 @@ def test_too_much_memory_is_an_error_of_what_asked_for_it_and_the_process_goes_o
 def test_an_engine_on_a_cpu_may_take_three_quarters_of_the_machine() -> None:
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < default_bytes("cpu") <= machine_bytes * 3 // 4
-    assert default_bytes("auto") == 0
+    assert default_bytes("cuda") == 0
 
 
 @pytest.mark.parametrize(("gib", "actors"), [(4, 10), (16, 40), (0.1, 1)])

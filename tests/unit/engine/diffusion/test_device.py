@@ -13,6 +13,7 @@ from engine.diffusion.device_error import is_device_error, is_lost
 from engine.errors import CheckpointUnavailable, DeviceFailed, NodeFailed
 from engine.graph.models_folder import ModelsFolder
 from engine.options import DeviceOptions
+from tests.support.engine.fake_gpu import FakeGpu
 
 ASSERT = torch.AcceleratorError(
     "CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in ..."
@@ -90,6 +91,25 @@ def test_a_cpu_is_never_lost() -> None:
 def test_it_survives_pickling(is_lost: bool) -> None:
     copy = pickle.loads(pickle.dumps(DeviceFailed("The device failed: x", is_lost)))
     assert (str(copy), copy.is_lost) == ("The device failed: x", is_lost)
+
+
+def test_a_gpu_that_torch_does_not_see_is_not_replaced_by_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceFailed, match="torch sees none; this torch was built"):
+        Device(ModelsFolder(tmp_path), DeviceOptions(device="cuda"))
+
+
+def test_a_gpu_computes_with_stated_precisions(tmp_path: Path) -> None:
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.cudnn.benchmark = True
+    with FakeGpu().opened():
+        Device(ModelsFolder(tmp_path), DeviceOptions(device="cuda"))
+    assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    assert not torch.backends.cudnn.benchmark
 
 
 CARD_BYTES = 80 * 2**30
