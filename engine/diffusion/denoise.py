@@ -19,6 +19,7 @@ from engine.diffusion.conditioning.fitting import FittedCondition, FittedConditi
 from engine.diffusion.conditioning.guidance import Rule, rescaled_cfg
 from engine.diffusion.device_error import memory_checked
 from engine.diffusion.families.model_family import Call, CallRows, ModelFamily
+from engine.diffusion.host_copies import copied
 from engine.diffusion.model import Model
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.vision.row_prompts import fitted_prompts
@@ -242,10 +243,13 @@ def _call(model: Model, rows: Sequence[_Row], length: int) -> list[Tensor]:
     sizes, x = [len(each) for each in windows], torch.cat(windows)
     requests = [row.request for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
     times = [float(each.model.timestep_of(each.level)) for each in requests]
-    sigma = x.new_tensor([each.level for each in requests])[:, None, None, None]
+    levels = [each.level for each in requests]
+    # One copy for all small inputs: see `copied`.
+    sigmas, timesteps = copied(torch.tensor([levels, times]), x.device)
+    sigma = sigmas[:, None, None, None].to(x.dtype)
     call = Call(
         model.scaled_input(x, sigma).to(model.dtype),
-        torch.tensor(times, device=x.device),
+        timesteps,
         [row.in_call(model.levels) for row in rows],
         length,
     )

@@ -154,7 +154,7 @@ class Model:
 
     def _consistent(self, x: Tensor, x0: Tensor, sigma: Tensor) -> Tensor:
         """Return x0 of a consistency model: Luo et al. 2023 (arXiv:2310.04378), section 4.1."""
-        timestep = self.levels.timestep_of(sigma.flatten().cpu()).to(sigma).view(sigma.shape)
+        timestep = self.levels.timestep_of(sigma.flatten()).to(sigma).view(sigma.shape)
         time = timestep * _TIMESTEP_SCALE
         spread = time**2 + _SIGMA_DATA**2
         return x * _SIGMA_DATA**2 / spread + x0 * time / spread.sqrt()

@@ -18,6 +18,7 @@ from engine.diffusion.conditioning.fitting import fitted_conditionings
 from engine.diffusion.conditioning.guidance import ThirdConditioning
 from engine.diffusion.denoise import Denoise
 from engine.diffusion.families.flow_sampling import require_flow_sigmas
+from engine.diffusion.host_copies import copied
 from engine.diffusion.images.latents import Latent, Mask
 from engine.diffusion.inpainting import (
     KeptNoise,
@@ -314,7 +315,7 @@ def trajectory(
     if not len(schedule.sigmas):
         return latent, latent
     latent = own_latent(latent, model, schedule.sigmas, schedule.row)
-    clean = model.to_latent(latent.samples.to(model.device))
+    clean = model.to_latent(copied(latent.samples, model.device))
     generator = torch.Generator().manual_seed(noise_config.seed)
     noise, draw = _start_noise(latent, noise_config, generator, like=clean)
     start = noised(clean, noise, schedule.sigmas[0], levels=model.levels, scale=noise_config.scale)
@@ -448,7 +449,7 @@ def _start_noise(
     if not config.adds_noise:
         return torch.zeros_like(like), draw
     noise = varied(start_noise(latent, draw), config.seed, config.variation, draws)
-    return noise.to(like) * config.multiplier, draw
+    return copied(noise, like.device).to(like) * config.multiplier, draw
 
 
 def _sampling(
@@ -477,5 +478,6 @@ def _sampling(
 
 def _mask_noise(schedule: SamplerSchedule, noise: Tensor, config: NoiseConfig) -> KeptNoise:
     if schedule.row.own_mask_noise:
-        noise = cpu_randn(shifted_seed(config.seed, 1))(noise.shape).to(noise)
+        drawn = cpu_randn(shifted_seed(config.seed, 1))(noise.shape)
+        noise = copied(drawn, noise.device).to(noise)
     return KeptNoise(noise, config.renews_kept)

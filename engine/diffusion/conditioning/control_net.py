@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine.batcher import Work
 from engine.diffusion.conditioning.union_control_net import UnionControlNet
+from engine.diffusion.host_copies import copied
 from engine.diffusion.images.latents import COLOURS, PIXELS_PER_LATENT, Images, repeated_to
 from engine.diffusion.images.resampling import resampled
 from engine.diffusion.images.vae import Vae, encoded_within_memory
@@ -123,12 +124,12 @@ class Control:
         """
         size = self._size_for(x)
         if size not in self._resized:
-            self._resized[size] = self._hint_of(*size).to(x.device)
+            self._resized[size] = copied(self._hint_of(*size), x.device)
         return repeated_to(self._resized[size], len(x))
 
     def latent_hint_for(self, x: Tensor) -> Tensor:
         """Return the latents of the hint (batch, channels, h, w), which `encode_hint` has made."""
-        return repeated_to(self._encoded[self._size_for(x)].to(x.device), len(x))
+        return repeated_to(copied(self._encoded[self._size_for(x)], x.device), len(x))
 
     def encode_hint(self, x: Tensor) -> Work[None]:
         """Encode the hint for the latents `x`, unless it is encoded or needs no VAE."""
@@ -198,7 +199,7 @@ def residuals(
         _require_same_text(network, tokens)
         types = {}
         if isinstance(network, UnionControlNet):
-            types["class_labels"] = _types(network, uses).to(hints)
+            types["class_labels"] = copied(_types(network, uses), hints.device).to(hints)
         found = network(
             x[at].to(dtype),
             timesteps[at],
@@ -262,8 +263,9 @@ def scattered(part: Tensor, *, uses: Sequence[tuple[Control, Tensor]], like: Ten
     controls, at the indices of their rows, and zeros elsewhere.
     """
     at = torch.cat([places for _, places in uses])
-    strengths = torch.cat([torch.full((len(places),), each.strength) for each, places in uses])
-    scaled = (part * strengths.to(part).view(-1, *[1] * (part.ndim - 1))).to(like.dtype)
+    parts = part.split([len(places) for _, places in uses])
+    own = [each * control.strength for each, (control, _) in zip(parts, uses, strict=True)]
+    scaled = (own[0] if len(own) == 1 else torch.cat(own)).to(like.dtype)
     return scaled.new_zeros(len(like), *part.shape[1:]).index_add_(0, at, scaled)
 
 

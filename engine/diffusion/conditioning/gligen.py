@@ -22,6 +22,7 @@ from diffusers.models.embeddings import GLIGENTextBoundingboxProjection
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.diffusion.host_copies import copied
 from engine.diffusion.loading.layers import use_one_dnn
 from engine.diffusion.loading.layout import KeyMap, StoredTensor
 from engine.diffusion.loading.weights import LoadTarget, Weights
@@ -93,13 +94,15 @@ class Gligen(nn.Module):
         Where there is no box, the token is that of the learned null vectors.
         """
         like = self.position_net.null_position_feature
-        sides, texts = like.new_zeros(MOST_BOXES, 4), like.new_zeros(MOST_BOXES, self.text_width)
-        used = like.new_zeros(MOST_BOXES)
+        texts = like.new_zeros(MOST_BOXES, self.text_width)
+        rows = torch.zeros(MOST_BOXES, 5)
         for at, box in enumerate(boxes):
             right, bottom = box.x + box.width, box.y + box.height
             corners = (box.x / width, box.y / height, right / width, bottom / height)
-            sides[at], texts[at], used[at] = like.new_tensor(corners), box.pooled[0].to(like), 1.0
-        found: Tensor = self.position_net(sides[None], used[None], texts[None])
+            rows[at] = torch.tensor((*corners, 1.0))
+            texts[at] = copied(box.pooled[0], like.device)
+        rows = copied(rows, like.device).to(like)
+        found: Tensor = self.position_net(rows[None, :, :4], rows[None, :, 4], texts[None])
         return found
 
     def fused(self, number: int, x: Tensor, tokens: Tensor, heads: int) -> Tensor:

@@ -22,8 +22,8 @@ from engine.batcher import Work
 from engine.diffusion.conditioning.condition import ConcatImage, Condition, Conditioning
 from engine.diffusion.conditioning.control_net import Control
 from engine.diffusion.families.flux_control import (
+    exact_times,
     flux_residuals,
-    guidance_scales,
     pooled_of,
     positions_of,
 )
@@ -36,6 +36,7 @@ from engine.diffusion.families.transformer import (
     padded_to_patches,
     patches_of,
 )
+from engine.diffusion.host_copies import copied
 from engine.diffusion.images.latents import PIXELS_PER_LATENT, Mask, repeated_to
 from engine.diffusion.images.resampling import resampled
 from engine.diffusion.inpainting import fitted_image, fitted_mask, require_channels, spread
@@ -299,16 +300,16 @@ class Flux(TransformerFamily):
             positions.append(positions_of(*sides) + torch.tensor(place, dtype=torch.float32))
         patches, ids = torch.cat(parts, dim=1), torch.cat(positions)
         texts, is_token = padded_texts([each.tokens[0] for each in conditions])
-        texts, is_token = texts.to(x.device, x.dtype), is_token.to(x.device)
-        mask = _attention_mask(conditions, is_token, patches)
+        texts = texts.to(x.device, x.dtype)
+        mask = _attention_mask(conditions, is_token, texts, patches)
         pooled = pooled_of(conditions).to(x.device, x.dtype)
-        with guidance_scales(network, sigmas, conditions) as guidance:
+        with exact_times(network, sigmas, conditions) as guidance:
             found: Tensor = network(
                 patches,
                 texts,
                 pooled,
                 sigmas,
-                img_ids=ids.to(x.device),
+                img_ids=copied(ids, x.device),
                 txt_ids=torch.zeros(texts.shape[1], 3, device=x.device),
                 guidance=guidance,
                 joint_attention_kwargs=None if mask is None else {"attention_mask": mask},
@@ -321,24 +322,25 @@ class Flux(TransformerFamily):
 
 
 def _attention_mask(
-    conditions: Sequence[Condition], is_token: Tensor, patches: Tensor
+    conditions: Sequence[Condition], is_token: Tensor | None, texts: Tensor, patches: Tensor
 ) -> Tensor | None:
     """Return the mask of attention, or None if it changes nothing.
 
     The mask is (rows, 1, 1, keys), and with biases (1, 1, queries, keys). `is_token` (rows, tokens)
-    is false at the padding of the texts. `patches` are those of the rows.
+    is false at the padding of the texts. `texts` and `patches` are those of the rows.
     """
     if biases := conditions[0].attention_biases:
         # `row_sharing` makes biases and the lengths of texts equal for all rows.
-        length = is_token.shape[1]
+        length = texts.shape[1]
         keys = length + patches.shape[1]
         found = patches.new_zeros(1, 1, keys, keys)
         for start, stop, bias in biases:
             found[..., :start, start:stop] = bias
             found[..., length:, start:stop] = bias
         return found
-    if bool(is_token.all()):
+    if is_token is None:
         return None
+    is_token = is_token.to(patches.device)
     return torch.cat([is_token, is_token.new_ones(patches.shape[:2])], dim=1)[:, None, None]
 
 

@@ -20,7 +20,9 @@ from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.conditioning.control_net import Control, added, scattered, takes_latents
 from engine.diffusion.families.model_family import Call
 from engine.diffusion.families.transformer import LatentFormat, padded_to_patches, patches_of
+from engine.diffusion.host_copies import copied
 
+_TIME_SCALE = 1000.0
 _DOUBLE_BLOCKS, _SINGLE_BLOCKS = 19, 38
 """The numbers of blocks of the published models, over which residuals are distributed."""
 
@@ -32,19 +34,23 @@ def flux_residuals(network: Any, call: Call, latent: LatentFormat) -> dict[str, 
     """
     if not any(part.controls for part in call.parts):
         return {}
-    planes, conditions = padded_to_patches(call.x), call.conditions
+    planes = padded_to_patches(call.x)
     rows = torch.arange(len(planes), device=planes.device).split(call.counts)
     groups: defaultdict[Any, list[tuple[Control, Tensor]]] = defaultdict(list)
+    conditions: defaultdict[Any, list[Condition]] = defaultdict(list)
     for part, at in zip(call.parts, rows, strict=True):
         for control in part.controls:
             tokens = part.condition.tokens.shape[1]
-            groups[control.network, control.type, tokens].append((control, at))
+            group = control.network, control.type, tokens
+            groups[group].append((control, at))
+            conditions[group] += [part.condition] * part.count
     doubles: list[Tensor] = []
     singles: list[Tensor] = []
-    for (control_net, number, _), uses in groups.items():
+    for group, uses in groups.items():
+        control_net, number, _ = group
         at = torch.cat([places for _, places in uses])
-        sigmas, own = call.times[at], [conditions[row] for row in at.tolist()]
-        with guidance_scales(control_net, sigmas, own) as guidance:
+        sigmas, own = call.times[at], conditions[group]
+        with exact_times(control_net, sigmas, own) as guidance:
             found = control_net(
                 **_inputs(control_net, planes[at], sigmas, own),
                 controlnet_cond=_hints(control_net, uses, call.x, latent),
@@ -112,30 +118,42 @@ def _inputs(
         "encoder_hidden_states": texts,
         "pooled_projections": pooled_of(conditions).to(weight),
         "timestep": sigmas,
-        "img_ids": positions_of(planes.shape[2] // 2, planes.shape[3] // 2).to(weight.device),
+        "img_ids": copied(positions_of(*(side // 2 for side in planes.shape[2:])), weight.device),
         "txt_ids": torch.zeros(texts.shape[1], 3, device=weight.device),
     }
 
 
 @contextmanager
-def guidance_scales(
+def exact_times(
     network: Any, sigmas: Tensor, conditions: Sequence[Condition]
 ) -> Iterator[Tensor | None]:
-    """Yield the guidance scales of rows. Within this context, rows without a scale get none."""
-    if not network.config.guidance_embeds:
-        yield None
-        return
+    """Yield the guidance scales of rows, or None for a network without guidance.
+
+    Within this context, the network embeds the sigmas and the scales in float32, and rows without a
+    scale get none. By itself, diffusers would first round both to the type of the latents: from
+    947.1 to 944 in bfloat16, for example.
+    """
+    has_guidance = network.config.guidance_embeds
+    scales = [each.guidance or 0.0 for each in conditions] if has_guidance else []
+    guidance = copied(torch.tensor(scales), sigmas.device) if has_guidance else None
     without = [each.guidance is None for each in conditions]
+    embed = network.time_text_embed
+
+    def exact(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        exact = [sigmas] if guidance is None else [sigmas, guidance]
+        return (*(each * _TIME_SCALE for each in exact), inputs[-1])
 
     def zeroed(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-        return output.masked_fill(torch.tensor(without, device=output.device)[:, None], 0)
+        is_without = copied(torch.tensor(without), output.device)
+        return output.masked_fill(is_without[:, None], 0)
 
-    embedder = network.time_text_embed.guidance_embedder
-    hook = embedder.register_forward_hook(zeroed) if any(without) else None
+    hooks = [embed.register_forward_pre_hook(exact)]
+    if has_guidance and any(without):
+        hooks.append(embed.guidance_embedder.register_forward_hook(zeroed))
     try:
-        yield sigmas.new_tensor([each.guidance or 0.0 for each in conditions])
+        yield guidance
     finally:
-        if hook is not None:
+        for hook in hooks:
             hook.remove()
 
 

@@ -19,10 +19,12 @@ from engine.diffusion.conditioning.condition import Condition, Conditioning
 from engine.diffusion.conditioning.control_net import require_unet_control, residuals
 from engine.diffusion.conditioning.gligen import grounded
 from engine.diffusion.families.model_family import Call, ModelFamily
+from engine.diffusion.host_copies import copied
 from engine.diffusion.images.latents import PIXELS_PER_LATENT, Mask
 from engine.diffusion.inpainting import fitted_image, inpainting_channels, require_channels
 from engine.diffusion.loading.layers import CrossAttentionCache, join_texts
 from engine.diffusion.loading.lora_layers import LayersByName, unet_layers
+from engine.diffusion.loading.streaming import device_of
 from engine.diffusion.loading.weights import Weights
 from engine.diffusion.samplers.noise_levels import NoiseLevels
 from engine.diffusion.text.text_encoders import CLIP_G, CLIP_H, CLIP_L, SDXL_CLIP_L, TextEncoderSpec
@@ -191,13 +193,13 @@ class SD2(UNetFamily):
         if not condition.unclip or width is None:
             return condition
         labels = class_labels(condition.unclip, seed, width=width)
-        return replace(condition, class_labels=labels)
+        return replace(condition, class_labels=copied(labels, device_of(network)))
 
     def further_inputs(self, network: Any, call: Call) -> dict[str, Any]:
         width = _label_width(network)
         if width is None:
             return {}
-        none = torch.zeros(1, width)
+        none = torch.zeros(1, width, device=call.x.device)
         labels = [none if c.class_labels is None else c.class_labels for c in call.conditions]
         return {"class_labels": torch.cat(labels).to(call.x)}
 
@@ -249,7 +251,7 @@ class _SizeConditioned(UNetFamily):
             time_ids += [part.condition.size_conditioning] * part.count
         added = {
             "text_embeds": torch.cat(pooled).to(call.x.device, call.x.dtype),
-            "time_ids": torch.tensor(time_ids, device=call.x.device),
+            "time_ids": copied(torch.tensor(time_ids), call.x.device),
         }
         return {"added_cond_kwargs": added}
 

@@ -16,6 +16,7 @@ from engine.diffusion.adapters import updated
 from engine.diffusion.conditioning.condition import Condition
 from engine.diffusion.conditioning.control_net import Control
 from engine.diffusion.families.model_family import Call, ModelFamily
+from engine.diffusion.host_copies import copied
 from engine.diffusion.loading.layout import KeyMap
 from engine.diffusion.loading.lora_layers import LayersByName, transformer_layers
 from engine.diffusion.samplers.noise_levels import FlowLevels, NoiseLevels
@@ -150,10 +151,15 @@ def count_of(shapes: Shapes, prefix: str) -> int:
     return len({each for each in numbers if each.isdigit()})
 
 
-def padded_texts(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return texts (n, width) padded to the longest, and a mask that is false at the padding."""
-    length = max(map(len, tensors))
+def padded_texts(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return texts (n, width) padded to the longest, and a mask that is false at the padding.
+
+    The mask is None if there is no padding.
+    """
+    lengths, device = [len(each) for each in tensors], tensors[0].device
+    length = max(lengths)
+    if min(lengths) == length:
+        return torch.stack(list(tensors)), None
     padded = [functional.pad(each, (0, 0, 0, length - len(each))) for each in tensors]
-    lengths = torch.tensor([len(each) for each in tensors], device=tensors[0].device)
-    own = torch.arange(length, device=tensors[0].device) < lengths[:, None]
+    own = torch.arange(length, device=device) < copied(torch.tensor(lengths), device)[:, None]
     return torch.stack(padded), own

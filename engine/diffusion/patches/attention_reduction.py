@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.diffusion.host_copies import copied
 from engine.diffusion.loading.layers import use_plain_attention
 from engine.diffusion.patches.self_guidance import SelfAttentionLayer, self_attention
 
@@ -274,8 +275,8 @@ class Match:
         """Match `count` positions of `hidden` (batch, positions, width) most similar to targets."""
         is_source = torch.ones(hidden.shape[1], dtype=torch.bool)
         is_source[targets] = False
-        targets = targets.to(hidden.device)
-        sources = is_source.nonzero()[:, 0].to(hidden.device)
+        targets = copied(targets, hidden.device)
+        sources = copied(is_source.nonzero()[:, 0], hidden.device)
         directions = functional.normalize(hidden, dim=-1)
         best, targets_of_sources = _most_alike(directions[:, sources], directions[:, targets])
         order = best.argsort(dim=-1, descending=True, stable=True)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from engine.diffusion.host_copies import copied
 from engine.diffusion.images.latents import Latent
 from engine.diffusion.samplers.brownian import DIGITS, BrownianPath
 from engine.diffusion.samplers.noise_sources import Randn, SeededRandn, cpu_randn
@@ -122,7 +123,7 @@ def scaled_noise(noise: NoiseSampler, factor: float) -> NoiseSampler:
 
 def drawn_noise(x: Tensor, draw: Randn) -> NoiseSampler:
     """Return a function whose noise is the next draw."""
-    return lambda _sigma, _sigma_next: draw(x.shape).to(x.device)
+    return lambda _sigma, _sigma_next: copied(draw(x.shape), x.device)
 
 
 def brownian_noise(
@@ -144,7 +145,7 @@ def brownian_noise(
         low, high = sorted(ends)
         sign = -1 if sigma >= sigma_next else 1
         normal: Tensor = sign * path.change(low, high) / float(abs(sigma - sigma_next)) ** 0.5
-        return normal.to(x.device)
+        return copied(normal, x.device)
 
     return increment
 

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.diffusion.host_copies import copied
+
 _TIMESTEPS = 1000
 _BETA_START = 0.00085
 _BETA_END = 0.012
@@ -82,7 +84,8 @@ class NoiseLevels:
 
     def timestep_of(self, sigmas: Tensor) -> Tensor:
         """Return (n,): the integer timestep that is nearest to each sigma in log sigma."""
-        nearest = (sigmas.log()[:, None] - self.log_sigmas[None, :]).abs().argmin(dim=1)
+        log_sigmas = copied(self.log_sigmas, sigmas.device)
+        nearest = (sigmas.log()[:, None] - log_sigmas[None, :]).abs().argmin(dim=1)
         return nearest * self.stride + self.first_timestep
 
     def timestep_near(self, sigma: float) -> float:

@@ -7,6 +7,7 @@ the pixels depend on this.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -83,52 +84,88 @@ def _uni_pc(x: Tensor, sigmas: Tensor, *, exponential: bool) -> Sampling:
     return x / marginals[-1].alpha
 
 
+@dataclass(frozen=True, slots=True)
+class _Coefficients:
+    """The numbers of one step, which depend on its sigmas only."""
+
+    std_ratio: float
+    alpha: float
+    expm1: float
+    """exp(-h) - 1, where h is the growth of half the log-SNR."""
+    b: float
+    ratios: tuple[float, ...]
+    """The places of the older marginals on the time axis of the step, from its start."""
+    predictor: tuple[float, ...]
+    """The weights of the differences to the older x0s."""
+    corrector: tuple[float, ...]
+    """The weights of these differences and of the difference to the new x0."""
+
+
+@lru_cache(maxsize=4096)
+def _coefficients(past: tuple[float, ...], end: float, *, exponential: bool) -> _Coefficients:
+    """Return the numbers of the step to the sigma `end`. `past` are past sigmas, newest first.
+
+    Jobs with equal schedules share them, because solving the equations takes a millisecond.
+    """
+    last = _Marginal(torch.tensor(end))
+    start, *older = (_Marginal(torch.tensor(sigma)) for sigma in past)
+    h = last.half_log_snr - start.half_log_snr
+    ratios = [(each.half_log_snr - start.half_log_snr) / h for each in older]
+    b = (-h).expm1() if exponential else -h
+    matrix, vector = _conditions(torch.stack([*ratios, torch.tensor(1.0)]), h, b)
+    # As in the paper, a single difference has the weight 1/2 for every h.
+    predictor = torch.full((len(older),), 0.5)
+    if len(older) > 1:
+        predictor = torch.linalg.solve(matrix[:-1, :-1], vector[:-1])
+    corrector = torch.linalg.solve(matrix, vector) if older else torch.tensor([0.5])
+    return _Coefficients(
+        float(last.std / start.std),
+        float(last.alpha),
+        float((-h).expm1()),
+        float(b),
+        tuple(map(float, ratios)),
+        tuple(predictor.tolist()),
+        tuple(corrector.tolist()),
+    )
+
+
+def _conditions(ratios: Tensor, h: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return matrix and vector of the linear equations for the weights of the differences."""
+    phi = (-h).expm1() / -h - 1
+    factorial = 1
+    values: list[Tensor] = []
+    for k in range(1, len(ratios) + 1):
+        values.append(phi * factorial / b)
+        factorial *= k + 1
+        phi = phi / -h - 1 / factorial
+    return torch.stack([ratios**k for k in range(len(ratios))]), torch.stack(values)
+
+
 class _Step:
     """One step to the marginal `end`. `past` has past marginals with their x0s, newest first."""
 
     def __init__(
         self, past: list[tuple[_Marginal, Tensor]], end: _Marginal, *, exponential: bool
     ) -> None:
-        (self._start, self._x0), *older = past
-        self._end = end
-        self._h = end.half_log_snr - self._start.half_log_snr
-        ratios = [(old.half_log_snr - self._start.half_log_snr) / self._h for old, _ in older]
-        self._differences = [(x0 - self._x0) / r for (_, x0), r in zip(older, ratios, strict=True)]
-        self._b = (-self._h).expm1() if exponential else -self._h
-        self._matrix, self._vector = self._conditions(torch.stack([*ratios, torch.tensor(1.0)]))
+        (_, self._x0), *older = past
+        sigmas = tuple(float(marginal.sigma) for marginal, _ in past)
+        self._numbers = numbers = _coefficients(sigmas, float(end.sigma), exponential=exponential)
+        self._differences = [
+            (x0 - self._x0) / ratio for (_, x0), ratio in zip(older, numbers.ratios, strict=True)
+        ]
 
-    def _conditions(self, ratios: Tensor) -> tuple[Tensor, Tensor]:
-        """Return matrix and vector of the linear equations for the weights of the differences."""
-        phi = (-self._h).expm1() / -self._h - 1
-        factorial = 1
-        values: list[Tensor] = []
-        for k in range(1, len(ratios) + 1):
-            values.append(phi * factorial / self._b)
-            factorial *= k + 1
-            phi = phi / -self._h - 1 / factorial
-        return torch.stack([ratios**k for k in range(len(ratios))]), torch.stack(values)
-
-    def _first_order(self, x: Tensor) -> Tensor:
-        ratio = self._end.std / self._start.std
-        return ratio * x - self._end.alpha * (-self._h).expm1() * self._x0
-
-    def _step(self, x: Tensor, weights: Tensor, differences: list[Tensor]) -> Tensor:
+    def _step(self, x: Tensor, weights: tuple[float, ...], differences: list[Tensor]) -> Tensor:
+        numbers = self._numbers
         change = torch.zeros_like(x)
         for weight, difference in zip(weights, differences, strict=True):
             change = change + weight * difference
-        return self._first_order(x) - self._end.alpha * self._b * change
+        first_order = numbers.std_ratio * x - numbers.alpha * numbers.expm1 * self._x0
+        return first_order - numbers.alpha * numbers.b * change
 
     def predicted(self, x: Tensor) -> Tensor:
-        """Return x by UniP. As in the paper, a single difference has the weight 1/2 for every h."""
-        count = len(self._differences)
-        weights = torch.full((count,), 0.5)
-        if count > 1:
-            weights = torch.linalg.solve(self._matrix[:-1, :-1], self._vector[:-1])
-        return self._step(x, weights, self._differences)
+        """Return x by UniP."""
+        return self._step(x, self._numbers.predictor, self._differences)
 
     def corrected(self, x: Tensor, x0: Tensor) -> Tensor:
         """Return x by UniC. `x0` is the estimate at the end of the step."""
-        weights = torch.tensor([0.5])
-        if self._differences:
-            weights = torch.linalg.solve(self._matrix, self._vector)
-        return self._step(x, weights, [*self._differences, x0 - self._x0])
+        return self._step(x, self._numbers.corrector, [*self._differences, x0 - self._x0])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.diffusion.conditioning.fitting import FittedCondition
+from engine.diffusion.host_copies import copied
 from engine.diffusion.inpainting import fitted_mask
 from engine.diffusion.loading.layers import PlainAttention
 from engine.diffusion.vision.attended import AddedAttention, ImagePrompt, KeysValues
@@ -79,24 +80,24 @@ class RowPrompts:
 
         One attention serves several rows if their tokens, masks and latents have equal sizes.
         """
-        masks: _Masks = {}
+        shared: _Shared = {}
         try:
             for name, added in self._by_layer.items():
-                added.extend(_added(name, rows, sizes, masks))
+                added.extend(_added(name, rows, sizes, shared))
             yield
         finally:
             for added in self._by_layer.values():
                 added.clear()
 
 
-_Masks: TypeAlias = dict[Hashable, Tensor]
-"""The masks of groups of prompts. All layers of a call share the masks, because a mask may be as
-large as a picture.
+_Shared: TypeAlias = dict[Hashable, Tensor]
+"""The masks and the rows of groups of prompts. All layers of a call share them, because a mask may
+be as large as a picture, and because both are copied to the device.
 """
 
 
 def _added(
-    name: str, rows: Sequence[Sequence[FittedPrompt]], sizes: Sequence[int], masks: _Masks
+    name: str, rows: Sequence[Sequence[FittedPrompt]], sizes: Sequence[int], shared: _Shared
 ) -> Iterator[AddedAttention]:
     groups: defaultdict[Hashable, list[tuple[range, FittedPrompt]]] = defaultdict(list)
     start = 0
@@ -108,24 +109,27 @@ def _added(
                 groups[number, tokens, shape, each.sides].append((range(start, start + size), each))
         start += size
     for group in groups.values():
-        yield _joined(name, group, masks)
+        yield _joined(name, group, shared)
 
 
 def _joined(
-    name: str, group: Sequence[tuple[range, FittedPrompt]], masks: _Masks
+    name: str, group: Sequence[tuple[range, FittedPrompt]], shared: _Shared
 ) -> AddedAttention:
     pairs = [(each.layers[name], len(indices)) for indices, each in group]
     keys = torch.cat([each.keys.expand(size, -1, -1) for each, size in pairs])
     own = [(each.mask, len(at)) for at, each in group if each.mask is not None]
     of_group = tuple((id(mask), size) for mask, size in own)
-    if own and of_group not in masks:
-        masks[of_group] = torch.cat([_sized(mask.to(keys.device), size) for mask, size in own])
-    indices = [index for each, _ in group for index in each]
+    if own and of_group not in shared:
+        masks = [_sized(copied(mask, keys.device), size) for mask, size in own]
+        shared[of_group] = torch.cat(masks)
+    indices = tuple(index for each, _ in group for index in each)
+    if indices not in shared:
+        shared[indices] = copied(torch.tensor(indices), keys.device)
     return AddedAttention(
-        torch.tensor(indices, device=keys.device),
+        shared[indices],
         keys,
         torch.cat([each.values.expand(size, -1, -1) for each, size in pairs]),
-        masks[of_group] if own else None,
+        shared[of_group] if own else None,
         group[0][1].sides,
     )
 

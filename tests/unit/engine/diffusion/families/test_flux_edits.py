@@ -22,6 +22,7 @@ from engine.diffusion.trajectory import Guidance, NoiseConfig, SamplerSchedule, 
 from engine.errors import EngineError
 from engine.families.recognition import problems_of
 from engine.graph.models_folder import DIFFUSION_MODELS, ModelsFolder
+from engine.options import UnetOptions
 from tests.support.engine.bodies import output_of
 from tests.support.engine.stores import store_of
 from training.tiny_transformers import FLUX, write_flux, write_z_image
@@ -183,6 +184,19 @@ def test_a_row_without_guidance_shares_a_call(dev: Model) -> None:
     (zeroed,) = x0_of(requests[1])
     hook.remove()
     assert torch.allclose(alone[0], zeroed, atol=1e-5)
+
+
+def test_times_and_guidance_are_embedded_without_rounding_in_half_precision(root: Path) -> None:
+    """By itself, diffusers would embed 944 and 3504."""
+    store = store_of(root, unets=UnetOptions(precision="bfloat16"))
+    half = load_diffusion_model(store, "tiny-flux-dev.safetensors", "default")
+    assert half.dtype == torch.bfloat16
+    embedded: list[Tensor] = []
+    proj = half.unet.time_text_embed.time_proj
+    proj.register_forward_pre_hook(lambda _module, inputs: embedded.extend(inputs))
+    request = replace(request_of(half, replace(TEXT, guidance=3.5)), sigma=torch.tensor(0.9471))
+    x0_of(request)
+    assert [float(each) for each in embedded] == pytest.approx([947.1, 3500.0], rel=1e-6)
 
 
 def test_fill_gets_the_picture_and_the_pixels_of_the_mask(root: Path) -> None:
