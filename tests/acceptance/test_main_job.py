@@ -85,6 +85,18 @@ def test_both_flavours_give_the_same_pixels(service: Service) -> None:
     assert flat == nodes
 
 
+def test_a_text_is_a_result_also_in_comfyuis_history(service: Service) -> None:
+    text = {"class_type": "PrimitiveString", "inputs": {"value": "größe"}}
+    shown = {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}}
+    request_id = service.submit("workflow", {"prompt": {"1": text, "2": shown}})
+    result = service.ended(request_id, "workflow")
+    (item,) = result["results"]
+    assert (item["kind"], item["text"], item["status"]) == ("text", "größe", 1)
+    assert service.http.get(item["url"]).content.decode() == "größe"
+    history = service.http.get(f"/api/history/{request_id}").json()[request_id]
+    assert history["outputs"] == {"2": {"text": ["größe"]}}
+
+
 def test_a_failed_job_says_why_in_result_and_callback(service: Service, receiver: Receiver) -> None:
     # The file can be read when the job is accepted, but no model can be made from it.
     models = Path(service.environment["DARKROOM_MODELS_DIR"]) / "checkpoints"
