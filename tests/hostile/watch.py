@@ -28,19 +28,24 @@ class Watch(Probe):
 
     def long_ticks(self) -> float:
         """Return how often the event loop of a replica was blocked since the previous call."""
-        before, self._long_ticks = self._long_ticks, self._all_long_ticks()
-        return self._long_ticks - before
+        before, now = self._long_ticks, self._all_long_ticks()
+        # A replica that did not answer in time is missing from a page.
+        self._long_ticks = before | now
+        return sum(count - before.get(process, count) for process, count in now.items())
 
-    def _all_long_ticks(self) -> float:
+    def _all_long_ticks(self) -> dict[str, float]:
+        """Return the number of long ticks of each process since its start."""
         answer = self._service.http.get("/metrics").raise_for_status()
-        samples = [
-            (each.name.rpartition("_")[2], each.labels.get("le"), each.value)
-            for family in text_string_to_metric_families(answer.text)
-            if family.name == "darkroom_event_loop_tick_cpu_seconds"
-            for each in family.samples
-        ]
-        every = sum(value for name, _, value in samples if name == "count")
-        return every - sum(value for _, le, value in samples if le == str(LONG_TICK_S))
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(answer.text):
+            if family.name == "darkroom_event_loop_tick_cpu_seconds":
+                for each in family.samples:
+                    process = each.labels["process"]
+                    if each.name.endswith("_count"):
+                        found[process] = found.get(process, 0.0) + each.value
+                    elif each.labels.get("le") == str(LONG_TICK_S):
+                        found[process] = found.get(process, 0.0) - each.value
+        return found
 
     def _look(self) -> None:
         for process in self._service.processes("ray::EngineProcess"):
