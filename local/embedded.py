@@ -22,7 +22,6 @@ from pydantic import SecretStr
 
 from events.bus.bus import Bus
 from events.bus.health import write_error
-from events.errors import LogUnavailable
 from local.folders import keep_logs, make_data_folder, temporary_folder
 from local.haproxy import serve_host
 from local.local_ray import LocalRay, gpu_count
@@ -290,7 +289,7 @@ async def _write_error(url: str) -> str | None:
         async with asyncio.timeout(_WRITE_CHECK_TIMEOUT_S):
             await bus.wait_connected()
             return await write_error(bus)
-    except (TimeoutError, LogUnavailable):
+    except TimeoutError:
         return None
     finally:
         await bus.close()

@@ -111,15 +111,17 @@ class Bus(Connection):
         await self.call(self._js.purge_stream(stream, seq=seq, subject=subject, keep=keep or None))
 
     async def write_error(self, stream: str) -> str | None:
-        """Return the error of an earlier write for which the stream refuses all writes, or None.
+        """Return the error of an earlier write for which the stream refuses all writes.
 
-        After a failed write, nats-server answers no publish to the stream until it is restarted,
-        and answers each purge with the error. A purge of a subject without messages changes
-        nothing. Raises LogUnavailable.
+        Return None if there is no such error, or no answer. After a failed write, nats-server
+        answers no publish to the stream until it is restarted, and answers each purge with the
+        error. A purge of a subject without messages changes nothing.
         """
-        answer = await self._ask_api(
-            f"$JS.API.STREAM.PURGE.{stream}", {"filter": _NO_SUBJECT}, timeout_s=_QUICK_TIMEOUT_S
-        )
+        question, request = f"$JS.API.STREAM.PURGE.{stream}", {"filter": _NO_SUBJECT}
+        try:
+            answer = await self._ask_api(question, request, timeout_s=_QUICK_TIMEOUT_S)
+        except LogUnavailable:
+            return None
         error = answer.get("error", {})
         if error.get("err_code") != STREAM_FAILED:
             return None

@@ -143,10 +143,11 @@ async def warn_if_size_differs(bus: Bus, *, configured: int) -> None:
 async def write_error(bus: Bus) -> str | None:
     """Return why a stream refuses all writes since an earlier write failed, or None.
 
-    Only a restart of nats-server makes it write again. Raises LogUnavailable.
+    Only a restart of nats-server makes it write again.
     """
-    for spec in STREAMS:
-        if (reason := await bus.write_error(spec.name)) is not None:
+    reasons = await asyncio.gather(*(bus.write_error(spec.name) for spec in STREAMS))
+    for spec, reason in zip(STREAMS, reasons, strict=True):
+        if reason is not None:
             return f"The event log cannot be written (stream {spec.name}): {reason}."
     return None
 
@@ -160,7 +161,10 @@ class JetStreamHealth:
         self._fill = LastKnown(
             lambda: bus.fill(JOBS), period_s=_FILL_PERIOD_S, oldest_s=max_staleness_s
         )
-        self._refusal = LastKnown(self._find_refusal, period_s=ready_period_s, oldest_s=math.inf)
+        self._write_error = LastKnown(
+            self._find_write_error, period_s=ready_period_s, oldest_s=math.inf
+        )
+        self._canary = LastKnown(self._write_canary, period_s=ready_period_s, oldest_s=math.inf)
         self._logged: str | None = None
 
     async def fill(self) -> float:
@@ -168,45 +172,41 @@ class JetStreamHealth:
         return await self._fill.get()
 
     async def ready(self) -> str | None:
-        """Return None if the log accepts writes, or else the reason why it does not."""
+        """Return None if the log accepts writes, or else the reason why it does not.
+
+        Only a write shows that a disk is full. The error of an earlier write remains in its stream
+        when there is room again.
+        """
         if not self._bus.is_connected:
             return str(LogUnavailable())
-        return await self._refusal.get()
+        return await self._write_error.get() or await self._canary.get()
 
     async def known_refusal(self) -> str | None:
-        """Return the reason why the last check found that the log accepts no writes, or None.
+        """Return the reason if the last check has found that a write has failed, or else None.
 
         Only after such a check, wait for the next one.
         """
-        return await self.ready() if self._refusal.last() else None
+        return await self._write_error.get() if self._write_error.last() else None
 
-    async def _find_refusal(self) -> str | None:
-        refusal = await self._check()
-        if refusal != self._logged:
-            fields = {"action": "check_log", "reason": refusal}
-            if refusal is None:
-                logger.info("the event log accepts writes again", extra=fields)
+    async def _find_write_error(self) -> str | None:
+        found = await write_error(self._bus)
+        if found != self._logged:
+            fields = {"action": "check_log", "reason": found}
+            if found is None:
+                logger.info("the event log can be written again", extra=fields)
             else:
-                logger.warning("the event log accepts no writes", extra=fields)
-            self._logged = refusal
-        return refusal
+                logger.warning("the event log cannot be written", extra=fields)
+            self._logged = found
+        return found
 
-    async def _check(self) -> str | None:
-        """Look for the errors of earlier writes, and write a message.
-
-        Only a write shows that a disk is full. An error of an earlier write remains when there is
-        room again, and only in its stream.
-        """
+    async def _write_canary(self) -> str | None:
         try:
-            if (refusal := await write_error(self._bus)) is not None:
-                return refusal
-            try:
-                await self._bus.store(_CANARY_SUBJECT, _CANARY, timeout_s=_CANARY_TIMEOUT_S)
-            except NoAnswer:
-                slow = f"The event log did not store a message within {_CANARY_TIMEOUT_S:g} s."
-                return await write_error(self._bus) or slow
+            await self._bus.store(_CANARY_SUBJECT, _CANARY, timeout_s=_CANARY_TIMEOUT_S)
         except (LogUnavailable, LogFull) as error:
             return str(error)
+        except NoAnswer:
+            slow = f"The event log did not store a message within {_CANARY_TIMEOUT_S:g} s."
+            return await write_error(self._bus) or slow
         return None
 
 

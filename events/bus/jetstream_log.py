@@ -67,7 +67,8 @@ class JetStreamLog:
     async def append(self, event: Event, *, expected: int) -> Appended | Conflict:
         """Send the same bytes until there is an answer or the time is up; see `EventLog.append`.
 
-        If an answer was lost, the event may be stored. Later errors then end in OutcomeUnknown.
+        If an answer was lost, the event may be stored. Later errors then end in OutcomeUnknown. So
+        does a stream that refuses all writes, because it would never answer.
         """
         payload = encode(event)
         headers = {
@@ -89,6 +90,8 @@ class JetStreamLog:
                 return Appended(at_position(event, sequence, size_bytes=len(payload)))
             except NoAnswer:
                 sent = True
+                if await self._bus.write_error(self._stream) is not None:
+                    raise OutcomeUnknown from None
             except (LogUnavailable, LogFull, ReadTimeout):
                 if not sent:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -24,8 +25,10 @@ from pydantic import SecretStr
 import local.embedded
 from events.bus.bus import Bus
 from events.bus.health import JetStreamHealth
+from events.bus.jetstream_log import JetStreamLog
 from events.bus.nats_errors import NoAnswer
 from events.bus.streams import JOBS, ROUTER_CONSUMER, event_subject, job_subject
+from events.errors import OutcomeUnknown
 from events.ids import new_id
 from local.embedded import Embedded, restarted_on_failure
 from local.nats_server import NatsDidNotStart, NatsServer
@@ -35,6 +38,8 @@ from settings.log import LogSettings
 from settings.settings import Settings
 from settings.stores import StoreSettings
 from tests.support.bus import connected, operator, stores
+from tests.support.events import history_of, submitted
+from tests.support.patience import FACTOR
 from tests.support.polling import eventually
 
 DIRECT_GET = f"$JS.API.DIRECT.GET.{JOBS}"
@@ -304,7 +309,12 @@ async def test_a_stream_with_a_failed_write_is_reported_and_the_server_restarted
         with pytest.raises(NoAnswer):
             await bus.store(subject, b"fails", timeout_s=1)
         end()
-        # The other streams still accept messages, and this stream never again.
+        # This stream never accepts a message again. The other streams still do.
+        log = JetStreamLog(bus, append_timeout_s=3600, try_timeout_s=0.5)
+        [event] = history_of(submitted())
+        async with asyncio.timeout(60 * FACTOR):
+            with pytest.raises(OutcomeUnknown):
+                await log.append(event, expected=0)
         assert await stores(bus)
         refusal = "The event log cannot be written (stream JOBS): file too large."
         assert await health.ready() == await health.known_refusal() == refusal
