@@ -127,7 +127,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ([""], "image_put_urls.0", "form http"),
     (["ftp://bucket.example.com/0"], "image_put_urls.0", "http or https"),
     (["https://10.0.0.1/s3cret"], "image_put_urls.0", "not a public address"),
-    (["https://inside.example.com/s3cret"], "image_put_urls", "not a public address"),
+    (["https://inside.example.com/s3cret"], "image_put_urls", "an address that is not public"),
     (["https://nowhere.example.com/s3cret"], "image_put_urls", "does not resolve"),
     (["https://bucket.example.com/" + "x" * 4096], "image_put_urls.0", "longer than 4096"),
     (["https://bucket.example.com/" + "画" * 1365], "image_put_urls.0", "4096 bytes"),
