@@ -55,7 +55,7 @@ class Visitor:
         expect(self.page.get_by_role("navigation")).to_be_visible()
 
     def go(self, name: str) -> None:
-        self.page.get_by_role("navigation").get_by_role("link", name=name).click()
+        self.page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
         expect(self.page.get_by_role("heading", name=name, level=1)).to_be_visible()
 
     def generate(self, prompt: str, **fields: str) -> None:

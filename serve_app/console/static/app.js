@@ -14,11 +14,13 @@ import { keysPage } from "./pages/keys.js";
 import { signInPage } from "./pages/signin.js";
 import { usePage } from "./pages/use.js";
 import { workflowPage } from "./pages/workflow.js";
+import { workflowsPage } from "./pages/workflows.js";
 
 /** Pages by their addresses. The menu shows a page only if the key has its `scope`. */
 const PAGES = {
   create: { name: "Create", show: diffusionPage, scope: "generate" },
   workflow: { name: "Workflow", show: workflowPage, scope: "generate" },
+  workflows: { name: "Named workflows", show: workflowsPage, scope: "read" },
   gallery: { name: "Gallery", show: galleryPage, scope: "read" },
   endpoints: { name: "Endpoints", show: endpointsPage, scope: "endpoints" },
   keys: { name: "Keys", show: keysPage, scope: "admin" },

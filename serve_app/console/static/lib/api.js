@@ -22,6 +22,7 @@ export class Unreachable extends Error {
   }
 }
 
+const AT_ONCE = 4;
 /** The statuses with which a proxy answers if the service is unavailable. */
 const OF_PROXIES = new Set([502, 503, 504]);
 
@@ -82,6 +83,15 @@ export function path(...parts) {
 export function fileUrl(url) {
   const at = url.indexOf("/files/");
   return at < 0 ? "" : url.slice(at + 1);
+}
+
+/** Calls `act` with each item, with four calls at a time. */
+export async function fewAtOnce(items, act) {
+  const left = [...items];
+  const next = async () => {
+    while (left.length) await act(left.shift());
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, next));
 }
 
 /** Returns the items of all pages of a list. */

@@ -34,7 +34,7 @@ export async function diffusionPage({ signal }) {
     fill(trouble);
     complainAt(fields, { fields: [] });
     try {
-      await shown.submit("diffusion", bodyOf(fields, extra), query());
+      await shown.submit("diffusion/v1/generate", bodyOf(fields, extra), query());
       if (matchMedia("(max-width: 900px)").matches) shown.root.scrollIntoView({ behavior: "smooth" });
     } catch (error) {
       if (signal.aborted) return;

@@ -13,7 +13,7 @@ import { confirmed, copy, problem, toast } from "../parts/notices.js";
 import { parameterCard } from "../parts/parameter_card.js";
 import { fileName } from "../parts/result.js";
 import { stage } from "../parts/stage.js";
-import { cancelJob } from "../parts/submit.js";
+import { cancelJob, submitJob } from "../parts/submit.js";
 import { timeline } from "../parts/timeline.js";
 
 export async function jobPage({ signal, parameter: id }) {
@@ -31,7 +31,18 @@ export async function jobPage({ signal, parameter: id }) {
 
   function showFacts(now) {
     fill(facts, parameterCard(now));
-    fill(actions, actionsOf(now, { isOpen }));
+    fill(actions, actionsOf(now, { isOpen, runNewest }));
+  }
+
+  /** Runs the named workflow of the job again, with the inputs of the job. */
+  async function runNewest() {
+    const [name] = job.result.workflow.split("@");
+    try {
+      const made = await submitJob(`${path("v1", "workflows", name)}/generate`, { inputs: job.inputs }, { signal });
+      router.go(`#/job/${made.request_id}`);
+    } catch (error) {
+      if (!signal.aborted) fill(trouble, problem(error));
+    }
   }
 
   async function refresh() {
@@ -64,19 +75,20 @@ export async function jobPage({ signal, parameter: id }) {
   );
 }
 
-/** Returns the title of a job: the beginning of its prompt. */
+/** Returns the title of a job: its named workflow, or the beginning of its prompt. */
 export function title(job) {
-  if (job.flavour === "workflow") return "Workflow";
+  if (job.flavour === "workflow") return job.result?.workflow ?? "Workflow";
   const prompt = (job.request?.prompt ?? "").trim();
   return prompt.length > 90 ? `${prompt.slice(0, 90)}…` : prompt || "Untitled";
 }
 
-function actionsOf(job, { isOpen }) {
+function actionsOf(job, { isOpen, runNewest }) {
   const cancel = button("Cancel", { sign: "stop", onclick: () => cancelJob(job.request_id, cancel) });
   const made = (job.result?.results ?? []).map((each, index) => ({ ...each, index })).filter((each) => each.url);
   return [
     isOpen && session.may("cancel") && cancel,
     session.may("generate") && button("Run again with a change", { sign: "again", onclick: () => runAgain(job) }),
+    job.inputs && session.may("generate") && button("Run again with the newest version", { sign: "again", onclick: runNewest }),
     button("Copy parameters", { sign: "copy", onclick: () => copy(JSON.stringify(job.request, null, 2), "Parameters") }),
     made.length > 0 && button(made.length > 1 ? `Save ${made.length} files` : "Save", { sign: "download", onclick: () => save(job.request_id, made) }),
     session.may("cancel") && button("Erase", { sign: "trash", kind: "danger", onclick: () => erase(job) }),

@@ -1,16 +1,18 @@
 // The page for workflow jobs. A node graph can be pasted, dropped or chosen, and then shown, checked and run.
 
-import { call, withQuery } from "../lib/api.js";
+import { call, path, withQuery } from "../lib/api.js";
 import * as catalogue from "../lib/catalogue.js";
 import { button, fill, h, settled } from "../lib/dom.js";
 import * as draft from "../lib/draft.js";
+import * as router from "../lib/router.js";
 import { isPng, texts } from "../pure/png.js";
 import { NoWorkflow, nodesOf, parse, withInput } from "../pure/workflow.js";
 import { dropPlace } from "../parts/drop.js";
 import { endpointField, text } from "../parts/fields.js";
 import { graphView } from "../parts/graph_view.js";
+import { keepForm } from "../parts/keep_form.js";
 import { nodeCard } from "../parts/node_card.js";
-import { problem, toast } from "../parts/notices.js";
+import { dialog, problem, toast } from "../parts/notices.js";
 import { watcher } from "../parts/submit.js";
 import { uploads } from "../parts/uploads.js";
 import { costText } from "./diffusion.js";
@@ -40,6 +42,7 @@ class WorkflowPage {
     this.trouble = h("div");
     this.cost = h("p", { class: "hint cost", role: "status" });
     this.run = button("Run", { kind: "primary large", sign: "play", type: "submit", disabled: true });
+    this.keep = button("Keep as named workflow", { disabled: true, onclick: () => this.#keep() });
     this.shown = watcher({ signal, hint: "Bring a workflow and press Run. Its pictures develop here while you watch." });
     this.uploads = uploads({ signal, onUpload: (name) => this.learn(name), onUse: (name) => this.use(name) });
     this.check = settled(() => this.#check(), PAUSE_MS);
@@ -55,7 +58,7 @@ class WorkflowPage {
       { class: "stack", onsubmit: (event) => this.submit(event), novalidate: true },
       this.node.root,
       this.trouble,
-      h("div", { class: "submit" }, this.run, this.cost),
+      h("div", { class: "submit" }, this.run, this.keep, this.cost),
       dropPlace("or drop a .json file, or a PNG that carries its workflow", { take: (file) => this.open(file), accept: ".json,application/json,image/png" }),
       this.area,
       h("div", { class: "fields" }, this.endpoint.root, this.callback.root),
@@ -78,7 +81,7 @@ class WorkflowPage {
       if (!(error instanceof NoWorkflow)) throw error;
       fill(this.trouble, problem(error));
     }
-    this.run.disabled = this.#read === null;
+    this.run.disabled = this.keep.disabled = this.#read === null;
     this.#errors = {};
     this.#draw();
     if (this.#read) this.check();
@@ -173,13 +176,24 @@ class WorkflowPage {
     this.#draw();
   }
 
+  /** Asks for a name, and opens the page of the new named workflow. */
+  #keep() {
+    const content = { prompt: this.#read.graph ?? this.#read.body, endpoint: this.endpoint.control.value };
+    dialog("Keep as named workflow", (close) =>
+      keepForm(content, ({ name, shown }) => {
+        close();
+        router.go(`#/${path("workflows", `${name}@${shown}`)}`);
+      }),
+    );
+  }
+
   async submit(event) {
     event.preventDefault();
     if (!this.#read) return;
     this.run.disabled = true;
     fill(this.trouble);
     try {
-      await this.shown.submit("workflow", this.#read.body, { endpoint: this.endpoint.control.value, callback_url: this.callback.control.value.trim() });
+      await this.shown.submit("workflow/v1/generate", this.#read.body, { endpoint: this.endpoint.control.value, callback_url: this.callback.control.value.trim() });
     } catch (error) {
       if (!this.signal.aborted) this.refuse(error);
     } finally {

@@ -8,9 +8,7 @@ let last = 0;
 export function field(label, control, { hint, aside } = {}) {
   const id = `field-${(last += 1)}`;
   control.id = id;
-  const wrong = h("p", { class: "wrong", id: `${id}-wrong`, hidden: true });
-  const about = [hint && `${id}-hint`, `${id}-wrong`].filter(Boolean).join(" ");
-  control.setAttribute("aria-describedby", about);
+  const { wrong, complain } = complaint(control, { hint });
   const root = h(
     "div",
     { class: "field" },
@@ -19,13 +17,20 @@ export function field(label, control, { hint, aside } = {}) {
     hint && h("p", { class: "hint", id: `${id}-hint` }, hint),
     wrong,
   );
+  return { root, control, complain };
+}
+
+/** Returns {wrong, complain}: the element for the errors of a control, and the function that shows an error. */
+function complaint(control, { hint }) {
+  const wrong = h("p", { class: "wrong", id: `${control.id}-wrong`, hidden: true });
+  control.setAttribute("aria-describedby", [hint && `${control.id}-hint`, wrong.id].filter(Boolean).join(" "));
   const complain = (text) => {
     wrong.hidden = !text;
     fill(wrong, text ?? "");
     control.toggleAttribute("aria-invalid", Boolean(text));
     if (text) control.setAttribute("aria-invalid", "true");
   };
-  return { root, control, complain };
+  return { wrong, complain };
 }
 
 export function text(label, value = "", { hint, ...attributes } = {}) {
@@ -55,9 +60,10 @@ export function endpointField(ids, value = "default") {
 
 export function tick(label, isOn, { hint, ...attributes } = {}) {
   const id = `field-${(last += 1)}`;
-  const control = h("input", { type: "checkbox", id, checked: isOn, "aria-describedby": hint && `${id}-hint`, ...attributes });
-  const root = h("div", { class: "tick" }, control, h("label", { for: id }, label), hint && h("p", { class: "hint", id: `${id}-hint` }, hint));
-  return { root, control, complain: () => {} };
+  const control = h("input", { type: "checkbox", id, checked: isOn, ...attributes });
+  const { wrong, complain } = complaint(control, { hint });
+  const root = h("div", { class: "tick" }, control, h("label", { for: id }, label), hint && h("p", { class: "hint", id: `${id}-hint` }, hint), wrong);
+  return { root, control, complain };
 }
 
 /** Returns the number in a field; undefined if the field is empty. */
@@ -69,11 +75,14 @@ export function textOf({ control }) {
   return control.value.trim() || undefined;
 }
 
-/** Shows each error of a refused request at its field. Returns true if all errors have a field. */
-export function complainAt(fields, error, { isFocused = true } = {}) {
+/** Shows each error of a refused request at its field. Returns true if all errors have a field.
+ *
+ * `inside` is the beginning of the names of the fields in the request, such as `inputs.`.
+ */
+export function complainAt(fields, error, { isFocused = true, inside = "" } = {}) {
   for (const each of Object.values(fields)) each.complain(null);
   const unplaced = error.fields.filter((each) => {
-    const found = fields[each.field.split(".")[0]];
+    const found = each.field.startsWith(inside) ? fields[each.field.slice(inside.length).split(".")[0]] : undefined;
     found?.complain(each.message);
     return !found;
   });

@@ -1,7 +1,7 @@
 // One node of a workflow with its errors and its values. The values can be changed.
 
 import { fill, h } from "../lib/dom.js";
-import { typed } from "../pure/workflow.js";
+import { declarationOf, optionsOf, typed } from "../pure/workflow.js";
 import { choice, field } from "./fields.js";
 
 const LONG = 60;
@@ -24,7 +24,7 @@ export function nodeCard({ onInput }) {
   }
 
   function valueField(id, [name, value], type) {
-    const options = optionsOf(type, name);
+    const options = optionsOf(declarationOf(type, name));
     if (options && typeof value === "string") {
       const made = choice(name, options, value);
       made.control.addEventListener("change", () => onInput(id, name, made.control.value));
@@ -42,11 +42,4 @@ export function nodeCard({ onInput }) {
   }
 
   return { root, show };
-}
-
-/** Returns the choices of an input from `GET /v1/object_info`; null if it has none. */
-function optionsOf(type, name) {
-  const declared = type?.input?.required?.[name] ?? type?.input?.optional?.[name];
-  const options = declared?.[0] === "COMBO" ? declared[1]?.options : declared?.[0];
-  return Array.isArray(options) && options.length ? options : null;
 }

@@ -1,5 +1,6 @@
 // The parameters of a job, and its times, cost and attempts.
 
+import { path } from "../lib/api.js";
 import { h, link } from "../lib/dom.js";
 import { nodesOf } from "../pure/workflow.js";
 import * as words from "../pure/words.js";
@@ -16,12 +17,17 @@ const NAMES = {
 };
 
 export function parameterCard(job) {
-  const asked = job.flavour === "workflow" ? workflow(job.request.prompt) : parameters(job.request);
+  const asked = job.flavour === "workflow" ? [job.inputs && parameters(job.inputs), workflow(job.request.prompt)] : parameters(job.request);
   return h("section", { class: "card", "aria-labelledby": "asked" }, h("h2", { id: "asked" }, "Parameters"), asked, h("h3", {}, "Run"), list(runOf(job)));
 }
 
 function parameters(request) {
   return list(Object.entries(request).filter(([, value]) => value !== "" && value !== null).map(([name, value]) => [NAMES[name] ?? spoken(name), shown(value)]));
+}
+
+/** Returns a link to a version of a named workflow, such as `portrait@3`. */
+function workflowLink(reference) {
+  return link(reference, `#/${path("workflows", reference)}`);
 }
 
 function spoken(name) {
@@ -39,8 +45,9 @@ function workflow(graph) {
   return view.root;
 }
 
-function runOf({ endpoint, timings, cost, attempts, input_files: files, retry_of: former, last_failure: failure }) {
+function runOf({ result, endpoint, timings, cost, attempts, input_files: files, retry_of: former, last_failure: failure }) {
   return [
+    ["Workflow", result.workflow && workflowLink(result.workflow)],
     ["Endpoint", endpoint],
     ["Waited", timings.queued_s === undefined ? undefined : words.seconds(timings.queued_s)],
     ["Ran", timings.running_s === undefined ? undefined : words.seconds(timings.running_s)],

@@ -6,16 +6,20 @@ import { followJob } from "./job_state.js";
 import { empty, problem, toast } from "./notices.js";
 import { stage } from "./stage.js";
 
-/** Returns {root, submit}. `submit(flavour, body, query)` shows the new job. It raises ApiError, Unreachable. */
+/** Submits a job by a POST of `body`. Raises ApiError, Unreachable. */
+export function submitJob(url, body, { query = {}, signal } = {}) {
+  const headers = { "Idempotency-Key": freshName() };
+  return twice(() => call(withQuery(url, { ...query, preview: true }), { method: "POST", json: body, headers, signal }));
+}
+
+/** Returns {root, submit}. `submit(url, body, query)` submits a job and shows it; see `submitJob`. */
 export function watcher({ signal, hint }) {
   const root = h("div", { class: "watch" }, empty("Nothing here yet", hint));
   let watching = new AbortController();
   signal.addEventListener("abort", () => watching.abort());
 
-  async function submit(flavour, body, query) {
-    const headers = { "Idempotency-Key": freshName() };
-    const url = withQuery(`${flavour}/v1/generate`, { ...query, preview: true });
-    const job = await twice(() => call(url, { method: "POST", json: body, headers, signal }));
+  async function submit(url, body, query) {
+    const job = await submitJob(url, body, { query, signal });
     watching.abort();
     watching = new AbortController();
     watch(job.request_id, watching.signal);

@@ -1,9 +1,8 @@
 // The prompts of jobs. The list of jobs does not contain prompts, so a few jobs at a time are read.
 
-import { call, path } from "../lib/api.js";
+import { call, fewAtOnce, path } from "../lib/api.js";
 import * as session from "../lib/session.js";
 
-const AT_ONCE = 4;
 const kept = new Map();
 
 session.onChange(() => kept.clear());
@@ -22,11 +21,7 @@ export class Titles {
 
   /** Reads the prompts that are not cached. A job that cannot be read has no prompt. */
   async load(jobs) {
-    const missing = jobs.filter((job) => !kept.has(job.request_id));
-    const next = async () => {
-      for (let job = missing.shift(); job; job = missing.shift()) await this.#look(job);
-    };
-    await Promise.all(Array.from({ length: AT_ONCE }, next));
+    await fewAtOnce(jobs.filter((job) => !kept.has(job.request_id)), (job) => this.#look(job));
   }
 
   async #look(job) {

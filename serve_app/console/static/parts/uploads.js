@@ -6,6 +6,14 @@ import { dropPlace } from "./drop.js";
 import { confirmed, toast } from "./notices.js";
 
 const SHOWN = 24;
+export const FILES = "image/png,image/jpeg,image/webp,video/*,audio/*,.mkv,.latent";
+
+/** Stores a file as an upload and returns the name of the upload. Raises ApiError, Unreachable. */
+export async function upload(file, { signal }) {
+  const form = new FormData();
+  form.append("image", file);
+  return (await call("v1/uploads", { method: "POST", body: form, signal })).name;
+}
 
 /** Returns {root, load}. `onUpload(name)` is called with each new file, `onUse(name)` with a chosen file. */
 export function uploads({ signal, onUpload, onUse }) {
@@ -14,15 +22,13 @@ export function uploads({ signal, onUpload, onUse }) {
     "section",
     { class: "card", "aria-labelledby": "uploads" },
     h("h2", { id: "uploads" }, "Input files"),
-    dropPlace("or drop images, videos or audio files here", { take: send, accept: "image/png,image/jpeg,image/webp,video/*,audio/*,.mkv,.latent", multiple: true }),
+    dropPlace("or drop images, videos or audio files here", { take: send, accept: FILES, multiple: true }),
     list,
   );
 
   async function send(file) {
-    const form = new FormData();
-    form.append("image", file);
     try {
-      const { name } = await call("v1/uploads", { method: "POST", body: form, signal });
+      const name = await upload(file, { signal });
       toast(`${name} is uploaded`);
       onUpload(name);
       await load();

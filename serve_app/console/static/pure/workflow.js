@@ -45,6 +45,17 @@ function isLink(value, graph) {
   return Array.isArray(value) && value.length === 2 && Number.isInteger(value[1]) && Object.hasOwn(graph, String(value[0]));
 }
 
+/** Returns the declaration of an input in a node type of `GET /v1/object_info`; undefined if it has none. */
+export function declarationOf(type, name) {
+  return type?.input?.required?.[name] ?? type?.input?.optional?.[name];
+}
+
+/** Returns the choices of a declared input; null if it has none. */
+export function optionsOf(declaration) {
+  const options = declaration?.[0] === "COMBO" ? declaration[1]?.options : declaration?.[0];
+  return Array.isArray(options) && options.length ? options : null;
+}
+
 /** Returns the graph with one changed input of a node. */
 export function withInput(graph, id, name, value) {
   const node = graph[id];
