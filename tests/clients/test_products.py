@@ -150,6 +150,7 @@ def test_a_program_in_python_gets_what_it_requests(
         ("comfy_ui_client", {"made": "graph", "inverted": "graph"}),
         ("comfyui_sdk", {"made": "graph", "inverted": "graph"}),
         ("librechat", {"made": PROMPT, "edited": 64}),
+        ("named_workflow", {"by-agent": "graph", "by-openai": "graph"}),
         ("node_sd_webui", {"made": "webui", "again": 64, "larger": 128}),
         ("stable_canvas", {"made": "graph"}),
         ("stable_diffusion_api", {"made": "webui", "again": 64, "painted": 64, "enlarged": 128}),
