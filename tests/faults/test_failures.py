@@ -9,7 +9,9 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import httpx
 import pytest
@@ -17,8 +19,10 @@ from httpx_sse import SSEError
 
 from local.nats_server import NatsServer
 from tests.faults.parts.processes import RayState
+from tests.support.patience import FACTOR
 from tests.support.polling import eventually
-from tests.support.service import Service, diffusion
+from tests.support.service import CHECKPOINT, Service, diffusion, workflow
+from tests.support.uploads import png
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -225,6 +229,75 @@ def answers(service: Service) -> bool:
 def kill_replicas(service: Service) -> None:
     for replica in service.processes("ray::ServeReplica:darkroom:Api"):
         replica.kill()
+
+
+Call = tuple[str, dict[str, Any]]
+"""The path and the arguments of a request that creates a job."""
+CHECKPOINT_NAME = CHECKPOINT.removesuffix(".safetensors")
+OF_OPENAI = {"prompt": "a circle", "model": CHECKPOINT_NAME, "quality": "low"}
+WAITING: list[Call] = [
+    ("/sdapi/v1/txt2img", {"json": diffusion(seed=-1)}),
+    ("/v1/images/generations", {"json": OF_OPENAI | {"size": "64x64", "response_format": "url"}}),
+    ("/v1/images/edits", {"data": OF_OPENAI, "files": {"image": ("a.png", png("red", (64, 64)))}}),
+]
+AT_ONCE: list[Call] = [
+    ("/prompt", {"json": workflow(seed=1)}),
+    ("/api/v2/jobs", {"json": {"workflow": workflow(seed=2)["prompt"]}}),
+]
+
+
+@pytest.mark.parametrize("title", ["ray::ServeReplica:darkroom:Api", "haproxy"])
+def test_a_repeated_call_with_its_key_finds_the_job_of_the_broken_call(
+    chaos: Service, title: str
+) -> None:
+    keys = {path: f"{title} {path} {time.time_ns()}" for path, _ in (*WAITING, *AT_ONCE)}
+
+    def post(call: Call) -> httpx.Response:
+        path, body = call
+        headers = {"Idempotency-Key": keys[path]}
+        return chaos.http.post(path, headers=headers, timeout=300 * FACTOR, **body)
+
+    def broken(call: Call) -> bool:
+        try:
+            return not post(call).is_success
+        except httpx.TransportError:
+            return True
+
+    def repeated(call: Call) -> str:
+        def succeeded() -> str:
+            with suppress(httpx.TransportError):
+                answer = post(call)
+                if answer.is_success:
+                    return answer.text
+                assert answer.status_code in {502, 503}, answer.text
+            return ""
+
+        return asyncio.run(eventually(succeeded))
+
+    before = job_ids(chaos)
+    count = len(before) + len(keys)
+    engine = chaos.engine()
+    with ThreadPoolExecutor() as threads:
+        engine.suspend()  # so that no job ends before the kill
+        try:
+            for call in AT_ONCE:
+                assert post(call).is_success
+            waits = [threads.submit(broken, call) for call in WAITING]
+            asyncio.run(eventually(lambda: len(job_ids(chaos)) == count))
+            for process in chaos.processes(title):
+                process.kill()
+            assert [wait.result() for wait in waits] == [True] * len(WAITING)
+        finally:
+            engine.resume()
+        answers = list(threads.map(repeated, (*WAITING, *AT_ONCE)))
+    jobs = {job_id for job_id in job_ids(chaos) if job_id not in before}
+    assert len(jobs) == len(keys)
+    for job_id in jobs:
+        result = chaos.http.get(f"/v1/jobs/{job_id}/result", params={"wait": 60}).json()
+        assert result["status"] == 1, result
+        assert sum(job_id in text for text in answers) == 1
+        check_ended_once(chaos, job_id)
+        assert chaos.event_names(job_id).count("image_stored") == 1
 
 
 def test_a_killed_replica_costs_a_stream_nothing(chaos: Service) -> None:
