@@ -139,3 +139,6 @@ def test_an_input_image_is_uploaded(signed_in: Visitor, service: Service) -> Non
     page.get_by_role("button", name="Run", exact=True).click()
     signed_in.completed()
     assert signed_in.pictures() == [24]
+    # Other tests expect that the list of uploads has only their own.
+    for name in ("first.png", "second.png"):
+        assert service.http.delete(f"/v1/uploads/{name}").is_success

@@ -41,7 +41,7 @@ def test_a_key_that_is_revoked_signs_out(visitor: Visitor, service: Service) -> 
     made = service.http.post("/v1/keys", json={"owner": "dora"}).json()
     visitor.sign_in(made["key"])
     names = visitor.page.get_by_role("navigation").get_by_role("link").all_inner_texts()
-    assert names == ["Create", "Workflow", "Gallery", "Use"]
+    assert names == ["Create", "Workflow", "Named workflows", "Gallery", "Use"]
     service.http.delete(f"/v1/keys/{made['id']}").raise_for_status()
     told = visitor.page.get_by_text("The key is no longer valid")
     give_up_at = time.monotonic() + WAIT_MS / 1000
