@@ -100,7 +100,7 @@ def store_workflow(  # noqa: PLR0917 - typer makes the options from the argument
     url: UrlOption = None,
     key: KeyOption = None,
 ) -> None:
-    """Store a graph by a name. If the name exists, the graph becomes its newest version."""
+    """Store a graph under a name. If the name exists, the graph becomes its newest version."""
     given = {"prompt": _graph(file), "description": description, "endpoint": endpoint}
     body = {member: value for member, value in given.items() if value is not None}
     with open_client(url, key) as client:
@@ -153,7 +153,10 @@ def delete_workflow(
 def _values(
     client: Darkroom, given: list[str] | tuple[str, ...], properties: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of the inputs. Files are uploaded. Texts are used as they are."""
+    """Return the values of the inputs. Files (`@FILE`) are uploaded, and texts stay as they are.
+
+    `properties` has the JSON Schemas of the inputs by name.
+    """
     values: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -293,6 +293,10 @@ class WorkflowOutcome(StrEnum):
 
     DONE = "done"
     EXISTS = "exists"
+    """A new workflow has the name of an existing one."""
     MISSING = "missing"
+    """The workflow was removed in the meantime."""
     CHANGED = "changed"
+    """Another version was stored in the meantime."""
     FULL = "full"
+    """The owner has reached a limit of workflows, versions or bytes."""

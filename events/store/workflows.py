@@ -23,7 +23,7 @@ MAX_NAMES = constant("MAX_WORKFLOWS", 200)
 MAX_VERSIONS = constant("MAX_WORKFLOW_VERSIONS", 100)
 """The largest number of versions of a workflow."""
 MAX_BYTES = constant("MAX_WORKFLOWS_BYTES", 64 * 1024**2)
-"""The largest size of all versions of an owner in bytes."""
+"""The largest total size in bytes of all versions of an owner."""
 
 _SHOWN = tuple(WORKFLOWS.c[each.name] for each in fields(WorkflowVersion))
 
@@ -35,7 +35,7 @@ class Workflows:
         self._database = database
 
     async def all(self, owner: str) -> list[WorkflowVersion]:
-        """Return every version that the owner may run, by name and version.
+        """Return every version that the owner may run, sorted by name and version.
 
         A workflow of the owner hides a workflow of all owners with the same name.
         """
@@ -45,10 +45,10 @@ class Workflows:
 
     async def of_name(self, owner: str, name: str) -> list[WorkflowVersion]:
         """Return the versions of the owner's workflow, oldest first; empty if there is none."""
-        return await self._versions(_is(owner, name))
+        return await self._versions(_named(owner, name))
 
     async def contents(self, versions: Collection[WorkflowVersion]) -> dict[WorkflowVersion, str]:
-        """Return the contents of these versions. A removed version is left out."""
+        """Return the contents of these versions as JSON. A version that was removed is left out."""
         columns = (WORKFLOWS.c.owner, WORKFLOWS.c.name, WORKFLOWS.c.version)
         wanted = {(each.owner, each.name, each.version): each for each in versions}
         query = sa.select(*columns, WORKFLOWS.c.content)
@@ -58,11 +58,14 @@ class Workflows:
     async def add(
         self, owner: str, name: str, content: str, *, after: int, at: datetime
     ) -> WorkflowOutcome:
-        """Store version `after + 1`. The newest version must be `after`; 0 adds a new workflow."""
+        """Store version `after + 1` if `after` is still the newest version.
+
+        With 0, a new workflow is added.
+        """
         async with self._database.write(lock=_lock_of(owner)) as connection:
             newest = (
                 await connection.execute(
-                    sa.select(sa.func.max(WORKFLOWS.c.version)).where(_is(owner, name))
+                    sa.select(sa.func.max(WORKFLOWS.c.version)).where(_named(owner, name))
                 )
             ).scalar_one() or 0
             if newest != after:
@@ -70,7 +73,7 @@ class Workflows:
                     return WorkflowOutcome.MISSING
                 return WorkflowOutcome.CHANGED if after else WorkflowOutcome.EXISTS
             size_bytes = len(content.encode())
-            if not await _fits(connection, owner, name, size_bytes):
+            if not await _has_room(connection, owner, name, size_bytes):
                 return WorkflowOutcome.FULL
             row = {
                 "owner": owner,
@@ -85,21 +88,21 @@ class Workflows:
         return WorkflowOutcome.DONE
 
     async def mark(self, owner: str, name: str, version: int | None) -> bool:
-        """Mark this version, or no version. Return False if the version does not exist."""
+        """Mark only this version; None marks none. Return False if the version does not exist."""
         async with self._database.write(lock=_lock_of(owner)) as connection:
-            is_it = WORKFLOWS.c.version == version
+            is_version = WORKFLOWS.c.version == version
             if version is not None:
-                query = sa.select(WORKFLOWS.c.version).where(_is(owner, name) & is_it)
+                query = sa.select(WORKFLOWS.c.version).where(_named(owner, name) & is_version)
                 if (await connection.execute(query)).first() is None:
                     return False
-            marked = sa.false() if version is None else is_it
-            change = sa.update(WORKFLOWS).where(_is(owner, name)).values(is_marked=marked)
+            marked = sa.false() if version is None else is_version
+            change = sa.update(WORKFLOWS).where(_named(owner, name)).values(is_marked=marked)
             await connection.execute(change)
         return True
 
     async def remove(self, owner: str, name: str) -> bool:
         """Remove all versions. Return False if the workflow does not exist."""
-        return await self._database.execute(sa.delete(WORKFLOWS).where(_is(owner, name))) > 0
+        return await self._database.execute(sa.delete(WORKFLOWS).where(_named(owner, name))) > 0
 
     async def _versions(self, condition: sa.ColumnElement[bool]) -> list[WorkflowVersion]:
         query = sa.select(*_SHOWN).where(condition)
@@ -107,7 +110,7 @@ class Workflows:
         return [WorkflowVersion(**row._mapping) for row in await self._database.fetch(ordered)]
 
 
-async def _fits(connection: AsyncConnection, owner: str, name: str, size_bytes: int) -> bool:
+async def _has_room(connection: AsyncConnection, owner: str, name: str, size_bytes: int) -> bool:
     """Return whether the owner may store one more version of this size in bytes."""
     columns = WORKFLOWS.c
     is_name = columns.name == name
@@ -128,5 +131,5 @@ def _lock_of(owner: str) -> int:
     return int.from_bytes(digest, signed=True)
 
 
-def _is(owner: str, name: str) -> sa.ColumnElement[bool]:
+def _named(owner: str, name: str) -> sa.ColumnElement[bool]:
     return (WORKFLOWS.c.owner == owner) & (WORKFLOWS.c.name == name)

@@ -90,14 +90,14 @@ class WorkflowCall(Protocol):
     """A call of a named workflow."""
 
     @property
-    def asked(self) -> str:
-        """The name and the endpoint as the caller sent them. They are part of the fingerprint."""
+    def as_sent(self) -> str:
+        """The name and the endpoint as the caller sent them, which the fingerprint includes."""
 
-    def of_graph(self, prompt: Any) -> NamedWorkflow:
-        """Return what is recorded with the job. `prompt` is the graph to run."""
+    def record_of(self, prompt: Any) -> NamedWorkflow:
+        """Return what the job records about the call. `prompt` is the graph that runs."""
 
-    def told_by_name(self, error: GraphInvalid) -> EngineError:
-        """Return an error of the graph with the names of the inputs instead of node ids."""
+    def with_input_names(self, error: GraphInvalid) -> EngineError:
+        """Return an error about the graph with the names of inputs in place of node ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +123,10 @@ class GenerateRequest:
     limited while the body was read.
     """
     sent: bytes | None = None
-    """What the caller sent, or its hash, if `body` was made from it. A repeated request has the
-    same `sent`. Its `body` may differ, because it depends on defaults and stored options.
+    """The request as the caller sent it, or its hash. None if `body` is what the caller sent.
+
+    The fingerprint uses `sent`, because it is the same in a repeated request. A `body` that the
+    service builds also depends on defaults and stored options, which may change.
     """
     idempotency_key: str | None = None
     job_id: str | None = None
@@ -132,7 +134,7 @@ class GenerateRequest:
     client_id: str | None = None
     """See `Submitted.client_id`."""
     workflow: WorkflowCall | None = None
-    """The named workflow that `content` has the graph of."""
+    """The call of a named workflow from which `content` was made. None for any other request."""
     traceparent: str | None = None
 
     @property
@@ -214,7 +216,7 @@ class Acceptance:
 
     async def accept(self, request: GenerateRequest, *, began: datetime | None = None) -> Job:
         """Return the job of a request, as `_accept` does."""
-        with _told_by_name(request):
+        with _errors_with_input_names(request):
             return await self._accept(request, began=began)
 
     async def _accept(self, request: GenerateRequest, *, began: datetime | None) -> Job:
@@ -262,7 +264,7 @@ class Acceptance:
         the job.
         """
         fingerprint = await fingerprint_of(request)
-        with _told_by_name(request):
+        with _errors_with_input_names(request):
             body = await self._check_body(request)
             return (await self._build_event(request, body, fingerprint)).submitted
 
@@ -450,7 +452,7 @@ class Acceptance:
             client_id=request.client_id,
             notes=body.notes or None,
             sealed_extra_data=None if extra_data is None else sealed(self._secret, extra_data),
-            workflow=None if request.workflow is None else request.workflow.of_graph(body.prompt),
+            workflow=None if request.workflow is None else request.workflow.record_of(body.prompt),
         )
         size_bytes = len(to_json(submitted, exclude_none=True, inf_nan_mode="null"))
         if size_bytes > _MAX_EVENT_BYTES:
@@ -582,14 +584,14 @@ class Acceptance:
 
 
 @contextmanager
-def _told_by_name(request: GenerateRequest) -> Generator[None]:
-    """Let errors of the graph of a named workflow name its inputs."""
+def _errors_with_input_names(request: GenerateRequest) -> Generator[None]:
+    """Raise errors about the graph of a named workflow with the names of its inputs."""
     try:
         yield
     except GraphInvalid as error:
         if request.workflow is None:
             raise
-        raise request.workflow.told_by_name(error) from error
+        raise request.workflow.with_input_names(error) from error
 
 
 async def fingerprint_of(request: GenerateRequest) -> str:
@@ -602,7 +604,7 @@ async def fingerprint_of(request: GenerateRequest) -> str:
     asked += request.callback_events or ()
     of_images = {"format": request.image_format, "quality": request.image_quality}
     asked += [f"image_{name}={value}" for name, value in of_images.items() if value is not None]
-    place = request.endpoint if request.workflow is None else request.workflow.asked
+    place = request.endpoint if request.workflow is None else request.workflow.as_sent
     text = "\0".join((request.flavour, place, callback, *asked))
 
     def digest() -> str:

@@ -33,8 +33,8 @@ from serve_app.routes.generate import (
 from serve_app.workflows.definition import (
     InputDefinition,
     NewWorkflow,
-    WorkflowCall,
     WorkflowChanges,
+    WorkflowRun,
     value_in,
 )
 from serve_app.workflows.named import FoundWorkflow
@@ -59,10 +59,11 @@ Reference = Annotated[
 Shared = Annotated[
     bool,
     Query(
-        description="Whether the workflow of all owners is meant. Only administrators may change it"
+        description="Whether the workflow with this name that belongs to all owners is meant. Only "
+        "administrators may change it"
     ),
 ]
-OfCall = Annotated[
+RunEndpoint = Annotated[
     str,
     Query(description="The endpoint that runs the job. Absent: the endpoint of the workflow"),
 ]
@@ -78,7 +79,8 @@ class WorkflowSummary(BaseModel):
     version: int = Field(description="The version that the name without a version means")
     versions: list[VersionInfo] = Field(description="All versions, oldest first")
     marked: int | None = Field(
-        default=None, description="The version that its owner marked. Absent: the newest is used"
+        default=None,
+        description="The version that was marked. Absent: the name means the newest version",
     )
     shared: bool = Field(description="Whether the keys of all owners may run the workflow")
 
@@ -135,7 +137,9 @@ class WorkflowDetail(WorkflowSummary):
 
 class WorkflowSchema(BaseModel):
     inputs: dict[str, Any] = Field(description="JSON Schema of the member `inputs` of a call")
-    outputs: dict[str, Any] = Field(description="JSON Schema of the results by output")
+    outputs: dict[str, Any] = Field(
+        description="JSON Schema of the results, grouped by their `output`"
+    )
 
 
 _NEW_BODY = model_body(
@@ -148,7 +152,7 @@ _NEW_BODY = model_body(
     },
 )
 _CHANGE_BODY = model_body(WorkflowChanges, {"description": "A person in front of a plain wall"})
-_CALL_BODY = model_body(WorkflowCall, {"inputs": {"prompt": "a lighthouse in a storm"}})
+_CALL_BODY = model_body(WorkflowRun, {"inputs": {"prompt": "a lighthouse in a storm"}})
 
 
 @router.get("", response_model_exclude_none=True)
@@ -170,12 +174,12 @@ async def list_workflows(key: ReadKey, submission: SubmissionDep) -> WorkflowPag
 async def create_workflow(
     request: Request, response: Response, key: GenerateKey, submission: SubmissionDep
 ) -> WorkflowDetail:
-    """Store a graph by a name. The graph is checked like that of a job. Inputs and outputs that the
-    body does not name are proposed from the graph.
+    """Store a graph under a name. The graph is checked like the graph of a job. If the body has no
+    `inputs` or no `outputs`, they are proposed from the graph.
     """
-    body = await _definition(request, key, submission, NewWorkflow)
+    body = await _read_definition(request, key, submission, NewWorkflow)
     found = await submission.workflows.create(key, body)
-    _note("create", body.name, key)
+    _log_change("create", body.name, key)
     response.headers["Location"] = f"{router.prefix}/{body.name}"
     return WorkflowDetail.of(found)
 
@@ -203,11 +207,12 @@ async def change_workflow(
     shared: Shared = False,
 ) -> WorkflowDetail:
     """Store a new version of a workflow, or mark the version that its name means. Members that the
-    body does not have are those of the newest version. Earlier versions never change.
+    body does not have are those of the newest version, except that the outputs of a new graph are
+    proposed again. Earlier versions never change.
     """
-    body = await _definition(request, key, submission, WorkflowChanges)
+    body = await _read_definition(request, key, submission, WorkflowChanges)
     found = await submission.workflows.change(key, name, body, shared=shared)
-    _note("change", name, key)
+    _log_change("change", name, key)
     return WorkflowDetail.of(found)
 
 
@@ -217,7 +222,7 @@ async def delete_workflow(
 ) -> Response:
     """Delete a workflow with all its versions. Jobs that it made stay as they are."""
     await submission.workflows.remove(key, name, shared=shared)
-    _note("delete", name, key)
+    _log_change("delete", name, key)
     return Response(status_code=204)
 
 
@@ -229,7 +234,7 @@ async def show_workflow_schema(
     found = await submission.workflows.find(key, name)
     outputs = {each: {"type": "array"} for each in found.definition.outputs}
     return WorkflowSchema(
-        inputs=found.definition.json_schema(found.title),
+        inputs=found.definition.json_schema(found.versioned_name),
         outputs={"type": "object", "properties": outputs},
     )
 
@@ -250,7 +255,7 @@ async def run_workflow(
     access: JobAccessDep,
     *,
     name: Reference,
-    endpoint: OfCall = "",
+    endpoint: RunEndpoint = "",
     callback_url: CallbackUrl = None,
     callback_events: CallbackEvents = None,
     alone: Alone = False,
@@ -282,7 +287,7 @@ async def run_workflow(
                 idempotency_key=idempotency_key,
                 traceparent=traceparent_of(request),
             ),
-            asked=name,
+            reference=name,
         )
         job = await submission.acceptance.accept(wanted, began=began)
     headers = {"Location": f"/workflow/v1/result?request_id={job.id}"}
@@ -303,7 +308,7 @@ async def check_workflow_run(
     key: GenerateKey,
     submission: SubmissionDep,
     *,
-    endpoint: OfCall = "",
+    endpoint: RunEndpoint = "",
 ) -> Response:
     """Check values for the inputs of a workflow, and compute the cost. No job is submitted."""
     found = await submission.workflows.find(key, name)
@@ -319,7 +324,7 @@ async def check_workflow_run(
                 content=None,
                 max_bytes=submission.bodies.max_bytes,
             ),
-            asked=name,
+            reference=name,
         )
         would_be = await submission.acceptance.check(wanted)
     assert would_be.cost is not None  # Every new job has a cost.
@@ -327,8 +332,10 @@ async def check_workflow_run(
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-async def _definition(request: Request, key: ApiKey, submission: Submission, model: type[M]) -> M:
-    """Read a body with a definition. Only an image may exceed the usual size of a body."""
+async def _read_definition(
+    request: Request, key: ApiKey, submission: Submission, model: type[M]
+) -> M:
+    """Read a body with a definition. Only a body with an image may exceed the usual size."""
     bodies = submission.bodies
     async with bodies.json_with_images(request, key.owner) as (body, content):
         has_image = isinstance(content, dict) and isinstance(content.get("prompt"), str)
@@ -337,6 +344,6 @@ async def _definition(request: Request, key: ApiKey, submission: Submission, mod
         return validated(model, content)
 
 
-def _note(change: str, name: str, key: ApiKey) -> None:
+def _log_change(change: str, name: str, key: ApiKey) -> None:
     fields = {"action": f"{change}_workflow", "workflow": name, "by_key_id": key.id}
     logger.info("workflows changed", extra=fields)

@@ -1,6 +1,7 @@
 """The definition of a named workflow: a graph with typed inputs and named outputs.
 
-A definition is the content of a version. `graph_with` writes the values of a call into the graph.
+A version of a workflow stores one definition. `graph_with` puts the values of a call into the
+graph.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
 _INPUT_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 _MAX_INPUTS = 100
 _MAX_TEXT_CHARS = 2000
-_SHOWN = 20
+_MAX_SHOWN_CHOICES = 20
 
 InputName = Annotated[str, Field(pattern=_INPUT_NAME)]
 NodeId = Annotated[str, Field(min_length=1, max_length=255)]
@@ -66,18 +67,21 @@ class InputDefinition(Members):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.type is None:
-            return self  # It is checked again when the type is known.
+            return self  # `proposals.with_types` validates the input again with its type.
         if (self.minimum, self.maximum) != (None, None) and self.type not in ("integer", "number"):
-            raise ValueError("only numbers have a minimum and a maximum")
+            raise ValueError("only an integer or a number may have a minimum or a maximum")
         if self.required and self.default is not None:
-            raise ValueError("a required input has no default")
+            raise ValueError("a required input may not have a default")
         for value in (self.default, *(self.choices or ())):
             if value is not None and (wrong := self.error_of(value, allowed=self.default)):
                 raise ValueError(f"{str(value)[:40]!r} {wrong}")
         return self
 
     def error_of(self, value: Any, *, allowed: Any = None) -> str | None:
-        """Return why this value is not valid, or None. `allowed` is valid in any case."""
+        """Return why this value is not valid, or None if it is valid.
+
+        A value that equals `allowed`, such as the default, may lie outside the choices and bounds.
+        """
         assert self.type is not None
         match self.type:
             case "boolean":
@@ -89,11 +93,11 @@ class InputDefinition(Members):
             case _:
                 is_right = isinstance(value, str)
         if not is_right:
-            return f"must be {_NAMED[self.type]}"
+            return f"must be {_EXPECTED[self.type]}"
         if allowed is not None and value == allowed:
             return None
         if self.choices is not None and value not in self.choices:
-            shown = ", ".join(str(each)[:80] for each in self.choices[:_SHOWN])
+            shown = ", ".join(str(each)[:80] for each in self.choices[:_MAX_SHOWN_CHOICES])
             return f"must be one of the choices; there are: {shown}"
         if self.minimum is not None and value < self.minimum:
             return f"must be at least {self.minimum:g}"
@@ -102,13 +106,13 @@ class InputDefinition(Members):
         return None
 
     def json_schema(self, current: Any) -> dict[str, Any]:
-        """Return the JSON Schema of the input. `current` is the value in the graph."""
+        """Return the JSON Schema of the input. `current` is the value that the graph has now."""
         assert self.type is not None
         kind = "string" if self.type in ("image", "file") else self.type
         default = None if self.required else current if self.default is None else self.default
         schema = {
             "type": kind,
-            "description": self.description or _DESCRIBED.get(self.type),
+            "description": self.description or _DEFAULT_DESCRIPTIONS.get(self.type),
             "default": default,
             "minimum": self.minimum,
             "maximum": self.maximum,
@@ -118,7 +122,7 @@ class InputDefinition(Members):
         return {name: each for name, each in schema.items() if each is not None}
 
 
-_NAMED = {
+_EXPECTED = {
     "string": "a text",
     "integer": "a whole number",
     "number": "a number",
@@ -126,7 +130,7 @@ _NAMED = {
     "image": "a text: the name of an upload, a data URL or an https URL",
     "file": "a text: the name of an upload, a data URL or an https URL",
 }
-_DESCRIBED = {
+_DEFAULT_DESCRIPTIONS = {
     "image": "An image: the name of an upload, a data URL or an https URL",
     "file": "A file: the name of an upload, a data URL or an https URL",
 }
@@ -163,7 +167,10 @@ class Definition(BaseModel):
         }
 
     def graph_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the graph with the values of a call. Raises ParametersInvalid."""
+        """Return a copy of the graph with the values of a call.
+
+        Raises ParametersInvalid if an input is unknown, missing or not valid.
+        """
         errors = []
         for name in given.keys() - self.inputs.keys():
             known = ", ".join(self.inputs) or "none"
@@ -187,10 +194,10 @@ class Definition(BaseModel):
             raise ParametersInvalid(tuple(sorted(errors, key=lambda error: error.field)))
         return prompt
 
-    def told_by_name(self, error: GraphInvalid) -> GraphInvalid | ParametersInvalid:
-        """Return an error about values of inputs with the names of the inputs.
+    def with_input_names(self, error: GraphInvalid) -> GraphInvalid | ParametersInvalid:
+        """Return an error about the graph with the names of inputs in place of node ids.
 
-        An error about another part of the graph is returned unchanged.
+        If a part of the error is not about an input, the error is returned unchanged.
         """
         names = {(each.node, each.input): name for name, each in self.inputs.items()}
         fields = []
@@ -205,19 +212,20 @@ class Definition(BaseModel):
 
 
 def value_in(prompt: Mapping[str, Any], definition: InputDefinition) -> Any:
-    """Return the value in the graph that an input replaces."""
+    """Return the value in the graph that this input replaces, or None if the node has none."""
     return prompt[definition.node]["inputs"].get(definition.input)
 
 
-def require_bound(prompt: Mapping[str, Any], inputs: Mapping[str, InputDefinition]) -> None:
-    """Raise ParametersInvalid if the node of an input is missing, or takes a link there."""
+def require_replaceable(prompt: Mapping[str, Any], inputs: Mapping[str, InputDefinition]) -> None:
+    """Raise ParametersInvalid if the node of an input is missing or has a link as the value."""
     errors = []
     for name, each in inputs.items():
         node = prompt.get(each.node)
         if node is None:
             message = f"the graph has no node {each.node[:80]!r}"
         elif is_link(node["inputs"].get(each.input)):
-            message = f"the input {each.input[:80]!r} of node {each.node[:80]!r} is a link"
+            place = f"the input {each.input[:80]!r} of node {each.node[:80]!r}"
+            message = f"{place} is linked to another node. Choose an input that has a value"
         else:
             continue
         errors.append(FieldError("unknown_node", message, f"inputs.{name}"))
@@ -236,7 +244,8 @@ Inputs = Annotated[
     dict[InputName, InputDefinition],
     Field(
         max_length=_MAX_INPUTS,
-        description="The inputs by name. Absent: proposed from the graph",
+        description="The inputs by name. Absent in a new workflow: proposed from the graph. Absent "
+        "in a change: those of the newest version",
     ),
 ]
 Outputs = Annotated[
@@ -245,7 +254,8 @@ Outputs = Annotated[
         min_length=1,
         max_length=_MAX_INPUTS,
         description="The ids of the output nodes whose results a call returns, by a name. Other "
-        "output nodes do not run. Absent: all output nodes",
+        "output nodes do not run. Absent: all output nodes of a new graph, and in a change without "
+        "a graph those of the newest version",
     ),
 ]
 EndpointName = Annotated[
@@ -273,9 +283,9 @@ class NewWorkflow(Members):
 
 
 class WorkflowChanges(Members):
-    """The body that changes a workflow. Absent members stay as they are.
+    """The body that changes a workflow. Any member except `marked` makes a new version.
 
-    A change of any member except `marked` makes a new version.
+    Absent members stay as they are, except that the outputs of a new graph are proposed again.
     """
 
     prompt: Any = None
@@ -290,7 +300,7 @@ class WorkflowChanges(Members):
     )
 
 
-class WorkflowCall(Members):
+class WorkflowRun(Members):
     """The body that runs a workflow."""
 
     inputs: dict[str, Any] = Field(

@@ -1,4 +1,4 @@
-"""Stores named workflows, and turns calls of them into generate requests."""
+"""Stores and finds named workflows, and builds the generate requests of their calls."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from serve_app.refusals import (
 from serve_app.workflows.definition import (
     Definition,
     NewWorkflow,
-    WorkflowCall,
     WorkflowChanges,
-    require_bound,
+    WorkflowRun,
+    require_replaceable,
     value_in,
 )
 from serve_app.workflows.proposals import (
-    completed,
     graph_in_image,
-    needed_for,
+    nodes_needed_for,
     proposed_inputs,
     proposed_outputs,
+    with_types,
 )
 from settings.constant import constant
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _REFERENCE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})(?:@([1-9]\d{0,8}))?")
 """A name, or a name with a version: `portrait`, `portrait@3`."""
 _LISTED_BYTES = constant("WORKFLOWS_LISTED_BYTES", 4 * 1024**2)
-"""The largest size of the definitions in one list in bytes."""
+"""The largest total size in bytes of the definitions that one call of `definitions` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +65,19 @@ class FoundWorkflow:
     definition: Definition
 
     @property
-    def title(self) -> str:
+    def versioned_name(self) -> str:
+        """The name and the version, such as `portrait@3`."""
         return f"{self.version.name}@{self.version.version}"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a named workflow; see `acceptance.WorkflowCall`."""
+    """A call of a version of a named workflow. Implements `acceptance.WorkflowCall`."""
 
     found: FoundWorkflow
-    asked: str
+    as_sent: str
 
-    def of_graph(self, prompt: Any) -> NamedWorkflow:
+    def record_of(self, prompt: Any) -> NamedWorkflow:
         definition = self.found.definition
         return NamedWorkflow(
             name=self.found.version.name,
@@ -85,11 +86,16 @@ class Call:
             outputs={node: name for name, node in definition.outputs.items()},
         )
 
-    def told_by_name(self, error: GraphInvalid) -> EngineError:
-        return self.found.definition.told_by_name(error)
+    def with_input_names(self, error: GraphInvalid) -> EngineError:
+        return self.found.definition.with_input_names(error)
 
 
 class NamedWorkflows:
+    """The named workflows that keys may store and run.
+
+    All methods that read or write the database raise DatabaseUnavailable.
+    """
+
     def __init__(self, store: Workflows, acceptance: Acceptance, threads: FairThreads) -> None:
         self._store = store
         self._acceptance = acceptance
@@ -105,7 +111,8 @@ class NamedWorkflows:
     async def definitions(self, key: ApiKey) -> dict[str, Definition]:
         """Return the definitions of the workflows that the key may run, by name.
 
-        They are left out from the one with which they have more than `_LISTED_BYTES`.
+        The definitions are added in the order of their names, until the next one would make them
+        larger than `_LISTED_BYTES` in total. That one and all after it are left out.
         """
         wanted, left_bytes = [], _LISTED_BYTES
         for versions in (await self.all(key)).values():
@@ -126,10 +133,10 @@ class NamedWorkflows:
         return await self._threads.run(key.owner, parse, is_quick=not wanted)
 
     async def find(self, key: ApiKey, reference: str, *, shared: bool = False) -> FoundWorkflow:
-        """Return the version that `name` or `name@version` means.
+        """Return the version that `reference` means: `name` or `name@version`.
 
-        A workflow of the key's owner hides a workflow of all owners with the same name. With
-        `shared`, only the latter is found. Raises WorkflowNotFound.
+        A workflow of the key's owner hides a workflow of all owners with the same name. If `shared`
+        is true, only a workflow of all owners is found. Raises WorkflowNotFound.
         """
         asked = _REFERENCE.fullmatch(reference)
         if asked is None:
@@ -142,8 +149,9 @@ class NamedWorkflows:
         raise WorkflowNotFound
 
     async def create(self, key: ApiKey, body: NewWorkflow) -> FoundWorkflow:
-        """Store a new workflow. Raises WorkflowExists, TooManyWorkflows, ScopeMissing, and the
-        errors of a graph that cannot run.
+        """Check and store a new workflow, and return its first version.
+
+        Raises WorkflowExists, TooManyWorkflows, ScopeMissing, and the errors of `_checked`.
         """
         owner = _owner_of(key, shared=body.shared)
         definition = await self._checked(
@@ -162,8 +170,10 @@ class NamedWorkflows:
     ) -> FoundWorkflow:
         """Store a new version with the given members, mark a version, or do both.
 
-        Raises WorkflowNotFound, WorkflowChanged, TooManyWorkflows, ScopeMissing, and the errors of
-        a graph that cannot run.
+        Members that the body does not have are those of the newest version, except that the outputs
+        of a new graph are proposed again. Raises WorkflowNotFound, WorkflowChanged,
+        TooManyWorkflows, ScopeMissing, ParametersInvalid if the marked version does not exist, and
+        the errors of `_checked`.
         """
         owner = _owner_of(key, shared=shared)
         versions = await self._store.of_name(owner, name)
@@ -203,14 +213,15 @@ class NamedWorkflows:
         content: Any,
         request: GenerateRequest,
         *,
-        asked: str,
+        reference: str,
     ) -> GenerateRequest:
-        """Return the generate request of a call with this parsed body.
+        """Return the generate request of a call of the workflow `found`.
 
-        `request` is the request without the graph. Its endpoint is empty if the caller names none.
-        `asked` is the name as the caller sent it. Raises RequestValidationError, ParametersInvalid.
+        `content` is the parsed body of the call. `request` has everything but the graph, and its
+        endpoint is empty if the caller names none. `reference` is the name of the workflow as the
+        caller sent it. Raises RequestValidationError, ParametersInvalid.
         """
-        call = validated(WorkflowCall, content)
+        call = validated(WorkflowRun, content)
         more = {MEMBER: call.image_put_urls, "extra_data": call.extra_data}
         given = {name: value for name, value in more.items() if value is not None}
         prompt = found.definition.graph_with(call.inputs)
@@ -219,7 +230,7 @@ class NamedWorkflows:
             flavour=Flavour.WORKFLOW,
             endpoint=request.endpoint or found.definition.endpoint,
             content={"prompt": prompt, **given},
-            workflow=Call(found, f"{asked} {request.endpoint}"),
+            workflow=Call(found, as_sent=f"{reference} {request.endpoint}"),
         )
 
     async def _definition(self, version: WorkflowVersion) -> Definition:
@@ -238,7 +249,11 @@ class NamedWorkflows:
         outputs: Mapping[str, str] | None,
         description: str,
     ) -> Definition:
-        """Check that the graph can run on the endpoint, and return the whole definition."""
+        """Check that the graph can run on the endpoint, and return the whole definition.
+
+        Inputs and outputs that are None are proposed. Raises the errors of `Acceptance.compiled`,
+        InvalidImage, ParametersInvalid.
+        """
         if isinstance(prompt, str):
             prompt = await self._threads.run(key.owner, graph_in_image, prompt, is_quick=False)
         content = {"prompt": prompt}
@@ -253,19 +268,20 @@ class NamedWorkflows:
         compiler = checked.compiler
 
         def build() -> Definition:
-            # The seeds and values of the caller are kept, not those of the checked graph.
+            # The workflow keeps the values that the caller sent. In the checked graph, negative
+            # seeds are replaced by random seeds.
             graph = {
                 node_id: {**node, "inputs": {**(node.get("inputs") or {})}}
                 for node_id, node in compiler.members(content)["prompt"].items()
                 if node_id in checked.prompt
             }
             named = proposed_outputs(graph, compiler.declared) if outputs is None else outputs
-            graph = needed_for(graph, named) if named else graph
+            graph = nodes_needed_for(graph, named) if named else graph
             if inputs is None:
                 typed = proposed_inputs(graph, compiler.declared)
             else:
-                require_bound(graph, inputs)
-                typed = completed(graph, inputs, compiler.declared)
+                require_replaceable(graph, inputs)
+                typed = with_types(graph, inputs, compiler.declared)
             return Definition(
                 prompt=graph,
                 inputs=typed,

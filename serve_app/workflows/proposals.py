@@ -35,7 +35,10 @@ _UPLOADS: Mapping[str, tuple[str, InputType]] = {
     "video_upload": ("video", "file"),
     "audio_upload": ("audio", "file"),
 }
-_PROPOSED = {
+"""The name and the type of the input that is proposed for an input file of a node, by the option
+with which the node type declares it.
+"""
+_PROPOSED_NAMES = {
     "seed": "seed",
     "noise_seed": "seed",
     "steps": "steps",
@@ -43,9 +46,9 @@ _PROPOSED = {
     "unet_name": "diffusion_model",
     "lora_name": "lora",
 }
-"""The names of proposed inputs by the names of the inputs of nodes."""
+"""The names of the proposed inputs, by the names of the inputs of nodes that they set."""
 _SIZES = ("width", "height", "batch_size")
-"""These inputs are proposed for nodes without links, which make empty latents."""
+"""Inputs that are proposed only for nodes without links. Such nodes make empty latents."""
 _MASK_LOADER = "LoadImageMask"
 _RANDOM_SEED = -1
 _MAX_IMAGE_BYTES = 16 * 1024**2
@@ -54,14 +57,15 @@ _MAX_IMAGE_BYTES = 16 * 1024**2
 def proposed_inputs(prompt: Prompt, declared: Declared) -> dict[str, InputDefinition]:
     """Return inputs for texts, seeds, sizes, steps, models and input files of the graph.
 
-    Names that occur twice get a number, in the order of the ids of the nodes.
+    If a name is proposed more than once, the later ones get a number (`seed`, `seed_2`), in the
+    order of the ids of the nodes.
     """
     roles = _roles(prompt)
     inputs: dict[str, InputDefinition] = {}
     for node_id, node in _in_order(prompt):
         specs = _specs(declared(node["class_type"]))
         values = {name: spec for name, spec in specs.items() if _is_value(node["inputs"].get(name))}
-        if (titled := _titled(node, "input")) and values:
+        if (titled := _name_in_title(node, "input")) and values:
             found = [(titled, next(iter(values)))]
         else:
             found = [
@@ -70,35 +74,36 @@ def proposed_inputs(prompt: Prompt, declared: Declared) -> dict[str, InputDefini
                 if (asked := _name_of(node, name, spec, role=roles.get(node_id))) is not None
             ]
         for asked, name in found:
-            kind = _kind(values[name], node["inputs"][name])
-            more = _of_seed() if asked == "seed" else _bounds(values[name], kind)
+            kind = _type_of(values[name], node["inputs"][name])
+            more = _seed_options() if asked == "seed" else _bounds(values[name], kind)
             definition = InputDefinition(node=node_id, input=name, type=kind, **more)
-            inputs[_free(asked, inputs)] = definition
+            inputs[_unused_name(asked, inputs)] = definition
     return inputs
 
 
 def proposed_outputs(prompt: Prompt, declared: Declared) -> dict[str, str]:
-    """Return all output nodes of the graph by names."""
+    """Return the ids of all output nodes of the graph, by the names of the outputs."""
     outputs: dict[str, str] = {}
     for node_id, node in _in_order(prompt):
         if (declared(node["class_type"]) or {}).get("output_node"):
-            outputs[_free(_titled(node, "output") or "output", outputs)] = node_id
+            outputs[_unused_name(_name_in_title(node, "output") or "output", outputs)] = node_id
     return outputs
 
 
-def completed(
+def with_types(
     prompt: Prompt, inputs: Mapping[str, InputDefinition], declared: Declared
 ) -> dict[str, InputDefinition]:
-    """Return the inputs with their types. The node of each input is in the graph.
+    """Return the inputs with their types. The graph must have the node of each input.
 
-    Raises ParametersInvalid if a default or a choice is not of the type.
+    Raises ParametersInvalid if an input is not valid with its type, for example because of its
+    default.
     """
     done: dict[str, InputDefinition] = {}
     errors: list[FieldError] = []
     for name, each in inputs.items():
         node = prompt[each.node]
         spec = _specs(declared(node["class_type"])).get(each.input)
-        kind = each.type or _kind(spec, node["inputs"].get(each.input))
+        kind = each.type or _type_of(spec, node["inputs"].get(each.input))
         try:
             done[name] = InputDefinition.model_validate(each.model_dump() | {"type": kind})
         except ValidationError as error:
@@ -109,8 +114,8 @@ def completed(
     return done
 
 
-def needed_for(prompt: Prompt, outputs: Mapping[str, str]) -> dict[str, Any]:
-    """Return the nodes of the graph that the output nodes need, in their order.
+def nodes_needed_for(prompt: Prompt, outputs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the nodes on which these output nodes depend, in the order of the graph.
 
     Raises ParametersInvalid if the graph has no such output node.
     """
@@ -132,7 +137,7 @@ def needed_for(prompt: Prompt, outputs: Mapping[str, str]) -> dict[str, Any]:
 
 
 def graph_in_image(text: str) -> Any:
-    """Return the graph in an image, which is a data URL or base64.
+    """Return the graph that an image contains. `text` is the image as a data URL or in base64.
 
     Raises InvalidImage, and ApiError 400 if the graph is not valid JSON.
     """
@@ -151,7 +156,11 @@ def _in_order(prompt: Prompt) -> Iterator[tuple[str, Any]]:
 
 
 def _roles(prompt: Prompt) -> dict[str, str]:
-    """Return `prompt` or `negative_prompt` for the nodes of texts that guide a sampler."""
+    """Return the role of each node whose texts guide a sampler, by node id.
+
+    The role is `prompt` if an input `positive` depends on the node, and `negative_prompt` if an
+    input `negative` does.
+    """
     roles: dict[str, str] = {}
     for role, link in (("prompt", "positive"), ("negative_prompt", "negative")):
         open_nodes = [
@@ -166,13 +175,14 @@ def _roles(prompt: Prompt) -> dict[str, str]:
 
 
 def _sources(node: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the nodes to which the inputs of a node are linked."""
     return [str(value[0]) for value in node["inputs"].values() if is_link(value)]
 
 
 def _name_of(node: Mapping[str, Any], name: str, spec: Any, *, role: str | None) -> str | None:
     """Return the name of the input that is proposed for a value of a node, or None.
 
-    `role` is the role of the texts of the node.
+    `role` is the name for a text of this node, or None if the node guides no sampler.
     """
     options = _options(spec)
     for flag, (asked, _) in _UPLOADS.items():
@@ -182,7 +192,7 @@ def _name_of(node: Mapping[str, Any], name: str, spec: Any, *, role: str | None)
         return role or ("prompt" if name == "text" else None)
     if name in _SIZES and not _sources(node):
         return name
-    return _PROPOSED.get(name)
+    return _PROPOSED_NAMES.get(name)
 
 
 def _specs(declaration: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -196,7 +206,7 @@ def _options(spec: Any) -> Mapping[str, Any]:
     return spec[1] if has_options else {}
 
 
-def _kind(spec: Any, value: Any) -> InputType:
+def _type_of(spec: Any, value: Any) -> InputType:
     """Return the type of an input from its declaration, or else from its value in the graph."""
     options = _options(spec)
     for flag, (_, kind) in _UPLOADS.items():
@@ -219,25 +229,26 @@ def _bounds(spec: Any, kind: InputType) -> dict[str, Any]:
     return {name: value for name, value in bounds.items() if is_number(value)}
 
 
-def _of_seed() -> dict[str, Any]:
+def _seed_options() -> dict[str, Any]:
     description = "The seed of the noise; -1: a random seed"
     return {"default": _RANDOM_SEED, "minimum": _RANDOM_SEED, "description": description}
 
 
-def _titled(node: Mapping[str, Any], kind: str) -> str | None:
-    """Return NAME of a node with the title `<kind>:NAME`."""
+def _name_in_title(node: Mapping[str, Any], kind: str) -> str | None:
+    """Return NAME if the node has the title `<kind>:NAME`. Otherwise return None."""
     meta = node.get("_meta")
     title = meta.get("title") if isinstance(meta, Mapping) else None
     found = _TITLE.fullmatch(title.strip()) if isinstance(title, str) else None
     return found[2] if found and found[1] == kind else None
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
-    number, free = 1, name
-    while free in taken:
+def _unused_name(name: str, taken: Mapping[str, Any]) -> str:
+    """Return the name, or else the first of `name_2`, `name_3`, … that is not taken."""
+    number, unused = 1, name
+    while unused in taken:
         number += 1
-        free = f"{name}_{number}"
-    return free
+        unused = f"{name}_{number}"
+    return unused
 
 
 def _is_value(value: Any) -> bool:

@@ -33,9 +33,9 @@ from serve_app.stored_file import parts_of
 from settings.constant import constant
 
 _MAX_IMAGE_BYTES = constant("MCP_MAX_IMAGE_BYTES", 4 * 1024**2)
-"""The largest total size of the images in one answer. Further images have only their URL."""
+"""The largest total size in bytes of the images in one answer. Others have only their URL."""
 _REPORT_PERIOD_S = 1.0
-_RUN = "run_"
+_RUN_PREFIX = "run_"
 _MAX_NAME_CHARS = 64
 
 Report: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
@@ -101,18 +101,18 @@ class CancelJob(_Arguments):
 
 
 class ListModels(_Arguments):
-    """List the models, the endpoints and the stored workflows that can be asked for."""
+    """List the models, the endpoints and the workflows that the key may use."""
 
 
 async def list_tools(caller: Caller) -> list[types.Tool]:
-    """Return the tools, with one for each named workflow that the key may run."""
+    """Return the fixed tools, and one for each workflow in `NamedWorkflows.definitions`."""
     tools = [
         types.Tool(
             name=name,
             description=arguments.__doc__,
             input_schema=arguments.model_json_schema(),
             annotations=types.ToolAnnotations(
-                read_only_hint=name in _READING, destructive_hint=name == "cancel_job"
+                read_only_hint=name in _READ_ONLY, destructive_hint=name == "cancel_job"
             ),
         )
         for name, (arguments, _) in _TOOLS.items()
@@ -137,7 +137,7 @@ async def list_tools(caller: Caller) -> list[types.Tool]:
 async def call_tool(
     caller: Caller, name: str, arguments: Mapping[str, Any], *, report: Report
 ) -> types.CallToolResult:
-    """Run a tool. An error of the call is a result that says what to change.
+    """Run a tool. If the call is refused, the result is an error whose text says what to change.
 
     Raises MCPError if there is no such tool.
     """
@@ -154,10 +154,14 @@ async def call_tool(
 
 
 def _tool_names(workflows: Mapping[str, object]) -> dict[str, str]:
-    """Return the names of workflows by the names of their tools, which clients restrict."""
+    """Return the names of workflows by the names of their tools.
+
+    Clients allow only some characters and lengths in names of tools. If two workflows get the same
+    tool name, the first of them is used.
+    """
     tools: dict[str, str] = {}
     for name in workflows:
-        tools.setdefault(f"{_RUN}{name.replace('.', '_')}"[:_MAX_NAME_CHARS], name)
+        tools.setdefault(f"{_RUN_PREFIX}{name.replace('.', '_')}"[:_MAX_NAME_CHARS], name)
     return tools
 
 
@@ -176,9 +180,9 @@ async def _generate_image(
         "sd_model_checkpoint": target.checkpoint,
     }
     content = {name: value for name, value in body.items() if value is not None}
-    wanted = _wanted(caller, Flavour.DIFFUSION, content, target.endpoint.id)
-    job = await _submitted(caller, wanted)
-    return await _at_end(caller, job, report, wait_s=MAX_WAIT_S)
+    wanted = _generate_request(caller, Flavour.DIFFUSION, content, target.endpoint.id)
+    job = await _submit(caller, wanted)
+    return await _wait_for_end(caller, job, report, wait_s=MAX_WAIT_S)
 
 
 async def _run_workflow(
@@ -186,21 +190,21 @@ async def _run_workflow(
 ) -> types.CallToolResult:
     workflows = caller.replica.submission.workflows
     found = await workflows.find(caller.key, name)
-    request = _wanted(caller, Flavour.WORKFLOW, {"inputs": dict(arguments)}, "")
-    wanted = workflows.request_of(found, request.content, request, asked=name)
+    request = _generate_request(caller, Flavour.WORKFLOW, {"inputs": dict(arguments)}, "")
+    wanted = workflows.request_of(found, request.content, request, reference=name)
     require_scope(caller.key, Scope.GENERATE)
     job = await caller.replica.submission.acceptance.accept(wanted, began=utc_now())
-    return await _at_end(caller, job, report, wait_s=MAX_WAIT_S)
+    return await _wait_for_end(caller, job, report, wait_s=MAX_WAIT_S)
 
 
 async def _submit_job(caller: Caller, asked: SubmitJob, _: Report) -> types.CallToolResult:
-    wanted = _wanted(caller, Flavour(asked.flavour), asked.body, asked.endpoint)
-    return await _shown(caller, await _submitted(caller, wanted))
+    wanted = _generate_request(caller, Flavour(asked.flavour), asked.body, asked.endpoint)
+    return await _job_result(caller, await _submit(caller, wanted))
 
 
 async def _wait_for_job(caller: Caller, asked: WaitForJob, report: Report) -> types.CallToolResult:
     job = await caller.replica.job_access.jobs.owned(asked.request_id, caller.key)
-    return await _at_end(caller, job, report, wait_s=asked.timeout_s)
+    return await _wait_for_end(caller, job, report, wait_s=asked.timeout_s)
 
 
 async def _cancel_job(caller: Caller, asked: CancelJob, _: Report) -> types.CallToolResult:
@@ -208,7 +212,7 @@ async def _cancel_job(caller: Caller, asked: CancelJob, _: Report) -> types.Call
     jobs = caller.replica.job_access.jobs
     job = await jobs.owned(asked.request_id, caller.key)
     await jobs.end(Cancel(), job)
-    return await _shown(caller, await jobs.owned(job.id, caller.key))
+    return await _job_result(caller, await jobs.owned(job.id, caller.key))
 
 
 async def _list_models(caller: Caller, _: ListModels, __: Report) -> types.CallToolResult:
@@ -232,10 +236,10 @@ _TOOLS: Mapping[str, tuple[type[_Arguments], _Tool]] = {
     "cancel_job": (CancelJob, _cancel_job),
     "list_models": (ListModels, _list_models),
 }
-_READING = {"wait_for_job", "list_models"}
+_READ_ONLY = {"wait_for_job", "list_models"}
 
 
-def _wanted(
+def _generate_request(
     caller: Caller, flavour: Flavour, content: Mapping[str, Any], endpoint: str
 ) -> GenerateRequest:
     return GenerateRequest(
@@ -248,15 +252,18 @@ def _wanted(
     )
 
 
-async def _submitted(caller: Caller, wanted: GenerateRequest) -> Job:
+async def _submit(caller: Caller, wanted: GenerateRequest) -> Job:
     require_scope(caller.key, Scope.GENERATE)
     return await caller.replica.submission.acceptance.accept(wanted, began=utc_now())
 
 
-async def _at_end(
+async def _wait_for_end(
     caller: Caller, job: Job, report: Report, *, wait_s: float
 ) -> types.CallToolResult:
-    """Wait for the end of a job and report its progress. The job goes on if the caller leaves."""
+    """Wait at most `wait_s` for the end of a job, and report its progress each second.
+
+    If the caller disconnects, the job continues.
+    """
     access = caller.replica.job_access
 
     async def report_progress() -> None:
@@ -273,14 +280,14 @@ async def _at_end(
             job = await job_at_end(access, caller.request, caller.key, job, wait_s=wait_s)
         finally:
             reports.cancel()
-    return await _shown(caller, job)
+    return await _job_result(caller, job)
 
 
-async def _shown(caller: Caller, job: Job) -> types.CallToolResult:
-    """Return the state of a job: a text, its first images, and links to all of its files."""
+async def _job_result(caller: Caller, job: Job) -> types.CallToolResult:
+    """Return the state of a job, its first images, and links to all of its files."""
     access = caller.replica.job_access
     result = result_of(job, access.files.url_for)
-    content: list[types.ContentBlock] = [types.TextContent(text=_told(result))]
+    content: list[types.ContentBlock] = [types.TextContent(text=_summary(result))]
     left_bytes = _MAX_IMAGE_BYTES
     for image in sorted(job.images, key=lambda each: each.index):
         media_type = image.media_type or "image/png"
@@ -308,7 +315,7 @@ async def _image(caller: Caller, image: ImageStored, media_type: str) -> types.I
     return types.ImageContent(data=data, mime_type=media_type)
 
 
-def _told(result: ResultResponse) -> str:
+def _summary(result: ResultResponse) -> str:
     """Return a text that says what happened to a job, and what to do next."""
     job = f"The job {result.request_id}"
     notes = f" Notes: {'; '.join(result.notes)}." if result.notes else ""
@@ -324,7 +331,7 @@ def _told(result: ResultResponse) -> str:
 
 
 def _refusal(error: Exception) -> types.CallToolResult:
-    """Return the result of a call that was refused."""
+    """Return the result of a call that was refused. Raises the error if it is an MCPError."""
     if isinstance(error, MCPError):
         raise error
     refused = error_of(error)

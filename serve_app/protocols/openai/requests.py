@@ -305,7 +305,9 @@ async def generation(
     """
     asked = await submission.bodies.model(request, key.owner, GenerationParameters)
     if (found := await workflow_of(submission, key, asked.model)) is not None:
-        return _of_workflow(submission, request, key, found, asked=asked, once=idempotency_key)
+        return _of_workflow(
+            submission, request, key, found, asked=asked, idempotency_key=idempotency_key
+        )
     target = await target_of(submission, key, asked.model)
     body: dict[str, Any] = {
         "prompt": asked.prompt,
@@ -369,7 +371,7 @@ async def edit(
                 key,
                 found,
                 asked=asked,
-                once=idempotency_key,
+                idempotency_key=idempotency_key,
                 images=names[: len(images)],
                 mask=names[len(images)] if mask_file else None,
             )
@@ -417,7 +419,7 @@ def _of_workflow(
     found: FoundWorkflow,
     *,
     asked: ImageParameters,
-    once: str | None,
+    idempotency_key: str | None,
     images: Sequence[str] = (),
     mask: str | None = None,
 ) -> ImageRequest:
@@ -443,9 +445,9 @@ def _of_workflow(
     notes: tuple[str, ...] = ()
     if "prompt" in inputs and "prompt" not in known:
         del inputs["prompt"]
-        notes = (f"The prompt was not used, because {found.title} has no input `prompt`.",)
+        notes = (f"The prompt was not used, because {found.versioned_name} has no input `prompt`.",)
     for name in inputs.keys() - known.keys():
-        message = f"The workflow {found.title} has no input {name!r}."
+        message = f"The workflow {found.versioned_name} has no input {name!r}."
         raise _refused(_PARAMETER_OF.get(name, name.partition("_")[0]), message)
     content = {"inputs": inputs}
     image_request = _image_request(
@@ -456,9 +458,9 @@ def _of_workflow(
         flavour=Flavour.WORKFLOW,
         content=content,
         sent={"images": list(images), "mask": mask},
-        idempotency_key=once,
+        idempotency_key=idempotency_key,
     )
-    job = submission.workflows.request_of(found, content, image_request.job, asked=asked.model)
+    job = submission.workflows.request_of(found, content, image_request.job, reference=asked.model)
     return replace(image_request, job=job, notes=notes)
 
 
