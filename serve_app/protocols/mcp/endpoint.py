@@ -24,8 +24,8 @@ from settings.version import VERSION
 PATH = "/mcp"
 _INSTRUCTIONS = """\
 Darkroom makes images. generate_image makes images from a prompt. Each tool whose name begins with
-run_ runs a workflow that somebody has stored. Both wait for the result. submit_job returns at once,
-and wait_for_job waits for the end of a job. list_models shows what can be asked for.
+run_ runs a stored workflow. These tools wait for the result. submit_job returns at once, and
+wait_for_job waits for the end of a job. list_models lists models, endpoints and workflows.
 """
 _CALLER = "mcp_caller"
 
@@ -83,13 +83,14 @@ _SERVER = Server(
     on_list_resources=_list_jobs,
     on_list_resource_templates=_list_templates,
     on_read_resource=_read_job,
-    # Headers with copies of arguments are not compared with the schemas of the tools.
+    # A client may copy arguments to headers. None turns off the library's check of these headers,
+    # which would list all tools for each call.
     get_tool_input_schema=lambda _name: None,
 )
 
 
 class _Answer(Response):
-    """Lets the library answer a request whose body is read already."""
+    """An answer of the library to a request whose body was already read."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__()

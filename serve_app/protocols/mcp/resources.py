@@ -15,7 +15,7 @@ _LISTED_JOBS = 50
 
 
 async def list_jobs(caller: Caller) -> list[types.Resource]:
-    """Return the newest jobs of the owner."""
+    """Return the newest 50 jobs of the owner."""
     access = caller.replica.job_access
     jobs = await access.read_model.jobs(caller.key.owner, limit=_LISTED_JOBS)
     return [
@@ -31,6 +31,7 @@ async def list_jobs(caller: Caller) -> list[types.Resource]:
 
 
 def list_templates() -> list[types.ResourceTemplate]:
+    """Return the form of the addresses of jobs, also of jobs that `list_jobs` leaves out."""
     return [
         types.ResourceTemplate(
             uri_template=f"{_PREFIX}{{request_id}}",
