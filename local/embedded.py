@@ -249,7 +249,7 @@ def restarted_on_failure(nats: NatsServer) -> Generator[None]:
     """Restart nats-server on the same port within the `with` block, whenever it dies or refuses all
     writes because an earlier write failed.
 
-    A refusal is left alone until there is room for new writes.
+    After a failed write, the restart waits until the disk has room again.
     """
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Sets the limits of HAProxy for which Ray Serve has no option.
+"""Sets the limits and error answers of HAProxy for which Ray Serve has no option.
 
 Serve writes the configuration of HAProxy, and starts a new HAProxy after every change. This module
 makes Serve start a launcher instead. The launcher changes the configuration, and then replaces its
@@ -36,14 +36,14 @@ _NO_APPLICATION = re.compile(
 )
 """The rule for requests while HAProxy has no replica, for example after a restart of HAProxy."""
 _ERROR_FILE = re.compile(r"^( +)errorfile (\d+) \S+$", re.MULTILINE)
-"""The answers of HAProxy itself if it has no answer of a replica. Serve makes them a 500."""
+"""The answers of HAProxy if no replica answers. Serve replaces each of them by a 500."""
 _ANSWER = (
     "status {} content-type application/json {}string "
     """'{{"error": {{"type": "{}", "message": "{}", "details": "", "extra_info": {{}}}}, """
     """"node_errors": {{}}}}'"""
 )
 _RETRY = "hdr Retry-After 2 "
-_NOT_YET = _ANSWER.format(503, _RETRY, "unavailable", "The service starts. Try again.")
+_NOT_YET = _ANSWER.format(503, _RETRY, "unavailable", "The service is starting. Try again.")
 _NO_ANSWER = _ANSWER.format(
     r"\2", _RETRY, "unavailable", "The service is busy, or did not answer. Try again."
 )
@@ -69,7 +69,9 @@ _OTHER_CONNECTIONS = 128
 """Connections for health checks, metrics and the administration socket."""
 _OTHER_FILES = 256
 _FEWEST_FILES = 4096
-"""With fewer files, the connections of a single address could be all connections."""
+"""The fewest open files with which `darkroom up` starts. With fewer, a single address could use all
+connections.
+"""
 _QUEUE_TIMEOUT_S = constant("QUEUE_TIMEOUT_S", 5.0)
 """Seconds for which a request waits in HAProxy while each replica serves as many requests as it
 may. Then it gets 503.

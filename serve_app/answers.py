@@ -1,4 +1,4 @@
-"""Answers that would block the event loop if each request built them there."""
+"""Builds large answers in threads, because they would block the event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def json_answer(build: Callable[[], Any], *, exclude_none: bool = False) -
 
 
 class PageCache:
-    """The pages that were used last, each by the values from which it is built."""
+    """Keeps the pages that were used last. Each page is built from the values in its key."""
 
     def __init__(self, most: int = 16) -> None:
         self._most = most
@@ -65,6 +65,7 @@ class ConstantPage:
         self._headers = {"Cache-Control": "no-cache", **(headers or {}), "ETag": self._etag}
 
     def answer(self, request: Request) -> Response:
+        """Return the page, or a 304 if the request has its ETag in `If-None-Match`."""
         known = request.headers.get("if-none-match", "")
         if self._etag in {each.strip() for each in known.split(",")}:
             return Response(status_code=304, headers=self._headers)

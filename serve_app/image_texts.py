@@ -1,4 +1,4 @@
-"""Reads the texts in image files that callers send, within bounds."""
+"""Reads the texts in image files that callers send, within limits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from PIL import Image, UnidentifiedImageError
 from engine.interface import image_texts
 from serve_app.refusals import InvalidImage
 
-_MOST_CHUNKS = 256
-"""The largest number of chunks that a PNG may have before its pixels. Each chunk may be a text."""
-_LONGEST_TEXTS = 2**20
+_MAX_CHUNKS = 256
+"""The largest number of chunks that a PNG may have before its pixels. Each may be a text."""
+_MAX_TEXT_CHARS = 2**20
+"""The largest number of characters of all texts of an image together."""
 
 
 def texts_of(data: bytes) -> tuple[dict[str, str], tuple[int, int]]:
@@ -27,8 +28,8 @@ def texts_of(data: bytes) -> tuple[dict[str, str], tuple[int, int]]:
         raise InvalidImage("image is not a PNG, JPEG or WebP image, or is damaged.") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidImage("image has too many pixels.") from error
-    if sum(map(len, texts.values())) > _LONGEST_TEXTS:
-        raise InvalidImage(f"image has texts of more than {_LONGEST_TEXTS} characters.")
+    if sum(map(len, texts.values())) > _MAX_TEXT_CHARS:
+        raise InvalidImage(f"image has texts of more than {_MAX_TEXT_CHARS} characters.")
     return texts, size
 
 
@@ -37,8 +38,8 @@ def _require_few_chunks(data: bytes) -> None:
     if not data.startswith(b"\x89PNG"):
         return
     at = 8
-    for _ in range(_MOST_CHUNKS):
+    for _ in range(_MAX_CHUNKS):
         if data[at + 4 : at + 8] in (b"", b"IDAT"):
             return
         at += int.from_bytes(data[at : at + 4], "big") + 12
-    raise InvalidImage(f"image has more than {_MOST_CHUNKS} parts before its pixels.")
+    raise InvalidImage(f"image has more than {_MAX_CHUNKS} chunks before its pixels.")

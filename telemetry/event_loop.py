@@ -1,4 +1,4 @@
-"""A metric of how long the event loop of a process is blocked."""
+"""A metric of the CPU time for which functions block the event loop of a process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 class EventLoopMonitor:
     """Observes the CPU time that the thread of the event loop uses between two ticks.
 
-    A function that blocks the loop for a time uses at least this CPU time between two ticks. In
-    contrast to the delay of a tick, the CPU time does not depend on other work of the machine.
+    A function that computes for a time blocks the loop, and this time counts for one tick. Unlike
+    the delay of a tick, the CPU time does not grow if other processes use the CPU.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -28,6 +28,7 @@ class EventLoopMonitor:
         )
 
     async def run(self) -> None:
+        """Observe one tick after another until the task is cancelled."""
         while True:
             began_s = time.thread_time()
             await asyncio.sleep(_PERIOD_S)

@@ -1,7 +1,8 @@
 """Replaces placeholders in texts, as ComfyUI's editor does when it queues a workflow.
 
-A `filename_prefix` may have the time and values of widgets: `%date:yyyy-MM-dd%`, `%KSampler.seed%`.
-A prompt may have choices, `{red|blue}`, of which one is taken at random.
+A `filename_prefix` may contain the time (`%date:yyyy-MM-dd%`) and values of widgets
+(`%KSampler.seed%`). A prompt may contain choices (`{red|blue}`). One option of a choice is taken at
+random.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Callable, Generator, Sequence
 from datetime import datetime
 from typing import Any
 
-_LONGEST = 1000
-"""The largest number of characters of a prefix in which placeholders are replaced."""
-_DEEPEST_CHOICE = 50
+_MAX_CHARS = 1000
+"""The largest number of characters of a prefix with placeholders, and of its replaced form."""
+_MAX_CHOICE_DEPTH = 50
 _PLACEHOLDER = re.compile("%([^%]+)%")
 _PARTS_OF_TIME = re.compile("d{1,2}|M{1,2}|h{1,2}|m{1,2}|s{1,2}|y{2,4}")
-_NOT_IN_NAMES = re.compile(r'[/?<>\\:*|"\x00-\x1f\x7f]')
+_NOT_IN_FILE_NAMES = re.compile(r'[/?<>\\:*|"\x00-\x1f\x7f]')
 _COMMENT = re.compile(r"/\*|//")
 _LINE_COMMENT = re.compile("//")
 """The start of the only comments after a `/*` that is not closed."""
@@ -28,20 +29,20 @@ _ESCAPED = re.compile(r"\\([{|}])")
 def filled_prefix(prefix: str, value_of: Callable[[str, str], Any], now: datetime) -> str:
     """Return a `filename_prefix` with its placeholders replaced.
 
-    `value_of` returns the value of a widget by the names of node and widget, or None. Unknown
-    placeholders stay, because ComfyUI replaces others itself, such as `%width%`.
+    `value_of` returns the value of a widget by the names of its node and of the widget, or None.
+    Unknown placeholders stay, because ComfyUI replaces some when it saves, such as `%width%`.
     """
 
     def replaced(found: re.Match[str]) -> str:
         first, *more = found[1].split(".")
         if len(more) == 1:
             text = _text_of(value_of(first, more[0]))
-            return found[0] if text is None else _NOT_IN_NAMES.sub("_", text[:_LONGEST])
+            return found[0] if text is None else _NOT_IN_FILE_NAMES.sub("_", text[:_MAX_CHARS])
         if first.startswith("date:"):
             return _PARTS_OF_TIME.sub(lambda part: _time_part(part[0], now), first[5:])
         return found[0]
 
-    return prefix if len(prefix) > _LONGEST else _PLACEHOLDER.sub(replaced, prefix)[:_LONGEST]
+    return prefix if len(prefix) > _MAX_CHARS else _PLACEHOLDER.sub(replaced, prefix)[:_MAX_CHARS]
 
 
 def _text_of(value: Any) -> str | None:
@@ -88,7 +89,7 @@ def chosen_text(text: str, choose: Callable[[Sequence[str]], str]) -> str:
     for token in _TOKEN.findall("".join(_without_comments(text))):
         is_in_choice = len(open_choices) > 1
         if token == "{":
-            if len(open_choices) > _DEEPEST_CHOICE:
+            if len(open_choices) > _MAX_CHOICE_DEPTH:
                 raise ValueError("the choices in a text are nested too deeply")
             open_choices.append([[]])
         elif token == "|" and is_in_choice:
