@@ -285,8 +285,8 @@ class ImageStored(JobEvent):
     text: str | None = None
     """The content of a short text file. None for all other files."""
     notes: tuple[str, ...] | None = None
-    """Deviations from the request that no image before has. `Completed` has those of all images.
-    None: there were none.
+    """Deviations from the request that no earlier image of the job has. `Completed` has those of
+    all images. None means that there are none.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Restricts the address of a replica's gRPC port and what a connection can hold and send.
+"""Restricts the address of a replica's gRPC port, and the buffers and frames of connections.
 
 Ray Serve has no settings for these restrictions.
 
@@ -116,7 +116,7 @@ class _WebSocket(WebSocketsSansIOProtocol):
             self.conn.fail(CloseCode.POLICY_VIOLATION, "too many frames or bytes")
             self._end()
             # If the socket were closed now, unread data would reset the connection, and the client
-            # might not receive the code. So what still comes is dropped for a while.
+            # might not receive the code. Data that still arrives is dropped until the timer ends.
             self.transport.write_eof()
             self.close_timer = self.loop.call_later(self.close_timeout, self.transport.close)
             return
