@@ -20,8 +20,6 @@ from types import FrameType, TracebackType
 
 from pydantic import SecretStr
 
-from events.bus.bus import Bus
-from events.bus.health import write_error
 from local.folders import keep_logs, make_data_folder, temporary_folder
 from local.haproxy import serve_host
 from local.local_ray import LocalRay, gpu_count
@@ -259,7 +257,7 @@ def restarted_on_failure(nats: NatsServer) -> Generator[None]:
         while not stop.wait(pause_s):
             reason = None
             if nats.is_running() and time.monotonic() >= check_at:
-                reason = asyncio.run(_write_error(nats.url))
+                reason = _reason_to_restart(nats)
                 check_at = time.monotonic() + _WRITE_CHECK_PERIOD_S
             if nats.is_running() and (reason is None or not nats.has_room()):
                 pause_s = _WATCH_PERIOD_S
@@ -281,8 +279,21 @@ def restarted_on_failure(nats: NatsServer) -> Generator[None]:
         thread.join()
 
 
+def _reason_to_restart(nats: NatsServer) -> str | None:
+    """Return why the server refuses writes; None if it accepts them, or if this is not known."""
+    try:
+        return asyncio.run(_write_error(nats.url))
+    except Exception:  # Without this, the watch would end, and a dead server would stay dead.
+        logger.exception("nats-server was not checked", extra={"action": "nats_check"})
+        return None
+
+
 async def _write_error(url: str) -> str | None:
     """Return why the server refuses writes; None if it accepts them or does not answer."""
+    # These modules load nats-py, which takes long, and `darkroom up` first says what it waits for.
+    from events.bus.bus import Bus
+    from events.bus.health import write_error
+
     bus = Bus(url, name="nats-watch", prepares_streams=False)
     bus.start()
     try:

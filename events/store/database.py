@@ -152,7 +152,8 @@ def _add_missing_parts(connection: sa.Connection) -> None:
                 connection.execute(sa.text(statement))
         indexes = {index["name"] for index in inspector.get_indexes(table.name)}
         for index in table.indexes:
-            if index.name not in indexes:
+            name = str(index.name)
+            if indexes.isdisjoint((name, *_rebuilt(name))):
                 index.create(connection)
 
 

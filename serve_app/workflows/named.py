@@ -181,6 +181,11 @@ class NamedWorkflows:
             raise WorkflowNotFound
         given = body.model_fields_set - {"marked"}
         after = versions[-1].version
+        known = {each.version for each in versions} | ({after + 1} if given else set())
+        if body.marked is not None and body.marked not in known:
+            # This is checked first, because a refused call must store no version.
+            message = f"the workflow has no version {body.marked}"
+            raise ParametersInvalid((FieldError("value_error", message, "marked"),))
         if given:
             old = await self._definition(versions[-1])
             new_graph = "prompt" in given
@@ -198,8 +203,7 @@ class NamedWorkflows:
         if "marked" in body.model_fields_set and not await self._store.mark(
             owner, name, body.marked
         ):
-            message = f"the workflow has no version {body.marked}"
-            raise ParametersInvalid((FieldError("value_error", message, "marked"),))
+            raise WorkflowNotFound  # It was removed in the meantime.
         return await self.find(key, f"{name}@{after}", shared=shared)
 
     async def remove(self, key: ApiKey, name: str, *, shared: bool) -> None:

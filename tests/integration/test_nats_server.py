@@ -263,13 +263,18 @@ async def test_a_server_that_dies_is_started_again_on_its_port(nats_server: Nats
             assert nats_server.port == port
 
 
-async def test_the_watch_outlives_a_start_that_fails(
-    nats_server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_the_watch_outlives_a_check_and_a_start_that_fail(
+    nats_server: NatsServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     credentials = tmp_path / "nats" / "credentials.json"
     good = credentials.read_text()
+    monkeypatch.setattr(local.embedded, "_WRITE_CHECK_PERIOD_S", 0.2)
     with restarted_on_failure(nats_server), caplog.at_level(logging.ERROR):
         credentials.write_text("{")
+        await eventually(lambda: "nats-server was not checked" in caplog.messages)
         os.kill(nats_server.pid, signal.SIGKILL)
         await eventually(lambda: "nats-server did not restart" in caplog.messages)
         credentials.write_text(good)

@@ -190,8 +190,12 @@ class TestVersions:
         assert (await run(client))["workflow"] == "portrait@1"
         await client.patch(f"{URL}/portrait", json={"marked": None})
         assert (await run(client))["workflow"] == "portrait@2"
-        answer = await client.patch(f"{URL}/portrait", json={"marked": 7})
-        assert set(wrong_fields(answer)) == {"marked"}
+        for body in ({"marked": 7}, {"marked": 4, "description": "newer"}):
+            answer = await client.patch(f"{URL}/portrait", json=body)
+            assert set(wrong_fields(answer)) == {"marked"}
+        body = {"marked": 3, "description": "newer"}
+        answer = await client.patch(f"{URL}/portrait", json=body)
+        assert (answer.json()["version"], answer.json()["shown"]) == (3, 3)
 
     async def test_a_new_graph_must_have_the_nodes_of_the_inputs(self, client: Client) -> None:
         await stored(client, inputs=PROMPT_INPUT)
