@@ -129,8 +129,8 @@ async def remaining(access: JobAccess, owner: str) -> int:
 
 @router.get(twin("/queue"))
 async def read_queue(key: ReadProtocolKey, access: JobAccessDep) -> Response:
+    await wait_for_read_model(access)
     async with access.list_turns.acquire(key.owner):
-        await wait_for_read_model(access)
         found = await open_jobs(access, key.owner)
         async with with_requests(access, key.owner, found) as jobs:
             return await json_answer(lambda: _queue(jobs))
@@ -224,8 +224,8 @@ async def _history(
 ) -> AsyncGenerator[list[Job]]:
     """Yield the newest ended jobs with their requests. The newest `offset` jobs are skipped."""
     limit = MOST_IN_HISTORY if max_items < 0 else min(max_items, MOST_IN_HISTORY)
+    await wait_for_read_model(access)
     async with access.list_turns.acquire(owner):
-        await wait_for_read_model(access)
         found = await ended_jobs(access, owner, limit=limit, offset=max(offset, 0))
         async with with_requests(access, owner, found) as jobs:
             yield jobs
@@ -347,8 +347,8 @@ async def list_jobs(
     states = [state for state, name in STATUSES.items() if name in wanted]
     ends = [end for state, end in _ENDS.items() if state in states]
     limit = min(limit, MOST_LISTED)
+    await wait_for_read_model(access)
     async with access.list_turns.acquire(key.owner):
-        await wait_for_read_model(access)
         still_open: list[Job] = []
         if not _ENDS.keys() >= set(states):
             every = await _all_jobs(access, key.owner, is_ended=False)

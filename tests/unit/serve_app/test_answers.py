@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import threading
@@ -69,3 +70,24 @@ async def test_one_owner_builds_one_large_answer_at_a_time(
             assert (await bob.get(path)).status_code == 200, path
     for path in paths:
         assert (await client.get(path)).status_code == 200, path
+
+
+@pytest.mark.edge(body_wait_s=0.05)
+async def test_a_list_that_waits_for_the_read_model_delays_no_other_list(
+    edge: Edge, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("/queue", "/history", "/api/jobs"):
+        waits, is_reached = asyncio.Event(), asyncio.Event()
+
+        async def reach(
+            _: int | None = None, waits: asyncio.Event = waits, end: asyncio.Event = is_reached
+        ) -> None:
+            waits.set()
+            await end.wait()
+
+        monkeypatch.setattr(edge.app.state.replica.job_access.projected, "reach", reach)
+        listed = asyncio.create_task(client.get(path))
+        await waits.wait()
+        assert (await client.get("/v1/jobs")).status_code == 200, path
+        is_reached.set()
+        assert (await listed).status_code == 200, path
