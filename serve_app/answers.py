@@ -6,18 +6,19 @@ import asyncio
 import gzip
 import hashlib
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from pydantic_core import to_json
 
-from serve_app.fair_threads import FairSemaphore
+from serve_app.fair_threads import FairSemaphore, ended
 from settings.constant import constant
 
 _LISTS = constant("LISTS", 2)
 """The number of large answers that a replica builds at a time. One owner may use one of them."""
 _LEVEL = 6
 JSON = "application/json"
+T = TypeVar("T")
 
 
 def list_turns() -> FairSemaphore:
@@ -25,9 +26,14 @@ def list_turns() -> FairSemaphore:
     return FairSemaphore(_LISTS, per_owner=1)
 
 
+async def in_thread(build: Callable[[], T]) -> T:
+    """Call `build` in a thread. A cancelled caller waits for its end; see `fair_threads.ended`."""
+    return await ended(asyncio.create_task(asyncio.to_thread(build)))
+
+
 async def json_answer(build: Callable[[], Any], *, exclude_none: bool = False) -> Response:
     """Call `build` and encode its result as JSON, both in a thread."""
-    content = await asyncio.to_thread(lambda: to_json(build(), exclude_none=exclude_none))
+    content = await in_thread(lambda: to_json(build(), exclude_none=exclude_none))
     return Response(content, media_type=JSON)
 
 
@@ -43,7 +49,7 @@ class PageCache:
         page = self._pages.pop(key, None)
         if page is None:
             headers = {"Cache-Control": "private, no-cache"}
-            page = await asyncio.to_thread(lambda: ConstantPage(to_json(build()), JSON, headers))
+            page = await in_thread(lambda: ConstantPage(to_json(build()), JSON, headers))
         self._pages[key] = page
         if len(self._pages) > self._most:
             del self._pages[next(iter(self._pages))]

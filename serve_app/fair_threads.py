@@ -94,6 +94,16 @@ QUICK_BYTES = 4096
 """The largest body that is checked without a thread. It is parsed in less than a millisecond."""
 
 
+async def ended(call: asyncio.Future[T]) -> T:
+    """Return the result of a call in a thread. If the caller is cancelled, wait for the end of the
+    call, too, because a thread cannot be stopped, and the caller's turn must last until then.
+    """
+    try:
+        return await asyncio.shield(call)
+    finally:
+        await asyncio.wait([call])
+
+
 class FairThreads:
     """Runs functions in a thread pool. If it has several threads, one owner cannot use them all."""
 
@@ -121,12 +131,7 @@ class FairThreads:
                 pass
         async with self._turns.acquire(owner):
             loop = asyncio.get_running_loop()
-            done = loop.run_in_executor(self._threads, partial(function, *args))
-            try:
-                return await asyncio.shield(done)
-            finally:
-                # A thread cannot be stopped, so the turn lasts until the function returns.
-                await asyncio.wait([done])
+            return await ended(loop.run_in_executor(self._threads, partial(function, *args)))
 
     def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from engine.interface import Catalogue
 from events.store.records import DEFAULT_ENDPOINT
+from serve_app.answers import in_thread
 from serve_app.error_responses import not_found
 from serve_app.protocols.comfyui.bodies import members, twin
 from serve_app.protocols.credentials import READ, ReadProtocolKey
@@ -64,7 +65,7 @@ async def one_node(
     """Return an empty object for an unknown node type."""
     async with access.list_turns.acquire(key.owner):
         found = await node_types(key, access, submission, endpoint)
-        nodes = await asyncio.to_thread(found.build)
+        nodes = await in_thread(found.build)
     return {node: nodes[node]} if node in nodes else {}
 
 

@@ -48,6 +48,25 @@ async def test_json_is_built_outside_the_event_loop() -> None:
     assert json.loads(answer.body) != threading.get_ident()
 
 
+async def test_a_cancelled_answer_lasts_until_its_thread_ends() -> None:
+    for answer in (json_answer, lambda build: PageCache().get("page", build)):
+        begun, end = threading.Event(), threading.Event()
+
+        def build(begun: threading.Event = begun, end: threading.Event = end) -> list[str]:
+            begun.set()
+            end.wait()
+            return []
+
+        task = asyncio.ensure_future(answer(build))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        await asyncio.wait([task], timeout=0.05)
+        is_done = task.done()
+        end.set()
+        await asyncio.wait([task])
+        assert (is_done, task.cancelled()) == (False, True)
+
+
 @pytest.mark.edge(body_wait_s=0.05)
 async def test_one_owner_builds_one_large_answer_at_a_time(
     edge: Edge, client: Client, bob: Client
