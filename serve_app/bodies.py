@@ -283,8 +283,15 @@ class Bodies:
         checked.
         """
         async with self.json(request, owner) as (body, content):
-            is_quick = len(body) <= QUICK_BYTES
-            return await self._threads.run(owner, validated, model, content, is_quick=is_quick)
+            return await self.validated(body, content, owner, model)
+
+    async def validated(self, body: bytes, content: Any, owner: str, model: type[M]) -> M:
+        """Validate the content of a body as `model`, in a thread if the body is large.
+
+        Raises RequestValidationError.
+        """
+        is_quick = len(body) <= QUICK_BYTES
+        return await self._threads.run(owner, validated, model, content, is_quick=is_quick)
 
 
 def validated(model: type[M], content: Any) -> M:

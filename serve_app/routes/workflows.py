@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -14,8 +15,9 @@ from events.result import ResultResponse, result_of
 from events.store.records import EVERY_OWNER, ApiKey, WorkflowVersion
 from events.types import Flavour
 from serve_app.acceptance.acceptance import GenerateRequest
+from serve_app.answers import json_answer
 from serve_app.auth import GenerateKey, ReadKey
-from serve_app.bodies import too_large, validated
+from serve_app.bodies import too_large
 from serve_app.openapi.document import WORKFLOW_EXAMPLE, callback_routes, documented, model_body
 from serve_app.replica import JobAccessDep, Submission, SubmissionDep
 from serve_app.routes.generate import (
@@ -167,34 +169,37 @@ async def list_workflows(key: ReadKey, submission: SubmissionDep) -> WorkflowPag
 @router.post(
     "",
     status_code=201,
-    response_model_exclude_none=True,
+    response_model=WorkflowDetail,
     responses=documented(404, 408, 409, 413, 415),
     openapi_extra={"requestBody": _NEW_BODY},
 )
 async def create_workflow(
-    request: Request, response: Response, key: GenerateKey, submission: SubmissionDep
-) -> WorkflowDetail:
+    request: Request, key: GenerateKey, submission: SubmissionDep
+) -> Response:
     """Store a graph under a name. The graph is checked like the graph of a job. If the body has no
     `inputs` or no `outputs`, they are proposed from the graph.
     """
     body = await _read_definition(request, key, submission, NewWorkflow)
     found = await submission.workflows.create(key, body)
     _log_change("create", body.name, key)
-    response.headers["Location"] = f"{router.prefix}/{body.name}"
-    return WorkflowDetail.of(found)
+    answer = await json_answer(partial(WorkflowDetail.of, found), exclude_none=True)
+    answer.status_code = 201
+    answer.headers["Location"] = f"{router.prefix}/{body.name}"
+    return answer
 
 
-@router.get("/{name}", response_model_exclude_none=True, responses=documented(404))
+@router.get("/{name}", response_model=WorkflowDetail, responses=documented(404))
 async def show_workflow(
     name: Reference, key: ReadKey, submission: SubmissionDep, *, shared: Shared = False
-) -> WorkflowDetail:
+) -> Response:
     """Show a version of a workflow with its graph, its inputs and its outputs."""
-    return WorkflowDetail.of(await submission.workflows.find(key, name, shared=shared))
+    found = await submission.workflows.find(key, name, shared=shared)
+    return await json_answer(partial(WorkflowDetail.of, found), exclude_none=True)
 
 
 @router.patch(
     "/{name}",
-    response_model_exclude_none=True,
+    response_model=WorkflowDetail,
     responses=documented(404, 408, 409, 413, 415),
     openapi_extra={"requestBody": _CHANGE_BODY},
 )
@@ -205,7 +210,7 @@ async def change_workflow(
     submission: SubmissionDep,
     *,
     shared: Shared = False,
-) -> WorkflowDetail:
+) -> Response:
     """Store a new version of a workflow, or mark the version that its name means. Members that the
     body does not have are those of the newest version, except that the outputs of a new graph are
     proposed again. Earlier versions never change.
@@ -213,7 +218,7 @@ async def change_workflow(
     body = await _read_definition(request, key, submission, WorkflowChanges)
     found = await submission.workflows.change(key, name, body, shared=shared)
     _log_change("change", name, key)
-    return WorkflowDetail.of(found)
+    return await json_answer(partial(WorkflowDetail.of, found), exclude_none=True)
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404))
@@ -226,16 +231,18 @@ async def delete_workflow(
     return Response(status_code=204)
 
 
-@router.get("/{name}/schema", responses=documented(404))
+@router.get("/{name}/schema", response_model=WorkflowSchema, responses=documented(404))
 async def show_workflow_schema(
     name: Reference, key: ReadKey, submission: SubmissionDep
-) -> WorkflowSchema:
+) -> Response:
     """Show the inputs and outputs of a workflow as JSON Schema."""
     found = await submission.workflows.find(key, name)
     outputs = {each: {"type": "array"} for each in found.definition.outputs}
-    return WorkflowSchema(
-        inputs=found.definition.json_schema(found.versioned_name),
-        outputs={"type": "object", "properties": outputs},
+    return await json_answer(
+        lambda: WorkflowSchema(
+            inputs=found.definition.json_schema(found.versioned_name),
+            outputs={"type": "object", "properties": outputs},
+        )
     )
 
 
@@ -268,7 +275,7 @@ async def run_workflow(
     began = utc_now()
     found = await submission.workflows.find(key, name)
     async with submission.bodies.json_with_images(request, key.owner) as (body, content):
-        wanted = submission.workflows.request_of(
+        wanted = await submission.workflows.request_of(
             found,
             content,
             GenerateRequest(
@@ -313,7 +320,7 @@ async def check_workflow_run(
     """Check values for the inputs of a workflow, and compute the cost. No job is submitted."""
     found = await submission.workflows.find(key, name)
     async with submission.bodies.json_with_images(request, key.owner) as (body, content):
-        wanted = submission.workflows.request_of(
+        wanted = await submission.workflows.request_of(
             found,
             content,
             GenerateRequest(
@@ -341,7 +348,7 @@ async def _read_definition(
         has_image = isinstance(content, dict) and isinstance(content.get("prompt"), str)
         if len(body) > bodies.max_bytes and not has_image:
             raise too_large(bodies.max_bytes)
-        return validated(model, content)
+        return await bodies.validated(body, content, key.owner, model)
 
 
 def _log_change(change: str, name: str, key: ApiKey) -> None:

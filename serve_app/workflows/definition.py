@@ -6,7 +6,6 @@ graph.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -21,7 +20,8 @@ InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "image"
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
 """The pattern of the name of a workflow."""
 _INPUT_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
-_MAX_INPUTS = 100
+MAX_INPUTS = 100
+"""The largest number of inputs of a workflow."""
 _MAX_TEXT_CHARS = 2000
 _MAX_SHOWN_CHOICES = 20
 
@@ -72,8 +72,13 @@ class InputDefinition(Members):
             raise ValueError("only an integer or a number may have a minimum or a maximum")
         if self.required and self.default is not None:
             raise ValueError("a required input may not have a default")
-        for value in (self.default, *(self.choices or ())):
-            if value is not None and (wrong := self.error_of(value, allowed=self.default)):
+        if self.default is not None and (wrong := self._error_of_type(self.default)):
+            raise ValueError(f"{str(self.default)[:40]!r} {wrong}")
+        for value in self.choices or ():
+            # The default is valid in any case.
+            is_default = self.default is not None and value == self.default
+            wrong = self._error_of_type(value) or (None if is_default else self._outside(value))
+            if wrong:
                 raise ValueError(f"{str(value)[:40]!r} {wrong}")
         return self
 
@@ -82,27 +87,33 @@ class InputDefinition(Members):
 
         A value that equals `allowed`, such as the default, may lie outside the choices and bounds.
         """
-        assert self.type is not None
-        match self.type:
-            case "boolean":
-                is_right = isinstance(value, bool)
-            case "integer":
-                is_right = is_number(value) and float(value).is_integer()
-            case "number":
-                is_right = is_number(value)
-            case _:
-                is_right = isinstance(value, str)
-        if not is_right:
-            return f"must be {_EXPECTED[self.type]}"
+        if wrong := self._error_of_type(value):
+            return wrong
         if allowed is not None and value == allowed:
             return None
         if self.choices is not None and value not in self.choices:
             shown = ", ".join(str(each)[:80] for each in self.choices[:_MAX_SHOWN_CHOICES])
             return f"must be one of the choices; there are: {shown}"
+        return self._outside(value)
+
+    def _error_of_type(self, value: Any) -> str | None:
+        assert self.type is not None
+        match self.type:
+            case "boolean":
+                is_right = isinstance(value, bool)
+            case "integer":
+                is_right = is_number(value) and (isinstance(value, int) or value.is_integer())
+            case "number":
+                is_right = is_number(value)
+            case _:
+                is_right = isinstance(value, str)
+        return None if is_right else f"must be {_EXPECTED[self.type]}"
+
+    def _outside(self, value: Any) -> str | None:
         if self.minimum is not None and value < self.minimum:
-            return f"must be at least {self.minimum:g}"
+            return f"must be at least {self.minimum}"
         if self.maximum is not None and value > self.maximum:
-            return f"must be at most {self.maximum:g}"
+            return f"must be at most {self.maximum}"
         return None
 
     def json_schema(self, current: Any) -> dict[str, Any]:
@@ -137,7 +148,9 @@ _DEFAULT_DESCRIPTIONS = {
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Definition(BaseModel):
@@ -176,7 +189,7 @@ class Definition(BaseModel):
             known = ", ".join(self.inputs) or "none"
             message = f"the workflow has no such input; there are: {known}"
             errors.append(FieldError("unknown_input", message, f"inputs.{name[:80]}"))
-        prompt = copy.deepcopy(self.prompt)
+        prompt = {id: {**node, "inputs": {**node["inputs"]}} for id, node in self.prompt.items()}
         for name, each in self.inputs.items():
             value = given.get(name)
             if value is None:
@@ -217,11 +230,17 @@ def value_in(prompt: Mapping[str, Any], definition: InputDefinition) -> Any:
 
 
 def require_replaceable(prompt: Mapping[str, Any], inputs: Mapping[str, InputDefinition]) -> None:
-    """Raise ParametersInvalid if the node of an input is missing or has a link as the value."""
+    """Raise ParametersInvalid if the node of an input is missing, or has a link as the value, or if
+    another input sets the same value.
+    """
     errors = []
+    places: dict[tuple[str, str], str] = {}
     for name, each in inputs.items():
         node = prompt.get(each.node)
-        if node is None:
+        first = places.setdefault((each.node, each.input), name)
+        if first != name:
+            message = f"the input {first!r} already sets this value of the graph"
+        elif node is None:
             message = f"the graph has no node {each.node[:80]!r}"
         elif is_link(node["inputs"].get(each.input)):
             place = f"the input {each.input[:80]!r} of node {each.node[:80]!r}"
@@ -243,7 +262,7 @@ WorkflowName = Annotated[
 Inputs = Annotated[
     dict[InputName, InputDefinition],
     Field(
-        max_length=_MAX_INPUTS,
+        max_length=MAX_INPUTS,
         description="The inputs by name. Absent in a new workflow: proposed from the graph. Absent "
         "in a change: those of the newest version",
     ),
@@ -252,7 +271,7 @@ Outputs = Annotated[
     dict[InputName, NodeId],
     Field(
         min_length=1,
-        max_length=_MAX_INPUTS,
+        max_length=MAX_INPUTS,
         description="The ids of the output nodes whose results a call returns, by a name. Other "
         "output nodes do not run. Absent: all output nodes of a new graph, and in a change without "
         "a graph those of the newest version",
@@ -304,7 +323,9 @@ class WorkflowRun(Members):
     """The body that runs a workflow."""
 
     inputs: dict[str, Any] = Field(
-        default_factory=dict, description="The values of the inputs by name"
+        default_factory=dict,
+        max_length=MAX_INPUTS,
+        description="The values of the inputs by name",
     )
     image_put_urls: Any = None
     extra_data: Any = None

@@ -22,7 +22,7 @@ from serve_app.acceptance.acceptance import Acceptance, GenerateRequest
 from serve_app.acceptance.addresses import MEMBER
 from serve_app.access.api_keys import require_scope
 from serve_app.bodies import validated
-from serve_app.fair_threads import FairThreads
+from serve_app.fair_threads import QUICK_BYTES, FairThreads
 from serve_app.refusals import (
     TooManyWorkflows,
     WorkflowChanged,
@@ -145,7 +145,9 @@ class NamedWorkflows:
         for owner in [EVERY_OWNER] if shared else [key.owner, EVERY_OWNER]:
             if versions := await self._store.of_name(owner, name):
                 version = _chosen(versions, None if number is None else int(number))
-                return FoundWorkflow(version, tuple(versions), await self._definition(version))
+                return FoundWorkflow(
+                    version, tuple(versions), await self._definition(version, key.owner)
+                )
         raise WorkflowNotFound
 
     async def create(self, key: ApiKey, body: NewWorkflow) -> FoundWorkflow:
@@ -187,7 +189,7 @@ class NamedWorkflows:
             message = f"the workflow has no version {body.marked}"
             raise ParametersInvalid((FieldError("value_error", message, "marked"),))
         if given:
-            old = await self._definition(versions[-1])
+            old = await self._definition(versions[-1], key.owner)
             new_graph = "prompt" in given
             outputs = None if new_graph else old.outputs
             definition = await self._checked(
@@ -211,7 +213,7 @@ class NamedWorkflows:
         if not await self._store.remove(_owner_of(key, shared=shared), name):
             raise WorkflowNotFound
 
-    def request_of(
+    async def request_of(
         self,
         found: FoundWorkflow,
         content: Any,
@@ -225,23 +227,30 @@ class NamedWorkflows:
         endpoint is empty if the caller names none. `reference` is the name of the workflow as the
         caller sent it. Raises RequestValidationError, ParametersInvalid.
         """
-        call = validated(WorkflowRun, content)
-        more = {MEMBER: call.image_put_urls, "extra_data": call.extra_data}
-        given = {name: value for name, value in more.items() if value is not None}
-        prompt = found.definition.graph_with(call.inputs)
+
+        def build() -> dict[str, Any]:
+            call = validated(WorkflowRun, content)
+            more = {MEMBER: call.image_put_urls, "extra_data": call.extra_data}
+            given = {name: value for name, value in more.items() if value is not None}
+            return {"prompt": found.definition.graph_with(call.inputs), **given}
+
+        is_quick = found.version.size_bytes + len(request.body) <= QUICK_BYTES
+        built = await self._threads.run(request.key.owner, build, is_quick=is_quick)
         return replace(
             request,
             flavour=Flavour.WORKFLOW,
             endpoint=request.endpoint or found.definition.endpoint,
-            content={"prompt": prompt, **given},
+            content=built,
             workflow=Call(found, as_sent=f"{reference} {request.endpoint}"),
         )
 
-    async def _definition(self, version: WorkflowVersion) -> Definition:
+    async def _definition(self, version: WorkflowVersion, owner: str) -> Definition:
         contents = await self._store.contents([version])
         if not contents:  # It was removed in the meantime.
             raise WorkflowNotFound
-        return Definition.model_validate_json(contents[version])
+        parse, content = Definition.model_validate_json, contents[version]
+        is_quick = version.size_bytes <= QUICK_BYTES
+        return await self._threads.run(owner, parse, content, is_quick=is_quick)
 
     async def _checked(
         self,

@@ -17,7 +17,13 @@ from serve_app.acceptance.inline_images import decoded
 from serve_app.bodies import parse_json
 from serve_app.image_texts import texts_of
 from serve_app.refusals import InvalidImage
-from serve_app.workflows.definition import InputDefinition, InputType, is_link, is_number
+from serve_app.workflows.definition import (
+    MAX_INPUTS,
+    InputDefinition,
+    InputType,
+    is_link,
+    is_number,
+)
 
 Declared: TypeAlias = Callable[[str], Mapping[str, Any] | None]
 """Returns the declaration of a node type in the shape of `object_info`, or None."""
@@ -58,7 +64,7 @@ def proposed_inputs(prompt: Prompt, declared: Declared) -> dict[str, InputDefini
     """Return inputs for texts, seeds, sizes, steps, models and input files of the graph.
 
     If a name is proposed more than once, the later ones get a number (`seed`, `seed_2`), in the
-    order of the ids of the nodes.
+    order of the ids of the nodes. At most `MAX_INPUTS` inputs are proposed.
     """
     roles = _roles(prompt)
     inputs: dict[str, InputDefinition] = {}
@@ -73,7 +79,7 @@ def proposed_inputs(prompt: Prompt, declared: Declared) -> dict[str, InputDefini
                 for name, spec in values.items()
                 if (asked := _name_of(node, name, spec, role=roles.get(node_id))) is not None
             ]
-        for asked, name in found:
+        for asked, name in found[: MAX_INPUTS - len(inputs)]:
             kind = _type_of(values[name], node["inputs"][name])
             more = _seed_options() if asked == "seed" else _bounds(values[name], kind)
             definition = InputDefinition(node=node_id, input=name, type=kind, **more)

@@ -30,6 +30,7 @@ from serve_app.protocols.waiting import MAX_WAIT_S
 from serve_app.replica import Replica
 from serve_app.routes.jobs import job_at_end
 from serve_app.stored_file import parts_of
+from serve_app.workflows.definition import MAX_INPUTS
 from settings.constant import constant
 
 _MAX_IMAGE_BYTES = constant("MCP_MAX_IMAGE_BYTES", 4 * 1024**2)
@@ -139,8 +140,10 @@ async def call_tool(
 ) -> types.CallToolResult:
     """Run a tool. If the call is refused, the result is an error whose text says what to change.
 
-    Raises MCPError if there is no such tool.
+    Raises MCPError if there is no such tool, or if no tool has so many arguments.
     """
+    if len(arguments) > MAX_INPUTS:
+        raise MCPError(types.INVALID_PARAMS, f"A call may have at most {MAX_INPUTS} arguments.")
     try:
         if name in _TOOLS:
             model, tool = _TOOLS[name]
@@ -191,7 +194,7 @@ async def _run_workflow(
     workflows = caller.replica.submission.workflows
     found = await workflows.find(caller.key, name)
     request = _generate_request(caller, Flavour.WORKFLOW, {"inputs": dict(arguments)}, "")
-    wanted = workflows.request_of(found, request.content, request, reference=name)
+    wanted = await workflows.request_of(found, request.content, request, reference=name)
     require_scope(caller.key, Scope.GENERATE)
     job = await caller.replica.submission.acceptance.accept(wanted, began=utc_now())
     return await _wait_for_end(caller, job, report, wait_s=MAX_WAIT_S)

@@ -305,7 +305,7 @@ async def generation(
     """
     asked = await submission.bodies.model(request, key.owner, GenerationParameters)
     if (found := await workflow_of(submission, key, asked.model)) is not None:
-        return _of_workflow(
+        return await _of_workflow(
             submission, request, key, found, asked=asked, idempotency_key=idempotency_key
         )
     target = await target_of(submission, key, asked.model)
@@ -365,7 +365,7 @@ async def edit(
                 for each in [*images, *([mask_file] if mask_file else [])]
             ]
             names = [each.name for each in stored]
-            return _of_workflow(
+            return await _of_workflow(
                 submission,
                 request,
                 key,
@@ -412,7 +412,7 @@ async def edit(
     return replace(image_request, notes=(note,))
 
 
-def _of_workflow(
+async def _of_workflow(
     submission: Submission,
     request: Request,
     key: ApiKey,
@@ -460,7 +460,9 @@ def _of_workflow(
         sent={"images": list(images), "mask": mask},
         idempotency_key=idempotency_key,
     )
-    job = submission.workflows.request_of(found, content, image_request.job, reference=asked.model)
+    job = await submission.workflows.request_of(
+        found, content, image_request.job, reference=asked.model
+    )
     return replace(image_request, job=job, notes=notes)
 
 

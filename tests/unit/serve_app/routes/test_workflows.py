@@ -12,6 +12,8 @@ import pytest
 
 from events.store import workflows as store
 from events.store.records import Scope
+from serve_app.workflows.definition import InputDefinition
+from serve_app.workflows.proposals import proposed_inputs
 from tests.support.edge import Client, Edge, refusal
 from tests.support.generate_bodies import CHECKPOINT, workflow_body
 from tests.support.uploads import png, upload
@@ -190,7 +192,7 @@ class TestVersions:
         assert (await run(client))["workflow"] == "portrait@1"
         await client.patch(f"{URL}/portrait", json={"marked": None})
         assert (await run(client))["workflow"] == "portrait@2"
-        for body in ({"marked": 7}, {"marked": 4, "description": "newer"}):
+        for body in ({"marked": 7}, {"marked": 10**30}, {"marked": 4, "description": "newer"}):
             answer = await client.patch(f"{URL}/portrait", json=body)
             assert set(wrong_fields(answer)) == {"marked"}
         body = {"marked": 3, "description": "newer"}
@@ -374,3 +376,54 @@ class TestOwners:
         async with await edge.client("alice", scopes=[scope]) as client:
             answer = await client.post(URL, json={"name": "a", "prompt": GRAPH})
             assert refusal(answer) == (403, "forbidden")
+
+
+class TestHostileDefinitions:
+    @pytest.mark.parametrize("huge", [10**400, -(10**400), 10**300])
+    async def test_a_huge_number_is_compared_exactly(self, client: Client, huge: int) -> None:
+        steps = {"node": "3", "input": "steps"}
+        for member in ({"default": huge}, {"choices": [huge]}):
+            answer = await client.post(
+                URL, json={"name": "a", "prompt": GRAPH, "inputs": {"steps": steps | member}}
+            )
+            assert answer.status_code in (201, 400), answer.text
+            await client.delete(f"{URL}/a")
+        limits = steps | ({"minimum": huge} if huge > 0 else {"maximum": huge})
+        await stored(client, inputs={"steps": limits, "cfg": {"node": "3", "input": "cfg"}})
+        check = f"{URL}/portrait/check"
+        assert set(wrong_fields(await client.post(check, json={"inputs": {"steps": 4}}))) == {
+            "inputs.steps"
+        }
+        too_big = {"inputs": {"steps": huge, "cfg": huge}}
+        assert (await client.post(check, json=too_big)).status_code == 400
+
+    async def test_two_inputs_have_no_common_place(self, client: Client) -> None:
+        inputs = {name: {"node": "3", "input": "steps", "default": 5} for name in ("a", "b")}
+        answer = await client.post(URL, json={"name": "a", "prompt": GRAPH, "inputs": inputs})
+        assert set(wrong_fields(answer)) == {"inputs.b"}
+
+    async def test_a_call_has_no_more_inputs_than_a_workflow(self, client: Client) -> None:
+        await stored(client)
+        inputs = {f"a{number}": 1 for number in range(101)}
+        answer = await client.post(f"{URL}/portrait/check", json={"inputs": inputs})
+        assert set(wrong_fields(answer)) == {"inputs"}
+
+    async def test_no_more_inputs_are_proposed_than_allowed(self) -> None:
+        node = {"class_type": "Text", "inputs": {"text": ""}}
+        declared = {"input": {"required": {"text": ["STRING", {"multiline": True}]}}}
+        prompt = {str(number): node for number in range(110)}
+        assert len(proposed_inputs(prompt, lambda _: declared)) == 100
+
+    async def test_many_choices_are_not_compared_with_each_other(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+        error_of = InputDefinition.error_of
+        monkeypatch.setattr(
+            InputDefinition,
+            "error_of",
+            lambda self, value, **more: asked.append(value) or error_of(self, value, **more),
+        )
+        inputs = {"steps": {"node": "3", "input": "steps", "choices": list(range(1, 1000))}}
+        await stored(client, inputs=inputs)
+        assert asked == []
