@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from PIL import Image
 from starlette.datastructures import FormData
 
+from comfyui.graphs import INPUT_SUFFIX
 from events.store.records import ApiKey
 from serve_app.bodies import read_form
 from serve_app.error_responses import not_found
@@ -241,7 +242,9 @@ async def _store(
     add = uploads.add if form.get("overwrite") in ("true", "1") else uploads.add_beside
     folder, type = form.get("subfolder"), form.get("type")
     type = type if isinstance(type, str) and type in _TYPES_IN_NAMES else "input"
-    stored = await add(key.owner, upload_label(name, type), data)
+    # A graph with the name in the answer must get this file, so the name has no mark of its own.
+    plain = without_folder(name.removesuffix(INPUT_SUFFIX))
+    stored = await add(key.owner, upload_label(plain, type), data)
     return {
         "name": without_folder(stored.name),
         "subfolder": folder if isinstance(folder, str) else "",

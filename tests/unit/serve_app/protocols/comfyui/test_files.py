@@ -185,3 +185,21 @@ async def test_texts_that_nobody_can_write_are_refused(client: Client, png: byte
         headers = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
         answer = await client.post("/upload/image", content=text + file, headers=headers)
         assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize("mark", [" [input]", " [output]", " [temp]"])
+async def test_a_graph_gets_the_upload_of_the_answered_name(
+    edge: Edge, client: Client, mark: str
+) -> None:
+    """A mark in the name of the sent file selects no other file than the answer names."""
+    names = []
+    for colour, name in (("red", "cat.png"), ("blue", f"cat.png{mark}")):
+        files = {"image": (name, make_png(colour))}
+        names.append((await client.post("/upload/image", files=files)).json()["name"])
+    assert names == ["cat.png", "cat (1).png"]
+    prompt = {
+        "1": {"class_type": "LoadImage", "inputs": {"image": names[1]}},
+        "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
+    }
+    job = await edge.job(await queue(client, prompt=prompt))
+    assert [*(job.submitted.input_files or {})] == [names[1]]
