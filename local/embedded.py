@@ -43,6 +43,7 @@ _LOCK = "lock"
 _WATCH_PERIOD_S = 0.2
 _LONGEST_WATCH_PAUSE_S = 5.0
 _WRITE_CHECK_PERIOD_S = constant("WRITE_CHECK_PERIOD_S", 5.0)
+_LONGEST_WRITE_CHECK_PERIOD_S = 300.0
 _WRITE_CHECK_TIMEOUT_S = 5.0
 
 
@@ -253,13 +254,18 @@ def restarted_on_failure(nats: NatsServer) -> Generator[None]:
 
     def watch() -> None:
         pause_s = _WATCH_PERIOD_S
-        check_at = time.monotonic() + _WRITE_CHECK_PERIOD_S
+        check_s = _WRITE_CHECK_PERIOD_S
+        check_at = time.monotonic() + check_s
         while not stop.wait(pause_s):
-            reason = None
+            reason, has_room = None, False
             if nats.is_running() and time.monotonic() >= check_at:
                 reason = _reason_to_restart(nats)
-                check_at = time.monotonic() + _WRITE_CHECK_PERIOD_S
-            if nats.is_running() and (reason is None or not nats.has_room()):
+                has_room = reason is not None and nats.has_room()
+                # If a restart did not help, the next one follows later.
+                longer_s = min(2 * check_s, _LONGEST_WRITE_CHECK_PERIOD_S)
+                check_s = longer_s if has_room else _WRITE_CHECK_PERIOD_S
+                check_at = time.monotonic() + check_s
+            if nats.is_running() and not has_room:
                 pause_s = _WATCH_PERIOD_S
                 continue
             fields = {"action": "nats_restart", "reason": reason or "it died"}

@@ -283,7 +283,8 @@ async def _wait_for_end(
             job = await job_at_end(access, caller.request, caller.key, job, wait_s=wait_s)
         finally:
             reports.cancel()
-    return await _job_result(caller, job)
+            await asyncio.gather(reports, return_exceptions=True)
+        return await _job_result(caller, job)
 
 
 async def _job_result(caller: Caller, job: Job) -> types.CallToolResult:
