@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from events.ids import new_id
 from serve_app.protocols.comfy_v2.assets import hash_of, name_for
 from serve_app.refusals import InvalidUploadName
 from serve_app.upload_store import UploadStore, content_name
@@ -210,7 +209,7 @@ async def test_racing_repeats_have_one_name(store: UploadStore) -> None:
     [
         (content_name(b"no image"), "sent-1.png"),
         (name_for(hash_of(b"no image"), "png"), "blake3-1.png"),
-        (copy_name(new_id(), 0, None), "output-1.png"),
+        (copy_name("0199aaaa-0000-7000-8000-000000000001", 0, None), "output-1.png"),
     ],
 )
 async def test_a_callers_file_has_no_name_that_the_service_gives(
