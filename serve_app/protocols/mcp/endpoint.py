@@ -15,6 +15,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.bodies import require_json
+from serve_app.error_responses import ApiError
 from serve_app.protocols.credentials import ReadProtocolKey
 from serve_app.protocols.mcp.resources import list_jobs, list_templates, read_job
 from serve_app.protocols.mcp.tools import Caller, call_tool, list_tools
@@ -22,6 +23,8 @@ from serve_app.replica import replica_of
 from settings.version import VERSION
 
 PATH = "/mcp"
+_MAX_CONTAINERS = 20_000
+"""The most arrays and objects in a message. The library parses messages on the event loop."""
 _INSTRUCTIONS = """\
 Darkroom makes images. generate_image makes images from a prompt. Each tool whose name begins with
 run_ runs a stored workflow. These tools wait for the result. submit_job returns at once, and
@@ -120,5 +123,8 @@ async def mcp(request: Request, key: ReadProtocolKey) -> Response:
     replica = replica_of(request)
     require_json(request)
     async with replica.submission.bodies.json_with_images(request, key.owner) as (body, _):
+        if body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
+            message = f"The message has more than {_MAX_CONTAINERS} opening brackets."
+            raise ApiError(413, "too_large", message)
         setattr(request.state, _CALLER, Caller(replica, request, key))
         return _Answer(body)

@@ -427,11 +427,12 @@ async def _of_workflow(
 
     Raises ApiError 400 for a parameter without an input. A prompt without an input is noted.
     """
+    known = found.definition.inputs
     sides = asked.sides or (None, None)
     given = {
         "prompt": asked.prompt or None,
         "negative_prompt": asked.negative_prompt or None,
-        "batch_size": asked.n if asked.n > 1 else None,
+        "batch_size": asked.n if asked.n > 1 or "batch_size" in known else None,
         "width": sides[0],
         "height": sides[1],
         "seed": asked.seed if asked.seed >= 0 else None,
@@ -441,7 +442,6 @@ async def _of_workflow(
         **{_numbered("image", at): name for at, name in enumerate(images, start=1)},
     }
     inputs = {name: value for name, value in given.items() if value is not None}
-    known = found.definition.inputs
     notes: tuple[str, ...] = ()
     if "prompt" in inputs and "prompt" not in known:
         del inputs["prompt"]

@@ -227,5 +227,7 @@ async def test_malformed_messages_are_refused(client: HttpClient, body: bytes) -
     headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     answer = await client.post("/mcp", content=body, headers=headers)
     assert answer.status_code in {200, 202, 400}
+    answer = await client.post("/mcp", content=b"[%s]" % (b"[]," * 20_000 + b"[]"), headers=headers)
+    assert answer.status_code == 413
     for method in ("GET", "DELETE"):
         assert (await client.request(method, "/mcp")).status_code == 405

@@ -22,21 +22,24 @@ EDIT = {
 
 @pytest.fixture(autouse=True)
 async def _stored(client: Client) -> None:
-    for name, prompt in (("portrait", workflow_body()["prompt"]), ("collage", EDIT)):
+    portrait = workflow_body()["prompt"]
+    portrait["5"]["inputs"]["batch_size"] = 4
+    for name, prompt in (("portrait", portrait), ("collage", EDIT)):
         answer = await client.post("/v1/workflows", json={"name": name, "prompt": prompt})
         assert answer.status_code == 201, answer.text
 
 
+@pytest.mark.parametrize("number", [1, 2])
 async def test_its_inputs_are_the_parameters_of_their_names(
-    edge: Edge, client: Client, answered: Answered
+    edge: Edge, client: Client, answered: Answered, number: int
 ) -> None:
-    body = {"model": "portrait@1", "prompt": "a dog", "n": 2, "size": "64x128", "seed": 7}
+    body = {"model": "portrait@1", "prompt": "a dog", "size": "64x128", "seed": 7, "n": number}
     answer = await answered(client.post(f"{IMAGES}/generations", json=body), edge.run)
     assert answer.status_code == 200, answer.text
     named = (await edge.submitted(answer)).workflow
     assert named is not None
     assert (named.name, named.version) == ("portrait", 1)
-    given = {"prompt": "a dog", "batch_size": 2, "width": 64, "height": 128, "seed": 7}
+    given = {"prompt": "a dog", "batch_size": number, "width": 64, "height": 128, "seed": 7}
     assert {name: named.inputs[name] for name in given} == given
 
 
