@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from base64 import b64encode
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,7 @@ def _bodies(adapter: str, known: Known) -> dict[str, Schema]:
         "comfy_v2": _of_comfy_v2,
         "webui": _of_webui,
         "openai": _of_openai,
+        "mcp": _of_mcp,
     }
     return schemas[adapter](known)
 
@@ -162,6 +163,33 @@ def _of_openai(_known: Known) -> dict[str, Schema]:
         "post /v1/images/edits": _form(**members, image=FILE, mask=FILE),
         "post /v1/images/variations": _form(**members, image=FILE),
     }
+
+
+def _of_mcp(known: Known) -> dict[str, Schema]:
+    methods = ("initialize", "ping", "resources/list", "resources/read", "tools/list")
+    tools = ("cancel_job", "generate_image", "list_models", "submit_job", "wait_for_job")
+    arguments = _object(
+        prompt=TEXT,
+        request_id=known.any_id,
+        flavour=known.or_any("workflow", "diffusion"),
+        body=known.or_any(_graph(), schema={"type": "object"}),
+        timeout_s={"type": "number"},
+        width={"type": "integer"},
+    )
+    call = _message(("tools/call",), name={"enum": list(tools)}, arguments=arguments)
+    other = _message(methods, uri=known.or_any(*(f"darkroom://jobs/{i}" for i in known.job_ids)))
+    return {"post /mcp": _json(_either(call, other))}
+
+
+def _message(methods: Sequence[str], **params: Schema) -> Schema:
+    """Return the schema of a JSON-RPC message with all of these parameters."""
+    members = _object(
+        jsonrpc={"enum": ["2.0"]},
+        id={"type": "integer", "minimum": 0, "maximum": 9},
+        method={"enum": list(methods)},
+        params={**_object(**params), "required": list(params)},
+    )
+    return {**members, "required": list(members["properties"])}
 
 
 def _graph(image: Any = None) -> dict[str, Any]:

@@ -157,7 +157,14 @@ class TestJobs:
     [
         ("..", "invalid_upload", "The file has no name."),
         ("a" * 256, "invalid_upload", "The file's name is longer than 255 characters."),
-        ("a\x85.png", "invalid_upload", "The file's name has control characters."),
+        (
+            "a\x85.png",
+            "invalid_upload",
+            (
+                "The file's name has invisible characters, such as control characters or marks of "
+                "the direction of text. Choose another name."
+            ),
+        ),
         (
             "a.png",
             "invalid_image",

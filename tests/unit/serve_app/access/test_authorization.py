@@ -76,6 +76,9 @@ JOB, KEY, FILE = "/v1/jobs/{id}", "/v1/keys/{id}", "/files/{request_id}/{name}"
 ANY_JOB, ANY_JOB_URL = "/v1/admin/jobs/{id}", "/v1/admin/jobs/{diffusion}"
 REASON = {"json": {"reason": "It floods the disk."}}
 OWN, OWN_URL = "/v1/endpoints/{id}", "/v1/endpoints/{endpoint}"
+NAMED_WORKFLOW, NAMED_URL = "/v1/workflows/{name}", "/v1/workflows/{named}"
+NEW_WORKFLOW = {"json": {"name": "new", **workflow_body()}}
+NO_INPUTS = {"json": {"inputs": {}}}
 FILE_URL = "/files/{diffusion}/0.png?token={token}"
 
 NAMED = {"json": {"delete": ["0199a1b2-0000-7000-8000-000000000000"]}}
@@ -190,6 +193,16 @@ ROUTES = [
     Row("GET", OWN, ENDPOINTS, 200, 404, OWN_URL, is_owned=True),
     Row("PATCH", OWN, ENDPOINTS, 200, 404, OWN_URL, {"json": {"max_steps": 9}}, is_owned=True),
     Row("DELETE", OWN, ENDPOINTS, 202, 404, OWN_URL, is_owned=True),
+    Row("GET", "/v1/workflows", READ, 200, 200),
+    Row("POST", "/v1/workflows", GENERATE, 201, 201, request=NEW_WORKFLOW),
+    Row("GET", NAMED_WORKFLOW, READ, 200, 404, NAMED_URL),
+    Row("GET", f"{NAMED_WORKFLOW}/schema", READ, 200, 404, f"{NAMED_URL}/schema"),
+    Row("PATCH", NAMED_WORKFLOW, GENERATE, 200, 404, NAMED_URL, {"json": {"marked": 1}}),
+    Row("POST", p := f"{NAMED_WORKFLOW}/generate", GENERATE, 202, 404, p.format(name="{named}"),
+        NO_INPUTS),
+    Row("POST", f"{NAMED_WORKFLOW}/check", GENERATE, 200, 404, f"{NAMED_URL}/check", NO_INPUTS),
+    Row("DELETE", NAMED_WORKFLOW, GENERATE, 204, 404, NAMED_URL),
+    Row("POST", "/mcp", READ, 400, 400, request={"json": {}}, in_document=False),
     # The URL of an image is a capability.
     Row("GET", FILE, None, 200, 200, FILE_URL),
     Row("HEAD", FILE, None, 200, 200, FILE_URL, in_document=False),
@@ -260,6 +273,8 @@ async def places(edge: Edge) -> dict[str, str]:
         ids["failed"] = await submit(alice)
         await edge.execute(ids["failed"], Quarantine("No."))
         assert (await alice.post("/v1/uploads", **UPLOAD)).status_code == 200
+        named = {"json": {"name": "circle", **workflow_body()}}
+        assert (await alice.post("/v1/workflows", **named)).status_code == 201
         known = await alice.post(V2_ASSETS, files={"file": ("k.png", KNOWN)})
         ids["asset"] = known.json()["id"]
         await alice.post("/userdata/a.json", content=b"{}")
@@ -267,6 +282,7 @@ async def places(edge: Edge) -> dict[str, str]:
     await edge.services.endpoints.put(Endpoint("alices", owner="alice"))
     return ids | {
         "endpoint": "alices",
+        "named": "circle",
         "token": file_token(edge.services.secret, ids["diffusion"], "0.png"),
         "key": (await edge.key("alice")).split("_")[1],
     }
@@ -334,7 +350,7 @@ async def require_hidden(bob: Client, row: Row, places: dict[str, str], *, admin
     assert places["diffusion"] not in answer.text, row
     assert places["workflow"] not in answer.text, row
     nobodys = places | dict.fromkeys(("diffusion", "workflow", "called", "failed"), UNKNOWN_JOB)
-    nobodys |= {"endpoint": "unknown", "asset": UNKNOWN_JOB}
+    nobodys |= {"endpoint": "unknown", "asset": UNKNOWN_JOB, "named": "unknown"}
     if row.scope and url_of(row, nobodys) != url_of(row, places):
         unknown = await call(bob, row, nobodys)
         assert unknown.status_code == row.foreign, row

@@ -180,4 +180,4 @@ async def test_a_png_of_countless_texts_is_not_read(client: Client) -> None:
     chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
     answer = await info_of(client, whole[:33] + chunk * 300 + whole[33:])
     assert answer.status_code == 400
-    assert "parts" in answer.json()["detail"]
+    assert "chunks" in answer.json()["detail"]
