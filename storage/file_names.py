@@ -52,6 +52,7 @@ _MEDIA: tuple[FileKind, ...] = ("image", "video", "audio")
 _KINDS: tuple[FileKind, ...] = (*_MEDIA, "model", "text")
 _SUFFIX_OF_OTHERS = "bin"
 _OF_FOLDER = re.compile(r" \[(?:output|temp)\]$")
+_FOLDERS = re.compile(r"(?: \[(?:input|output|temp)\])+$")
 _HISTORY = re.compile(r"([^/]+)/history-(\d+)-(\d+)\.gz")
 
 
@@ -86,6 +87,11 @@ def without_folder(name: str) -> str:
     An upload whose type is one of these two folders has it in its name.
     """
     return _OF_FOLDER.sub("", name)
+
+
+def without_folders(name: str) -> str:
+    """Remove all of ` [input]`, ` [output]` and ` [temp]` from the end of a name."""
+    return _FOLDERS.sub("", name)
 
 
 def media_type_of(filename: str) -> str:

@@ -16,8 +16,10 @@ from serve_app.bodies import FIELD, read_form
 from serve_app.error_responses import ApiError, not_found
 from serve_app.file_signatures import MEDIA_SUFFIXES
 from serve_app.openapi.document import documented
+from serve_app.refusals import InvalidUploadName
 from serve_app.replica import JobAccessDep, SubmissionDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
+from storage.file_names import without_folders
 
 router = APIRouter(
     prefix="/v1/uploads", tags=["uploads"], responses=documented(400, 401, 403, 500, 503)
@@ -83,6 +85,11 @@ async def upload_image(request: Request, key: GenerateKey, submission: Submissio
     ignored.
     """
     async with read_form(submission.bodies, request, key.owner) as (file_name, data, _):
+        if without_folders(file_name.strip()) != file_name.strip():
+            raise InvalidUploadName(
+                "A name must not end with [input], [output] or [temp], because a graph means a "
+                "folder by them."
+            )
         return _item(await submission.uploads.add(key.owner, file_name, data))
 
 

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Query, Request, Response
 from PIL import Image
 from starlette.datastructures import FormData
 
-from comfyui.graphs import INPUT_SUFFIX
 from events.store.records import ApiKey
 from serve_app.bodies import read_form
 from serve_app.error_responses import not_found
@@ -24,7 +23,7 @@ from serve_app.refusals import InvalidImage
 from serve_app.replica import JobAccess, JobAccessDep, Submission, SubmissionDep
 from serve_app.stored_file import FileRequestDep, StoredFile, file_answer
 from serve_app.upload_store import is_upload_name, read_input_image
-from storage.file_names import JPEG, PNG, WEBP, without_folder
+from storage.file_names import JPEG, PNG, WEBP, without_folder, without_folders
 
 _PREVIEW = re.compile(r"(?P<format>webp|jpeg)(?:;(?P<quality>[0-9]{1,3}))?")
 _QUALITY = 90
@@ -243,8 +242,7 @@ async def _store(
     folder, type = form.get("subfolder"), form.get("type")
     type = type if isinstance(type, str) and type in _TYPES_IN_NAMES else "input"
     # A graph with the name in the answer must get this file, so the name has no mark of its own.
-    plain = without_folder(name.removesuffix(INPUT_SUFFIX))
-    stored = await add(key.owner, upload_label(plain, type), data)
+    stored = await add(key.owner, upload_label(without_folders(name), type), data)
     return {
         "name": without_folder(stored.name),
         "subfolder": folder if isinstance(folder, str) else "",

@@ -156,6 +156,14 @@ class TestJobs:
     ("name", "type", "message"),
     [
         ("..", "invalid_upload", "The file has no name."),
+        (
+            "cat.png [temp]",
+            "invalid_upload",
+            (
+                "A name must not end with [input], [output] or [temp], because a graph means a "
+                "folder by them."
+            ),
+        ),
         ("a" * 256, "invalid_upload", "The file's name is longer than 255 characters."),
         (
             "a\x85.png",

@@ -187,7 +187,7 @@ async def test_texts_that_nobody_can_write_are_refused(client: Client, png: byte
         assert answer.status_code == status, answer.text
 
 
-@pytest.mark.parametrize("mark", [" [input]", " [output]", " [temp]"])
+@pytest.mark.parametrize("mark", [" [input]", " [output]", " [temp]", " [input] [output]"])
 async def test_a_graph_gets_the_upload_of_the_answered_name(
     edge: Edge, client: Client, mark: str
 ) -> None:
