@@ -124,7 +124,8 @@ def _opened(name: str) -> torch.device:
             if built_for
             else "this torch was built without GPUs: install a build of torch for them"
         )
-        raise DeviceFailed(f"The worker has a GPU, but torch sees none; {why}", True)
+        advice = "To compute on the CPU, let the endpoint have 0 `gpus`."
+        raise DeviceFailed(f"The worker has a GPU, but torch sees none; {why}. {advice}", True)
     # TF32 has the precision of float16 and the range of float32. The convolutions of a VAE, which
     # is in float32, are several times faster with it.
     cudnn: Any = torch.backends.cudnn  # The types of torch lack `conv`.
