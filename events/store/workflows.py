@@ -5,7 +5,6 @@ Every change of the content of a workflow is a new version. A version never chan
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from dataclasses import fields
 from datetime import datetime
@@ -13,7 +12,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from events.store.database import Database
+from events.store.database import Database, lock_of
 from events.store.records import EVERY_OWNER, WorkflowOutcome, WorkflowVersion
 from events.store.tables import WORKFLOWS
 from settings.constant import constant
@@ -126,9 +125,7 @@ async def _has_room(connection: AsyncConnection, owner: str, name: str, size_byt
 
 def _lock_of(owner: str) -> int:
     """Return the key of the lock that separates changes of one owner's workflows."""
-    text = f"workflows of {owner}".encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(text, digest_size=8).digest()
-    return int.from_bytes(digest, signed=True)
+    return lock_of(f"workflows of {owner}")
 
 
 def _named(owner: str, name: str) -> sa.ColumnElement[bool]:

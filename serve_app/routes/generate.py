@@ -16,7 +16,7 @@ from events.delivery_steps import CallbackEvent
 from events.log import utc_now
 from events.result import ResultResponse, result_of
 from events.store.records import DEFAULT_ENDPOINT
-from events.types import Flavour, JobCost
+from events.types import Flavour, JobCost, Submitted
 from serve_app.acceptance.acceptance import GenerateRequest
 from serve_app.auth import GenerateKey
 from serve_app.openapi.document import callback_routes, documented, operation_id, request_body
@@ -176,6 +176,11 @@ async def check(
                 max_bytes=submission.bodies.max_bytes,
             )
         )
+    return check_answer(would_be)
+
+
+def check_answer(would_be: Submitted) -> Response:
+    """Return the answer to a check. `would_be` is the event that a submission would store."""
     assert would_be.cost is not None  # Every new job has a cost.
     answer = CheckAnswer(images=would_be.images, cost=would_be.cost)
     return Response(answer.model_dump_json(), media_type="application/json")

@@ -29,6 +29,7 @@ from serve_app.routes.generate import (
     IdempotencyKey,
     Preview,
     Quality,
+    check_answer,
     events_before_end,
     traceparent_of,
 )
@@ -334,9 +335,7 @@ async def check_workflow_run(
             reference=name,
         )
         would_be = await submission.acceptance.check(wanted)
-    assert would_be.cost is not None  # Every new job has a cost.
-    answer = CheckAnswer(images=would_be.images, cost=would_be.cost)
-    return Response(answer.model_dump_json(), media_type="application/json")
+    return check_answer(would_be)
 
 
 async def _read_definition(
