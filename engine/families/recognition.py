@@ -314,7 +314,10 @@ _NONE = Problems()
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What the header of a file, or the mark of a folder, shows. None stands for unknown."""
+    """The traits of a model, from the header of its file or the mark of its folder.
+
+    None stands for unknown.
+    """
 
     family: Family | None = None
     encoder: EncoderKind | None = None

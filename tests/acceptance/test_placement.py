@@ -22,7 +22,7 @@ SECRET = "the secret of a test of placement"
 
 @pytest.fixture(scope="module")
 def with_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Ray is told of a GPU. There is none, so no engine gets ready."""
+    """A service whose settings claim one GPU. The machine has none, so no engine starts."""
     data = tmp_path_factory.mktemp("gpu") / "data"
     settings = {"DARKROOM_RAY_NUM_GPUS": "1", "DARKROOM_JOBS_PER_WORKER": "2"}
     with Service(data, DARKROOM_SECRET=SECRET, **settings) as service:

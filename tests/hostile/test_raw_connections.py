@@ -42,7 +42,7 @@ BEGINNINGS = {
     "an answer that is not read": b"GET /openapi.json HTTP/1.1\r\n" + _HOST + b"\r\n",
     "half a TLS hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 20,
 }
-"""What connections begin with that are then held."""
+"""The first bytes of connections that then stay open and send nothing more."""
 REQUESTS = {
     "500 requests at once": (_GET + b"\r\n") * 500,
     "500 requests for unknown paths": (b"GET /%ff HTTP/1.1\r\n" + _HOST + b"\r\n") * 500,

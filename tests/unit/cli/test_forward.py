@@ -153,7 +153,7 @@ async def service(handle: Handle) -> AsyncGenerator[str]:
 
 
 async def sent(address: str, request: bytes, *, has_ended: bool) -> bytes:
-    """What a program receives until its connection is closed."""
+    """Return all that a program receives until its connection is closed."""
     host, _, port = address.partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request)

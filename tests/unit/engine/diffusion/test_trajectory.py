@@ -91,7 +91,7 @@ def test_noise_is_drawn_from_its_source(
 
 
 def test_a_third_conditioning_of_a_guider_gets_the_shared_control_net() -> None:
-    """That of a model does not."""
+    """The third conditioning of a model does not get it."""
     text = (Condition(torch.zeros(1, 77, 8)),)
     control = Control(tiny_control_net(1), picture(0), 1.0, applies_to_uncond=True)
     positive, third = controlled(text, control), ThirdConditioning(text, PerpNeg(1.0))
